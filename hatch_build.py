@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,7 @@ def generate(root: Path = ROOT) -> None:
     source = root / "proto"
     target = root / "services"
     package = target / "highwater" / "v1"
-    shutil.rmtree(package, ignore_errors=True)
-    package.mkdir(parents=True)
+    scratch = Path(tempfile.mkdtemp(prefix="highwater-stubs-"))
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     plugins = Path(sys.executable).parent
     arguments = ["protoc", f"-I{source}", f"-I{well_known}"]
@@ -31,11 +32,19 @@ def generate(root: Path = ROOT) -> None:
         if found is None:
             raise RuntimeError(f"protoc-gen-{name} is missing: install mypy-protobuf")
         arguments.append(f"--plugin=protoc-gen-{name}={found}")
-    arguments += [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    arguments += [f"--{kind}_out={scratch}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     arguments += [str(path) for path in sorted((source / "highwater" / "v1").glob("*.proto"))]
     if protoc.main(arguments) != 0:
         raise RuntimeError("protoc failed, see its messages above")
-    (package / "__init__.py").write_text('"""Generated from proto/highwater/v1 by the build. Not kept in git."""\n')
+    made = scratch / "highwater" / "v1"
+    (made / "__init__.py").write_text('"""Generated from proto/highwater/v1 by the build. Not kept in git."""\n')
+    package.mkdir(parents=True, exist_ok=True)
+    for stale in package.glob("*.py*"):
+        if not (made / stale.name).exists():
+            stale.unlink()
+    for path in made.iterdir():
+        os.replace(shutil.copy(path, package / f".{path.name}"), package / path.name)
+    shutil.rmtree(scratch)
 
 
 class StubsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
