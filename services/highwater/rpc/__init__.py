@@ -1,0 +1,1 @@
+"""What every server and client of Highwater's contracts shares: channels, servers, errors, settings."""

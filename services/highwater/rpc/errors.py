@@ -1,0 +1,17 @@
+"""`ErrorCode` to and from the protobuf `Error`."""
+
+from __future__ import annotations
+
+from highwater.errors import ErrorCode
+from highwater.v1 import common_pb2
+
+_CODES = {int(code): code for code in ErrorCode}
+
+
+def to_proto(code: ErrorCode, message: str = "") -> common_pb2.Error:
+    return common_pb2.Error(code=int(code), message=message, retriable=code.retriable)  # type: ignore[arg-type]
+
+
+def from_proto(error: common_pb2.Error) -> ErrorCode:
+    """An unset error is NONE; a code that this version does not know is UNKNOWN_SERVER_ERROR."""
+    return _CODES.get(error.code, ErrorCode.UNKNOWN_SERVER_ERROR)

@@ -1,0 +1,106 @@
+"""A gRPC server with health and reflection, and the main of a service's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from highwater.rpc.channel import COMMON_OPTIONS
+
+SERVER_OPTIONS = (
+    *COMMON_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server behind it
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class AddressInUseError(Exception):
+    """A service cannot listen where it was told to."""
+
+
+class RpcServer:
+    """One process's gRPC server. Add servicers to `grpc`, then `start`.
+
+    `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order.
+    """
+
+    def __init__(self, listen: Sequence[str]) -> None:
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self.addresses: list[str] = []
+        self._listen = list(listen)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._service_names: list[str] = []
+
+    async def start(self, service_names: Sequence[str]) -> None:
+        """Binds and serves. `service_names` are the full names (`highwater.v1.Broker`) for health and reflection; they
+        report NOT_SERVING until `set_serving`."""
+        self._service_names = list(service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
+        for address in self._listen:
+            self.addresses.append(self._bind(address))
+        await self.set_serving(False)
+        await self.grpc.start()
+
+    def _bind(self, address: str) -> str:
+        if address.startswith("unix:"):
+            path = Path(address.removeprefix("unix:"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a socket file outlives a killed process
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise AddressInUseError(
+                f"cannot listen on {address}: it is taken or not an address of this host"
+            ) from error
+        if address.startswith("unix:"):
+            return address
+        host = address.rsplit(":", 1)[0]
+        return f"{host}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self._service_names):
+            await self._health.set(name, status)
+
+    async def set_status(self, name: str, serving: bool) -> None:
+        """The health of one name of its own, for example `ready`."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, status)
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)
+
+
+def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
+    """Runs a service's main until SIGTERM or SIGINT sets its event. What the user can mend is one sentence on
+    stderr and exit status 1; anything else is a bug and keeps its traceback."""
+
+    async def supervised() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await main(stop)
+
+    try:
+        asyncio.run(supervised())
+    except (AddressInUseError, UserError) as error:
+        logging.getLogger("highwater").error("%s", error)
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+class UserError(Exception):
+    """Something the user can mend, told in one sentence: a data directory in use, a bad setting, etcd out of reach."""

@@ -1,0 +1,194 @@
+"""The settings of each service, under Kafka's names.
+
+`log.segment.bytes` is the field `log_segment_bytes`. A value comes, in falling order, from `--set log.segment.bytes=…`,
+the environment (`HIGHWATER_LOG_SEGMENT_BYTES`), a properties file (`--config FILE`, `key=value` lines) and the
+default. Lists are separated by commas. An unknown key is an error that names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from highwater.rpc.server import UserError
+
+AddressList = Annotated[list[str], NoDecode]
+PathList = Annotated[list[Path], NoDecode]
+Port = Annotated[str, Field(pattern=r"^(unix:.+|.*:\d+)$")]
+
+
+class ServiceSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="HIGHWATER_", extra="forbid", frozen=True)
+
+    listen: AddressList
+    """Addresses this service listens on: `host:port` or `unix:/path`."""
+    metrics_listen: str = ""
+    """`host:port` of the Prometheus endpoint; empty: none."""
+    log_level: str = "INFO"
+
+    @field_validator("listen", "etcd", "log_dirs", mode="before", check_fields=False)
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("listen", "etcd", check_fields=False)
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            _check_address(address)
+        return value
+
+    @field_validator("log_storage", "replica_manager", check_fields=False)
+    @classmethod
+    def _address(cls, value: str) -> str:
+        _check_address(value)
+        return value
+
+
+def _check_address(address: str) -> None:
+    if address.startswith("unix:"):
+        if len(address) - len("unix:") > 100:
+            raise ValueError(f"the socket path {address!r} is longer than the 100 characters a Unix socket may have")
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not an address: write host:port or unix:/path")
+
+
+class LogStorageSettings(ServiceSettings):
+    broker_id: int = Field(ge=0)
+    log_dirs: PathList
+    log_segment_bytes: int = Field(1 << 30, ge=1024, le=2**31 - 1)
+    log_index_interval_bytes: int = Field(4096, ge=0)
+    log_index_size_max_bytes: int = Field(10 << 20, ge=12)
+    log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
+    flush_messages: int = Field(2**63 - 1, ge=1)
+    log_flush_offset_checkpoint_interval_ms: int = Field(60_000, ge=1)
+    replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
+    producer_id_expiration_ms: int = Field(86_400_000, ge=1)
+    message_max_bytes: int = Field(1_048_588, ge=1024)
+    num_recovery_threads_per_data_dir: int = Field(1, ge=1)
+    file_delete_delay_ms: int = Field(60_000, ge=0)
+
+
+class ReplicaManagerSettings(ServiceSettings):
+    broker_id: int = Field(ge=0)
+    cluster: str = "highwater"
+    advertised_listener: str
+    """The address that clients and other brokers use for this one."""
+    rack: str = ""
+    etcd: AddressList
+    log_storage: str
+    broker_session_timeout_ms: int = Field(6_000, ge=1_000)
+    replica_lag_time_max_ms: int = Field(10_000, ge=1)
+    min_insync_replicas: int = Field(1, ge=1)
+    queued_max_requests: int = Field(500, ge=1)
+    queued_max_request_bytes: int = Field(256 << 20, ge=1 << 20)
+    tail_cache_bytes: int = Field(64 << 20, ge=0)
+    message_max_bytes: int = Field(1_048_588, ge=1024)
+    fetch_max_bytes: int = Field(55 << 20, ge=1024)
+    controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
+    replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
+
+
+class FetcherSettings(ServiceSettings):
+    broker_id: int = Field(ge=0)
+    replica_manager: str
+    log_storage: str
+    num_replica_fetchers: int = Field(1, ge=1)
+    replica_fetch_max_bytes: int = Field(1 << 20, ge=1)
+    replica_fetch_response_max_bytes: int = Field(10 << 20, ge=1)
+    replica_fetch_wait_max_ms: int = Field(500, ge=1)
+    replica_fetch_min_bytes: int = Field(1, ge=1)
+    replica_fetch_backoff_ms: int = Field(1_000, ge=1)
+
+
+class ControllerSettings(ServiceSettings):
+    controller_id: int = Field(ge=0)
+    cluster: str = "highwater"
+    advertised_listener: str
+    etcd: AddressList
+    num_partitions: int = Field(1, ge=1)
+    default_replication_factor: int = Field(1, ge=1)
+    min_insync_replicas: int = Field(1, ge=1)
+    auto_create_topics_enable: bool = False
+    unclean_leader_election_enable: bool = False
+    controller_session_timeout_ms: int = Field(3_000, ge=1_000)
+
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+
+
+def load(kind: type[Settings], values: dict[str, str] | None = None, config: Path | None = None) -> Settings:
+    """Settings from a properties file and `values` (Kafka's names or field names), the latter first.
+
+    Raises `UserError` with every bad key and what is wrong with it."""
+    merged: dict[str, str] = {}
+    if config is not None:
+        merged |= read_properties(config)
+    merged_fields = {_field(key): value for key, value in merged.items()}
+    merged_fields |= {_field(key): value for key, value in (values or {}).items()}
+    try:
+        # A file's values rank below the environment's, those given by `values` above it.
+        from_environment = {
+            name for name in kind.model_fields if f"HIGHWATER_{name.upper()}" in _environment_names()
+        } - {_field(key) for key in values or {}}
+        given: dict[str, Any] = {name: v for name, v in merged_fields.items() if name not in from_environment}
+        return kind(**given)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']).replace('_', '.')}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise UserError(f"bad settings: {problems}") from None
+
+
+def _environment_names() -> set[str]:
+    return {name.upper() for name in os.environ}
+
+
+def _field(key: str) -> str:
+    return key.strip().replace(".", "_").replace("-", "_")
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{path}, line {number}: {text!r} is not key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def from_command_line(kind: type[Settings], arguments: Sequence[str] | None = None) -> Settings:
+    """Settings of a service's process from `--config FILE` and any number of `--set key=value`."""
+    parser = argparse.ArgumentParser(description=kind.__doc__)
+    parser.add_argument("--config", type=Path, help="properties file with key=value lines")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, under Kafka's name"
+    )
+    parsed = parser.parse_args(arguments)
+    values = {}
+    for item in parsed.set:
+        key, equals, value = item.partition("=")
+        if not equals:
+            parser.error(f"--set {item}: write key=value")
+        values[key] = value
+    try:
+        return load(kind, values, parsed.config)
+    except UserError as error:
+        parser.exit(1, f"{error}\n")

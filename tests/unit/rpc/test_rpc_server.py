@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from highwater.rpc.channel import open_channel
+from highwater.rpc.server import AddressInUseError, RpcServer
+
+NAME = "highwater.v1.LogStorage"
+
+
+async def test_health_follows_set_serving_on_tcp_and_unix_addresses(tmp_path: Path) -> None:
+    server = RpcServer(["127.0.0.1:0", f"unix:{tmp_path}/s"])
+    await server.start([NAME])
+    try:
+        assert not server.addresses[0].endswith(":0")
+        for address in server.addresses:
+            async with open_channel(address) as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check
+                before = await check(health_pb2.HealthCheckRequest(service=NAME), wait_for_ready=True)
+                await server.set_serving(True)
+                after = await check(health_pb2.HealthCheckRequest(service=NAME))
+                await server.set_serving(False)
+                assert (before.status, after.status) == (
+                    health_pb2.HealthCheckResponse.NOT_SERVING,
+                    health_pb2.HealthCheckResponse.SERVING,
+                )
+    finally:
+        await server.stop(0)
+
+
+async def test_a_taken_port_is_told_in_one_sentence() -> None:
+    first = RpcServer(["127.0.0.1:0"])
+    await first.start([NAME])
+    second = RpcServer([first.addresses[0]])
+    try:
+        with pytest.raises(AddressInUseError, match="cannot listen on 127.0.0.1"):
+            await second.start([NAME])
+    finally:
+        await first.stop(0)
+        await second.stop(0)
+
+
+async def test_an_rpc_that_is_not_served_is_unimplemented() -> None:
+    from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
+
+    server = RpcServer(["127.0.0.1:0"])
+    fetcher_pb2_grpc.add_FetcherServicer_to_server(fetcher_pb2_grpc.FetcherServicer(), server.grpc)
+    await server.start(["highwater.v1.Fetcher"])
+    try:
+        async with open_channel(server.addresses[0]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await fetcher_pb2_grpc.FetcherStub(channel).SetThrottle(fetcher_pb2.SetThrottleRequest())
+            assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from highwater.errors import ErrorCode
+from highwater.rpc.server import UserError
+from highwater.rpc.settings import LogStorageSettings, load, read_properties
+from highwater.v1 import common_pb2
+
+
+def test_error_codes_are_those_of_the_contract() -> None:
+    assert {code.name: code.value for code in ErrorCode} == dict(common_pb2.ErrorCode.items())
+
+
+REQUIRED = {"broker.id": "1", "listen": "127.0.0.1:0", "log.dirs": "/tmp/a,/tmp/b"}
+
+
+def test_a_dotted_name_is_a_field_and_lists_are_split_at_commas() -> None:
+    settings = load(LogStorageSettings, {**REQUIRED, "log.segment.bytes": "4096"})
+    assert settings.log_segment_bytes == 4096
+    assert settings.log_dirs == [Path("/tmp/a"), Path("/tmp/b")]
+
+
+def test_a_given_value_beats_the_environment_which_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "broker.properties"
+    config.write_text("# comment\nlog.segment.bytes = 2048\nlog.index.interval.bytes=1\n")
+    monkeypatch.setenv("HIGHWATER_LOG_SEGMENT_BYTES", "3072")
+    assert load(LogStorageSettings, REQUIRED, config).log_segment_bytes == 3072
+    assert load(LogStorageSettings, REQUIRED, config).log_index_interval_bytes == 1
+    assert load(LogStorageSettings, {**REQUIRED, "log.segment.bytes": "4096"}, config).log_segment_bytes == 4096
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("log.segment.bytes", "many", "log.segment.bytes"),
+        ("nonsense", "1", "nonsense"),
+        ("listen", "nowhere", "listen"),
+    ],
+)
+def test_a_bad_setting_is_named(key: str, value: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        load(LogStorageSettings, {**REQUIRED, key: value})
+
+
+def test_a_line_without_a_value_is_refused_with_its_number(tmp_path: Path) -> None:
+    config = tmp_path / "x.properties"
+    config.write_text("a=1\nb\n")
+    with pytest.raises(UserError, match="line 2"):
+        read_properties(config)
