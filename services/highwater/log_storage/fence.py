@@ -1,0 +1,59 @@
+"""The fence of a log: which leader epoch, in which role, may write to it (RULES 3.1). Pure; `fence_journal.py` keeps it
+on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from highwater.errors import ErrorCode
+
+
+class Role(IntEnum):
+    """The numbers are those of `Role` in `proto/highwater/v1/log_storage.proto`."""
+
+    LEADER = 1
+    FOLLOWER = 2
+
+
+class FenceVerdict(Enum):
+    RAISED = "raised"  # the proposed fence takes the place of the present one, on disk before the answer
+    UNCHANGED = "unchanged"  # equal and accepted: nothing to write
+    REFUSED = "refused"  # STALE_FENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    leader_epoch: int
+    role: Role
+    # Random ids of the starts that set it. For FOLLOWER the first is empty.
+    replica_manager_incarnation: str
+    log_storage_incarnation: str
+
+    def admits(self, role: Role, leader_epoch: int, log_storage_incarnation: str) -> ErrorCode:
+        """Whether a write under this role and leader epoch may go on: NONE or STALE_FENCE. A fence to lead that an
+        earlier start of log-storage set admits nothing: an epoch's records have one author (RULES 3.5)."""
+        if leader_epoch != self.leader_epoch or role is not self.role:
+            return ErrorCode.STALE_FENCE
+        if role is Role.LEADER and log_storage_incarnation != self.log_storage_incarnation:
+            return ErrorCode.STALE_FENCE
+        return ErrorCode.NONE
+
+
+def propose(current: Fence | None, proposed: Fence) -> FenceVerdict:
+    """A fence is only ever raised (RULES 3.1): a lower epoch is refused, an equal one too where the role differs, or
+    where it is to lead and an incarnation differs."""
+    if current is None or proposed.leader_epoch > current.leader_epoch:
+        return FenceVerdict.RAISED
+    if proposed.leader_epoch < current.leader_epoch or proposed.role is not current.role:
+        return FenceVerdict.REFUSED
+    if proposed.role is Role.LEADER and proposed != current:
+        return FenceVerdict.REFUSED
+    return FenceVerdict.UNCHANGED
+
+
+def admission(fence: Fence | None, role: Role, leader_epoch: int, log_storage_incarnation: str) -> ErrorCode:
+    """`Fence.admits`, and UNKNOWN_FENCE for a log without a fence: it takes no writes."""
+    if fence is None:
+        return ErrorCode.UNKNOWN_FENCE
+    return fence.admits(role, leader_epoch, log_storage_incarnation)
