@@ -1,0 +1,229 @@
+"""Who leads a partition next, and what its state in etcd becomes: RULES 7.1 to 7.4 and 1.3. Pure.
+
+`elect` is level-triggered: it looks at a state and at who is there, and answers with the state that should be written
+next, or None where the present one stands. Calling it again after the write gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from highwater.metadata.models import NO_EPOCH, NO_LEADER, PartitionState
+
+
+class LogTail(NamedTuple):
+    """The end of a replica's log; the greater one holds more (RULES 7.4)."""
+
+    last_epoch: int
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Who may lead one partition, as the controller knows it."""
+
+    replicas: tuple[int, ...]  # the assignment, preferred leader first
+    broker_epochs: Mapping[int, int]  # registered brokers, under which broker epoch (RULES 1.4)
+    shutting_down: frozenset[int] = frozenset()  # asked for a controlled shutdown under their present broker epoch
+    not_live: frozenset[int] = frozenset()  # replicas that do not serve this partition (RULES 7.7)
+    tail_lost: frozenset[int] = frozenset()  # registered as tail lost, and not yet taken out of this partition (7.2)
+    tails: Mapping[int, LogTail] = field(default_factory=dict)  # answered under the state's leader epoch (RULES 7.4)
+
+    @property
+    def eligible(self) -> tuple[int, ...]:
+        """Assigned replicas that are live and staying, in order of preference."""
+        return tuple(
+            replica
+            for replica in self.replicas
+            if replica in self.broker_epochs and replica not in self.shutting_down and replica not in self.not_live
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionPolicy:
+    """The topic's configuration as far as elections go."""
+
+    min_insync_replicas: int = 1
+    unclean_leader_election_enable: bool = False
+
+    def minimum(self, replicas: tuple[int, ...]) -> int:
+        """RULES 5.2: min(configured, assigned replicas), everywhere."""
+        return min(self.min_insync_replicas, len(replicas))
+
+
+def initial_state(electorate: Electorate, controller_epoch: int) -> PartitionState:
+    """The state that a partition is created with (RULES 9.1): led by its first live replica, ISR of the live ones.
+
+    Where none is live it has no leader and every replica is in the ISR: all of them hold the same, nothing.
+    """
+    live = electorate.eligible
+    leader = live[0] if live else NO_LEADER
+    return PartitionState(
+        leader=leader,
+        leader_epoch=0,
+        leader_broker_epoch=electorate.broker_epochs[leader] if live else 0,
+        isr=_sorted(live or electorate.replicas),
+        controller_epoch=controller_epoch,
+    )
+
+
+def elect(
+    state: PartitionState, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
+) -> PartitionState | None:
+    """The state to write next, or None where the present one stands.
+
+    The leader epoch grows where the leader or its broker epoch changes, and only there (RULES 1.3). A new leader is
+    sought where the present one has failed (7.1): in the ISR, then in `elr`, then among those who lost their tail (7.4),
+    then anywhere if the topic allows unclean elections. Where nobody is found the partition has no leader and its ISR
+    stays; a leader that is merely shutting down goes on leading until it is gone.
+    """
+    cleaned = _without_lost_tails(state, electorate)
+    if not leader_failed(state, electorate):
+        return _changed(state, cleaned, controller_epoch)
+    elected = _elect_clean(cleaned, electorate, policy)
+    if elected is None and _only_shutting_down(state, electorate):
+        return _changed(state, cleaned, controller_epoch)
+    if elected is None:
+        elected = _elect_outside(cleaned, electorate, policy)
+    if elected is None:
+        elected = _leaderless(cleaned)
+    return _changed(state, elected, controller_epoch)
+
+
+def elect_preferred(
+    state: PartitionState, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
+) -> PartitionState | None:
+    """Moves leadership to the first assigned replica; None where it leads already or may not lead."""
+    preferred = electorate.replicas[0]
+    if state.leader == preferred or preferred not in electorate.eligible or preferred not in state.isr:
+        return None
+    return _from_isr(state, preferred, electorate, policy).with_(controller_epoch=controller_epoch)
+
+
+def leave_isr(
+    state: PartitionState, broker_id: int, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
+) -> PartitionState | None:
+    """Takes a follower that is shutting down out of the ISR, under the same leader epoch, so that the high watermark does
+    not wait for it once it stopped; None where it leads, is not in the ISR, or the ISR would fall below its minimum."""
+    remaining = [member for member in state.isr if member != broker_id]
+    if broker_id in (state.leader, NO_LEADER) or len(remaining) == len(state.isr):
+        return None
+    if len(remaining) < policy.minimum(electorate.replicas):
+        return None
+    return state.with_(isr=_sorted(remaining), controller_epoch=controller_epoch)
+
+
+def leader_failed(state: PartitionState, electorate: Electorate) -> bool:
+    """RULES 7.1: no leader, one that is not registered, that restarted, that is leaving, or that does not serve."""
+    return state.leader not in electorate.eligible or _restarted(state, electorate)
+
+
+def _restarted(state: PartitionState, electorate: Electorate) -> bool:
+    return electorate.broker_epochs.get(state.leader) != state.leader_broker_epoch
+
+
+def _only_shutting_down(state: PartitionState, electorate: Electorate) -> bool:
+    """Whether the leader still serves and fails by nothing but its wish to stop."""
+    return (
+        state.leader in electorate.replicas
+        and state.leader in electorate.shutting_down
+        and state.leader not in electorate.not_live
+        and not _restarted(state, electorate)
+    )
+
+
+def _without_lost_tails(state: PartitionState, electorate: Electorate) -> PartitionState:
+    """RULES 7.2: whoever registered with its tail lost leaves ISR and `elr` for `lost`, be it the last member.
+
+    Not so a leader elected under that very registration: its election has been through here already.
+    """
+    lost = electorate.tail_lost & {*state.isr, *state.elr}
+    if not _restarted(state, electorate):
+        lost -= {state.leader}
+    if not lost:
+        return state
+    return state.with_(
+        isr=_sorted(set(state.isr) - lost), elr=_sorted(set(state.elr) - lost), lost=_sorted({*state.lost, *lost})
+    )
+
+
+def _elect_clean(state: PartitionState, electorate: Electorate, policy: ElectionPolicy) -> PartitionState | None:
+    """RULES 7.1: the first eligible of the ISR, else of `elr`. Both hold everything committed."""
+    eligible = electorate.eligible
+    for replica in eligible:
+        if replica in state.isr:
+            return _from_isr(state, replica, electorate, policy)
+    for replica in eligible:
+        if replica in state.elr:
+            return _led_by(state, replica, electorate).with_(
+                isr=(replica,), elr=_sorted({*state.elr, *state.isr} - {replica})
+            )
+    return None
+
+
+def _from_isr(state: PartitionState, leader: int, electorate: Electorate, policy: ElectionPolicy) -> PartitionState:
+    """The electing write takes the dead and the leaving out of the ISR (7.1), and keeps them in mind (7.3)."""
+    staying = set(state.isr) & set(electorate.eligible)
+    assert leader in staying  # invariant 6: never to empty
+    below_minimum = len(staying) < policy.minimum(electorate.replicas)
+    leaving = set(state.isr) - staying if below_minimum else set()
+    return _led_by(state, leader, electorate).with_(isr=_sorted(staying), elr=_sorted({*state.elr, *leaving} - staying))
+
+
+def _elect_outside(state: PartitionState, electorate: Electorate, policy: ElectionPolicy) -> PartitionState | None:
+    """RULES 7.4: by log, where all who might hold more came back without their tails; else unclean, if allowed."""
+    leader = _longest_log(state, electorate)
+    if leader is None and policy.unclean_leader_election_enable:
+        by_trust = sorted(electorate.eligible, key=lambda replica: replica in state.lost)  # stable: then by preference
+        leader = by_trust[0] if by_trust else None
+    if leader is None:
+        return None
+    elected = _led_by(state, leader, electorate)
+    return elected.with_(isr=(leader,), elr=(), lost=(), unclean_epoch=elected.leader_epoch)
+
+
+def _longest_log(state: PartitionState, electorate: Electorate) -> int | None:
+    """The greatest (last epoch, LEO), once ISR and `elr` are empty and every member of `lost` has answered with its own.
+
+    Live replicas outside `lost` stand too: one that had merely fallen behind may hold more than a replaced volume.
+    """
+    if state.isr or state.elr or not state.lost:
+        return None
+    eligible = electorate.eligible
+    if not set(state.lost) <= set(eligible):
+        return None
+    if len(eligible) == 1:
+        return eligible[0]
+    if not set(state.lost) <= set(electorate.tails):
+        return None
+    known = [replica for replica in eligible if replica in electorate.tails]
+    return max(known, key=lambda replica: electorate.tails[replica])  # max keeps the first of equals: the preferred
+
+
+def _leaderless(state: PartitionState) -> PartitionState:
+    if state.leader == NO_LEADER:
+        return state
+    return state.with_(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1, leader_broker_epoch=0)
+
+
+def _led_by(state: PartitionState, leader: int, electorate: Electorate) -> PartitionState:
+    return state.with_(
+        leader=leader,
+        leader_epoch=state.leader_epoch + 1,
+        leader_broker_epoch=electorate.broker_epochs[leader],
+    )
+
+
+def _changed(old: PartitionState, new: PartitionState, controller_epoch: int) -> PartitionState | None:
+    if new == old:
+        return None
+    assert new.leader_epoch >= old.leader_epoch  # invariant 5
+    assert new.isr or new.leader == NO_LEADER  # invariant 6
+    assert new.unclean_epoch == NO_EPOCH or new.unclean_epoch <= new.leader_epoch
+    return new.with_(controller_epoch=controller_epoch)
+
+
+def _sorted(brokers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(brokers)))
