@@ -1,0 +1,158 @@
+"""What `send` and `send_table` give back: small awaitables, one future a batch and not one a record."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from highwater.client.exceptions import HighwaterError
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record is. `offset` is -1 where the broker did not say (`acks=0`)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class BatchMetadata(NamedTuple):
+    """Where a batch is: `records` records from `base_offset` on; -1 where the broker did not say (`acks=0`)."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    records: int
+
+
+class TableMetadata(NamedTuple):
+    """Where the rows of a table are, in the order in which each partition got them."""
+
+    records: int
+    batches: tuple[BatchMetadata, ...]
+
+
+class BatchDelivery:
+    """The outcome of one batch, shared by the deliveries of its records.
+
+    A batch that was too large is split: it then has several parts, each with its first index and its base offset.
+    """
+
+    __slots__ = ("_future", "_outstanding", "error", "partition", "parts", "retrieved", "topic")
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.parts: list[tuple[int, int, int, int]] = []  # (first index, records, base offset, log append time or -1)
+        self.error: HighwaterError | None = None
+        self.retrieved = False  # somebody was told of `error`
+        self._outstanding = 1
+        self._future: asyncio.Future[None] | None = None
+
+    def split(self, pieces: int) -> None:
+        """One part that is outstanding becomes `pieces`."""
+        self._outstanding += pieces - 1
+
+    def succeed(self, first_index: int, records: int, base_offset: int, log_append_time_ms: int) -> None:
+        self.parts.append((first_index, records, base_offset, log_append_time_ms))
+        self._settle()
+
+    def fail(self, error: HighwaterError) -> None:
+        if self.error is None:
+            self.error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        self._outstanding -= 1
+        if self._outstanding == 0:
+            self.parts.sort()
+            if self._future is not None and not self._future.done():
+                self._future.set_result(None)
+
+    @property
+    def done(self) -> bool:
+        return self._outstanding == 0
+
+    async def wait(self) -> None:
+        """Until the outcome is known; never raises it."""
+        if self._outstanding:
+            if self._future is None:
+                self._future = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._future)
+
+    def outcome(self, index: int, timestamp_ms: int) -> RecordMetadata:
+        """Of the record at `index`. Raises the part's error: with a split batch only what failed, fails."""
+        position = bisect_right(self.parts, index, key=lambda part: part[0]) - 1
+        if position >= 0:
+            first, records, base_offset, log_append_time_ms = self.parts[position]
+            if index < first + records:
+                offset = base_offset + index - first if base_offset >= 0 else -1
+                return RecordMetadata(
+                    self.topic,
+                    self.partition,
+                    offset,
+                    timestamp_ms if log_append_time_ms < 0 else log_append_time_ms,
+                )
+        assert self.error is not None
+        self.retrieved = True
+        raise self.error
+
+    def batches(self) -> list[BatchMetadata]:
+        if self.error is not None:
+            self.retrieved = True
+            raise self.error
+        return [BatchMetadata(self.topic, self.partition, base, records) for _, records, base, _ in self.parts]
+
+
+class Delivery:
+    """The delivery of one record: `await` it for its `RecordMetadata`, or drop it and let `flush` speak for all.
+
+    Awaiting raises `DeliveryTimeout`, `RecordTooLarge`, `UnknownTopic` or another `HighwaterError` where the record was
+    not acknowledged.
+    """
+
+    __slots__ = ("_batch", "_index", "_timestamp_ms")
+
+    def __init__(self, batch: BatchDelivery, index: int, timestamp_ms: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._timestamp_ms = timestamp_ms
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        if not self._batch.done:
+            yield from self._batch.wait().__await__()
+        return self._batch.outcome(self._index, self._timestamp_ms)
+
+    def done(self) -> bool:
+        return self._batch.done
+
+    @property
+    def topic(self) -> str:
+        return self._batch.topic
+
+    @property
+    def partition(self) -> int:
+        return self._batch.partition
+
+
+class TableDelivery:
+    """The delivery of a table: `await` it for its `TableMetadata`. Raises the first batch's error that there is."""
+
+    __slots__ = ("_batches", "_records")
+
+    def __init__(self, batches: Sequence[BatchDelivery], records: int) -> None:
+        self._batches = batches
+        self._records = records
+
+    def __await__(self) -> Generator[Any, None, TableMetadata]:
+        for batch in self._batches:
+            if not batch.done:
+                yield from batch.wait().__await__()
+        found = [metadata for batch in self._batches for metadata in batch.batches()]
+        return TableMetadata(self._records, tuple(found))
+
+    def done(self) -> bool:
+        return all(batch.done for batch in self._batches)

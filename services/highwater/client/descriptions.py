@@ -1,0 +1,73 @@
+"""What `Admin` takes and gives: frozen values, no protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from highwater.client.exceptions import HighwaterError
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to make. `None` for partitions or replication factor: the cluster's default."""
+
+    topic: str
+    partitions: int | None = None
+    replication_factor: int | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    assignment: Sequence[Sequence[int]] = ()  # broker ids of each partition, preferred leader first; empty: balanced
+
+
+@dataclass(frozen=True, slots=True)
+class TopicResult:
+    """What became of one topic of a request; `error` is None on success."""
+
+    topic: str
+    topic_id: bytes
+    partitions: int
+    replication_factor: int
+    error: HighwaterError | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    partition: int
+    leader: int | None  # None: no leader now
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    topic: str
+    topic_id: bytes
+    partitions: tuple[PartitionDescription, ...]
+    config: Mapping[str, str]
+    internal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    broker_id: int
+    broker_epoch: int
+    address: str
+    rack: str
+    shutting_down: bool
+    tail_lost: bool  # RULES 7.2
+    leaders: int
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str
+    controller_id: int | None
+    controller_epoch: int
+    brokers: tuple[BrokerDescription, ...]
+    topics: int
+    partitions: int
+    offline_partitions: int
+    under_replicated_partitions: int
