@@ -81,7 +81,7 @@ class TopicAssignment:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """`/brokers/ids/<id>` (lease). Its create revision is the broker epoch (RULES 1.4) and stands beside it, not in it."""
+    """`/brokers/ids/<id>` (lease). Its create revision is the broker epoch (RULES 1.4); it stands beside it."""
 
     broker_id: int
     address: str  # of the Broker and ReplicaControl services, `host:port` or `unix:/path`

@@ -1,0 +1,156 @@
+"""The names of everything in etcd (DESIGN §5), made and parsed in this one place. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ROOT = "/highwater"
+
+_CLUSTER = re.compile(r"[a-zA-Z0-9._-]{1,100}")
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_legal_topic_name(topic: str) -> bool:
+    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, and neither `.` nor `..`."""
+    return _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdKey:
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTailKey:
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKey:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigKey:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopicKey:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChangeKey:
+    broker_id: int
+    broker_epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerKey:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEpochKey:
+    pass
+
+
+ParsedKey = (
+    BrokerIdKey
+    | BrokerTailKey
+    | TopicKey
+    | StateKey
+    | TopicConfigKey
+    | DeleteTopicKey
+    | IsrChangeKey
+    | ControllerKey
+    | ControllerEpochKey
+)
+
+_SHAPES: tuple[tuple[re.Pattern[str], Callable[[tuple[str, ...]], ParsedKey]], ...] = (
+    (re.compile(r"/brokers/ids/(\d+)"), lambda g: BrokerIdKey(int(g[0]))),
+    (re.compile(r"/brokers/tail/(\d+)"), lambda g: BrokerTailKey(int(g[0]))),
+    (re.compile(r"/brokers/topics/([^/]+)"), lambda g: TopicKey(g[0])),
+    (re.compile(r"/brokers/topics/([^/]+)/partitions/(\d+)/state"), lambda g: StateKey(g[0], int(g[1]))),
+    (re.compile(r"/config/topics/([^/]+)"), lambda g: TopicConfigKey(g[0])),
+    (re.compile(r"/admin/delete_topics/([^/]+)"), lambda g: DeleteTopicKey(g[0])),
+    (
+        re.compile(r"/isr_change_notification/isr_change_(\d+)_(\d+)_(\d+)"),
+        lambda g: IsrChangeKey(int(g[0]), int(g[1]), int(g[2])),
+    ),
+    (re.compile(r"/controller"), lambda g: ControllerKey()),
+    (re.compile(r"/controller_epoch"), lambda g: ControllerEpochKey()),
+)
+
+
+class Keys:
+    """The keys of one cluster. Raises `ValueError` for a cluster or topic name that could not stand in a key."""
+
+    def __init__(self, cluster: str) -> None:
+        if _CLUSTER.fullmatch(cluster) is None:
+            raise ValueError(f"illegal cluster name {cluster!r}: use 1 to 100 letters, digits, '.', '_' and '-'")
+        self.cluster = cluster
+        self.prefix = f"{ROOT}/{cluster}"
+        self.everything = f"{self.prefix}/"
+        self.cluster_id = f"{self.prefix}/cluster_id"
+        self.controller = f"{self.prefix}/controller"
+        self.controller_epoch = f"{self.prefix}/controller_epoch"
+        self.producer_ids = f"{self.prefix}/producer_ids"
+        self.broker_ids = f"{self.prefix}/brokers/ids/"
+        self.broker_tails = f"{self.prefix}/brokers/tail/"
+        self.topics = f"{self.prefix}/brokers/topics/"
+        self.topic_configs = f"{self.prefix}/config/topics/"
+        self.delete_topics = f"{self.prefix}/admin/delete_topics/"
+        self.isr_changes = f"{self.prefix}/isr_change_notification/"
+
+    def broker(self, broker_id: int) -> str:
+        return f"{self.broker_ids}{broker_id}"
+
+    def broker_tail(self, broker_id: int) -> str:
+        return f"{self.broker_tails}{broker_id}"
+
+    def topic(self, topic: str) -> str:
+        return f"{self.topics}{_checked(topic)}"
+
+    def partitions(self, topic: str) -> str:
+        """The prefix of all states of a topic."""
+        return f"{self.topics}{_checked(topic)}/partitions/"
+
+    def state(self, topic: str, partition: int) -> str:
+        return f"{self.topics}{_checked(topic)}/partitions/{partition}/state"
+
+    def topic_config(self, topic: str) -> str:
+        return f"{self.topic_configs}{_checked(topic)}"
+
+    def delete_topic(self, topic: str) -> str:
+        return f"{self.delete_topics}{_checked(topic)}"
+
+    def isr_change(self, broker_id: int, broker_epoch: int, sequence: int) -> str:
+        return f"{self.isr_changes}isr_change_{broker_id}_{broker_epoch}_{sequence}"
+
+    def parse(self, key: str) -> ParsedKey | None:
+        """What a key of this cluster names; None for keys that these classes do not speak of."""
+        if not key.startswith(self.everything):
+            return None
+        path = key[len(self.prefix) :]
+        for shape, make in _SHAPES:
+            match = shape.fullmatch(path)
+            if match is not None:
+                return make(match.groups())
+        return None
+
+
+def _checked(topic: str) -> str:
+    if not is_legal_topic_name(topic):
+        raise ValueError(f"illegal topic name {topic!r}: use 1 to 249 letters, digits, '.', '_' and '-'")
+    return topic

@@ -1,0 +1,86 @@
+"""A watch that outlives its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aetcd import rpc
+from grpc.aio import AioRpcError
+
+from highwater.metadata.connections import Connections
+from highwater.metadata.etcd_errors import Compacted, StoreError, Unavailable, classify
+from highwater.metadata.transactions import Entry, Event, WatchBatch
+
+HAS_LEADER = (("hasleader", "true"),)
+"""Makes a member that lost the cluster's leader say so at once, instead of letting calls and watches hang."""
+
+RECONNECT_PAUSE_S = 0.1
+
+
+def prefix_end(prefix: str) -> bytes:
+    """The first key after all keys with the prefix."""
+    key = bytearray(prefix.encode())
+    key[-1] += 1  # UTF-8 never holds 0xff, so there is no carry
+    return bytes(key)
+
+
+def entry_of(pair: Any) -> Entry:
+    return Entry(pair.key.decode(), pair.value, pair.create_revision, pair.mod_revision, pair.lease)
+
+
+async def watch_range(
+    connections: Connections, key: bytes, range_end: bytes, start_revision: int
+) -> AsyncIterator[WatchBatch]:
+    """The events of [key, range_end) (of the key alone where it is empty) from `start_revision` on, see
+    `Store.watch_prefix`. Raises `Compacted`; a store that is closed ends it with `Unavailable`."""
+    if start_revision < 1:
+        raise ValueError("a watch starts at the revision after a listing's, at least 1")
+    next_revision = start_revision
+    while True:
+        member = await connections.member(math.inf)
+        stream = member.watch.Watch(metadata=HAS_LEADER)
+        try:
+            create = rpc.WatchCreateRequest(
+                key=key, range_end=range_end, start_revision=next_revision, progress_notify=True
+            )
+            await stream.write(rpc.WatchRequest(create_request=create))
+            async for response in stream:
+                if response.canceled:
+                    if response.compact_revision:
+                        raise Compacted(response.compact_revision)
+                    break  # this member lost its leader, or is stopping
+                if response.events:
+                    batch = _batch(response.events)
+                    next_revision = batch.revision + 1
+                    yield batch
+                elif not response.created:
+                    # Progress: nothing up to this revision concerns us, so that its compaction need not either.
+                    next_revision = max(next_revision, response.header.revision + 1)
+        except AioRpcError as broken:
+            _raise_unless_passing(classify(broken, wrote=False), broken)
+        except asyncio.InvalidStateError:
+            pass  # grpc.aio: the stream ended before the first request was written
+        finally:
+            stream.cancel()
+        connections.failed(member)
+        await asyncio.sleep(RECONNECT_PAUSE_S)
+
+
+def _raise_unless_passing(error: StoreError, cause: AioRpcError) -> None:
+    if not isinstance(error, Unavailable):
+        raise error from cause
+
+
+def _batch(events: Any) -> WatchBatch:
+    made = [
+        Event(
+            event.kv.key.decode(),
+            None if event.type == rpc.Event.DELETE else entry_of(event.kv),
+            event.kv.mod_revision,
+        )
+        for event in events
+    ]
+    return WatchBatch(tuple(made), made[-1].revision)
