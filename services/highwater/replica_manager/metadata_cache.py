@@ -1,0 +1,95 @@
+"""What the controller told this broker about the cluster: brokers, topics, leaders. Answers Metadata requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
+
+
+class Endpoint(NamedTuple):
+    """Where a broker that is registered under `broker_epoch` is reached, by clients and by fetchers."""
+
+    broker_id: int
+    broker_epoch: int
+    address: str
+    rack: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPartition:
+    state: PartitionState
+    revision: int  # state revision (RULES 1.3)
+    replicas: tuple[int, ...]  # the assignment, preferred leader first
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.state.leader_epoch, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTopic:
+    topic: str
+    topic_id: bytes
+    config: Mapping[str, str]
+    partitions: Mapping[int, CachedPartition] = field(default_factory=dict)
+
+
+class MetadataCache:
+    """Filled by UpdateMetadata and LeaderAndIsr. Every topic is kept under its id (RULES 1.1); a name leads to the
+    newest topic of that name."""
+
+    def __init__(self) -> None:
+        self.controller_id = NO_LEADER
+        self.controller_address = ""
+        self.brokers: dict[int, Endpoint] = {}
+        self._topics: dict[bytes, CachedTopic] = {}
+        self._ids: dict[str, bytes] = {}
+
+    def set_controller(self, controller_id: int, address: str) -> None:
+        self.controller_id = controller_id
+        if address:
+            self.controller_address = address
+
+    def set_brokers(self, brokers: Iterable[Endpoint]) -> None:
+        self.brokers = {broker.broker_id: broker for broker in brokers}
+
+    def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
+        """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one
+        (RULES 1.3)."""
+        if full:
+            self._forget(set(self._topics) - {topic.topic_id for topic in topics})
+        for topic in topics:
+            known = self._topics.get(topic.topic_id)
+            partitions = {} if known is None else dict(known.partitions)
+            for number, partition in topic.partitions.items():
+                old = partitions.get(number)
+                if old is None or partition.order >= old.order:
+                    partitions[number] = partition
+            self._topics[topic.topic_id] = replace(topic, partitions=partitions)
+            self._ids[topic.topic] = topic.topic_id
+        self._forget(set(deleted))
+
+    def _forget(self, topic_ids: set[bytes]) -> None:
+        for topic_id in topic_ids:
+            gone = self._topics.pop(topic_id, None)
+            if gone is not None and self._ids.get(gone.topic) == topic_id:
+                del self._ids[gone.topic]
+
+    def topics(self) -> list[CachedTopic]:
+        return [self._topics[topic_id] for _, topic_id in sorted(self._ids.items())]
+
+    def by_name(self, topic: str) -> CachedTopic | None:
+        topic_id = self._ids.get(topic)
+        return None if topic_id is None else self._topics[topic_id]
+
+    def by_id(self, topic_id: bytes) -> CachedTopic | None:
+        return self._topics.get(topic_id)
+
+    def leader(self, key: PartitionKey) -> tuple[int, int]:
+        """(leader, leader epoch) as known here, (-1, -1) where nothing is."""
+        topic = self._topics.get(key.topic_id)
+        partition = None if topic is None else topic.partitions.get(key.partition)
+        return (NO_LEADER, -1) if partition is None else (partition.state.leader, partition.state.leader_epoch)

@@ -1,0 +1,144 @@
+"""The pipeline of one partition's appends against a log that answers later, refuses and recognises duplicates."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.append_pipeline import AppendPipeline
+from highwater.replica_manager.append_stream import Append, AppendAnswer
+
+KEY = PartitionKey(b"t" * 16, 0)
+
+
+class FakeLog:
+    """A log behind a stream: answers in order, one `answer_next` at a time."""
+
+    def __init__(self) -> None:
+        self.sent: deque[Append] = deque()
+        self.log_end_offset = 0
+        self.appended: list[bytes] = []
+        self.duplicates: set[bytes] = set()
+        self.refused: set[bytes] = set()
+
+    def send(self, append: Append) -> None:
+        self.sent.append(append)
+
+    def answer_next(self) -> None:
+        append = self.sent.popleft()
+        records = bytes(append.records)
+        error, base, duplicate = ErrorCode.NONE, self.log_end_offset, False
+        if append.expected_offset != self.log_end_offset:
+            error = ErrorCode.OFFSET_MISMATCH
+        elif records in self.duplicates:
+            base, duplicate = 0, True
+        elif records in self.refused:
+            error = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        else:
+            self.appended.append(records)
+            self.log_end_offset += len(records)
+        append.answered(AppendAnswer(error, "", base, -1, duplicate, -1, self.log_end_offset, 0, 0, "one"))
+
+    def answer_all(self) -> None:
+        while self.sent:
+            self.answer_next()
+
+
+def pipeline_over(log: FakeLog, interruptions: list[str] | None = None) -> AppendPipeline:
+    interruptions = [] if interruptions is None else interruptions
+    return AppendPipeline(KEY, 3, 0, send=log.send, interrupted=lambda: interruptions.append("interrupted"))
+
+
+def test_appends_are_sent_at_once_with_the_offsets_that_those_before_will_leave() -> None:
+    log = FakeLog()
+    pipeline = pipeline_over(log)
+    for records in (b"a", b"bb", b"ccc"):
+        pipeline.append(records, len(records), lambda _: None)
+    assert [append.expected_offset for append in log.sent] == [0, 1, 3]
+
+
+def test_after_a_duplicate_nothing_is_sent_until_all_in_flight_is_answered_then_all_in_order() -> None:
+    log = FakeLog()
+    log.duplicates = {b"bb"}
+    pipeline = pipeline_over(log)
+    answers: dict[bytes, AppendAnswer] = {}
+    for records in (b"a", b"bb", b"ccc", b"dddd"):
+        pipeline.append(records, len(records), lambda answer, r=records: answers.__setitem__(r, answer))
+    log.answer_next()
+    log.answer_next()
+    pipeline.append(b"eeeee", 5, lambda answer: answers.__setitem__(b"eeeee", answer))
+    assert [bytes(append.records) for append in log.sent] == [b"ccc", b"dddd"]  # the new one waits
+    log.answer_next()
+    log.answer_next()
+    assert [(bytes(a.records), a.expected_offset) for a in log.sent] == [(b"ccc", 1), (b"dddd", 4), (b"eeeee", 8)]
+    log.answer_all()
+    assert log.appended == [b"a", b"ccc", b"dddd", b"eeeee"]
+    assert answers[b"bb"].duplicate
+    assert all(answers[r].error is ErrorCode.NONE for r in (b"a", b"bb", b"ccc", b"dddd", b"eeeee"))
+
+
+@given(st.lists(st.sampled_from(["ok", "duplicate", "refused"]), max_size=30), st.data())
+def test_every_append_is_answered_once_and_what_is_written_keeps_its_order(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    log = FakeLog()
+    answers: list[bytes] = []
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    expected = []
+    for number, kind in enumerate(kinds):
+        records = b"%d:" % number + b"x" * (number % 3)
+        {"ok": expected, "duplicate": [], "refused": []}[kind].append(records)
+        if kind != "ok":
+            getattr(log, "duplicates" if kind == "duplicate" else "refused").add(records)
+        pipeline.append(records, len(records), lambda _, r=records: answers.append(r))
+        for _ in range(data.draw(st.integers(0, 3))):
+            if log.sent:
+                log.answer_next()
+    log.answer_all()
+    assert log.appended == expected
+    assert sorted(answers) == sorted(set(answers))
+    assert len(answers) == len(kinds)
+    assert pipeline.outstanding == 0
+    assert interruptions == []
+
+
+def test_an_unknown_outcome_ends_the_leadership_and_fails_all_that_is_outstanding() -> None:
+    log = FakeLog()
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    errors: list[ErrorCode] = []
+    for records in (b"a", b"b"):
+        pipeline.append(records, 1, lambda answer: errors.append(answer.error))
+    log.sent[0].answered(None)
+    pipeline.append(b"c", 1, lambda answer: errors.append(answer.error))
+    assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    assert interruptions == ["interrupted"]
+    log.answer_all()  # what comes late is not listened to
+    assert len(errors) == 3
+
+
+def test_a_fence_of_another_ends_the_leadership() -> None:
+    log = FakeLog()
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    errors: list[ErrorCode] = []
+    pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
+    log.sent[0].answered(AppendAnswer(ErrorCode.STALE_FENCE, "", -1, -1, False, -1, 0, -1, 0, "one"))
+    assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    assert interruptions == ["interrupted"]
+
+
+def test_a_log_end_that_log_storage_itself_contradicts_ends_the_leadership() -> None:
+    log = FakeLog()
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    errors: list[ErrorCode] = []
+    pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
+    log.sent[0].answered(AppendAnswer(ErrorCode.OFFSET_MISMATCH, "", -1, -1, False, -1, 0, -1, 0, "one"))
+    assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    assert interruptions == ["interrupted"]
