@@ -1,7 +1,8 @@
-"""The SDK: `Producer`, `Consumer` and `Admin` for asyncio; the same names in `highwater.client.blocking` for plain code.
+"""The SDK: `Producer`, `Consumer` and `Admin` for asyncio; the same names in `highwater.client.blocking` for plain
+code.
 
-Importing it starts nothing: channels, threads and event loops come with `start` or the first call, so that a process may
-fork before.
+Importing it starts nothing: channels, threads and event loops come with `start` or the first call, so that a process
+may fork before.
 """
 
 from highwater.client.admin import Admin
@@ -17,21 +18,21 @@ from highwater.client.descriptions import (
     TopicResult,
 )
 from highwater.client.exceptions import (
-    BufferExhausted,
-    ClientClosed,
-    ConnectionFailed,
-    CorruptBatch,
-    DeliveryTimeout,
+    BufferExhaustedError,
+    ClientClosedError,
+    CorruptRecordError,
+    DeliveryTimeoutError,
     HighwaterError,
-    InvalidRequest,
-    LeaderNotAvailable,
-    OffsetOutOfRange,
-    RecordTooLarge,
-    RequestTimedOut,
+    InvalidRequestError,
+    LeaderNotAvailableError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    RequestTimedOutError,
     RetriableError,
-    SequenceBroken,
-    TopicAlreadyExists,
-    UnknownTopic,
+    SequenceBrokenError,
+    TopicAlreadyExistsError,
+    UnknownTopicError,
 )
 from highwater.client.producer import Producer
 from highwater.client.topic_partition import (
@@ -49,33 +50,33 @@ __all__ = [
     "Admin",
     "BatchMetadata",
     "BrokerDescription",
-    "BufferExhausted",
-    "ClientClosed",
+    "BufferExhaustedError",
+    "ClientClosedError",
     "ClusterDescription",
-    "ConnectionFailed",
     "Consumer",
     "ConsumerRecord",
-    "CorruptBatch",
+    "CorruptRecordError",
     "Delivery",
-    "DeliveryTimeout",
+    "DeliveryTimeoutError",
     "HighwaterError",
-    "InvalidRequest",
-    "LeaderNotAvailable",
+    "InvalidRequestError",
+    "LeaderNotAvailableError",
+    "NetworkError",
     "NewTopic",
     "OffsetAndTimestamp",
-    "OffsetOutOfRange",
+    "OffsetOutOfRangeError",
     "PartitionDescription",
     "Producer",
     "RecordMetadata",
-    "RecordTooLarge",
-    "RequestTimedOut",
+    "RecordTooLargeError",
+    "RequestTimedOutError",
     "RetriableError",
-    "SequenceBroken",
+    "SequenceBrokenError",
     "TableDelivery",
     "TableMetadata",
-    "TopicAlreadyExists",
+    "TopicAlreadyExistsError",
     "TopicDescription",
     "TopicPartition",
     "TopicResult",
-    "UnknownTopic",
+    "UnknownTopicError",
 ]

@@ -110,7 +110,7 @@ class BatchDelivery:
 class Delivery:
     """The delivery of one record: `await` it for its `RecordMetadata`, or drop it and let `flush` speak for all.
 
-    Awaiting raises `DeliveryTimeout`, `RecordTooLarge`, `UnknownTopic` or another `HighwaterError` where the record was
+    Awaiting raises `DeliveryTimeoutError`, `RecordTooLargeError`, `UnknownTopicError` or another `HighwaterError` where the record was
     not acknowledged.
     """
 

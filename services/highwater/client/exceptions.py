@@ -29,98 +29,98 @@ class RetriableError(HighwaterError):
     """The same call may succeed later, perhaps at another broker."""
 
 
-class ConnectionFailed(RetriableError):
+class NetworkError(RetriableError):
     """No broker could be reached, or a connection broke with requests in flight."""
 
     code = ErrorCode.NETWORK_EXCEPTION
 
 
-class RequestTimedOut(RetriableError):
+class RequestTimedOutError(RetriableError):
     """A broker did not answer within the request's time."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
 
 
-class DeliveryTimeout(RetriableError):
+class DeliveryTimeoutError(RetriableError):
     """A record was not acknowledged within `delivery_timeout_ms`. It may or may not be in the log."""
 
     code = ErrorCode.REQUEST_TIMED_OUT
 
 
-class BufferExhausted(RetriableError):
+class BufferExhaustedError(RetriableError):
     """`buffer_memory` stayed full for `max_block_ms` (`send`), or is full now (`send_nowait`)."""
 
     code = ErrorCode.OVERLOADED
 
 
-class UnknownTopic(RetriableError):
+class UnknownTopicError(RetriableError):
     """The topic or the partition does not exist (or not yet)."""
 
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-class LeaderNotAvailable(RetriableError):
+class LeaderNotAvailableError(RetriableError):
     """A partition has no leader now."""
 
     code = ErrorCode.LEADER_NOT_AVAILABLE
 
 
-class TopicAlreadyExists(HighwaterError):
+class TopicAlreadyExistsError(HighwaterError):
     code = ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-class InvalidRequest(HighwaterError):
+class InvalidRequestError(HighwaterError):
     """An argument that the cluster or the SDK refuses."""
 
     code = ErrorCode.INVALID_REQUEST
 
 
-class RecordTooLarge(HighwaterError):
+class RecordTooLargeError(HighwaterError):
     """A record above `max_request_size`, or a batch above the topic's `max.message.bytes` that cannot be split."""
 
     code = ErrorCode.MESSAGE_TOO_LARGE
 
 
-class OffsetOutOfRange(HighwaterError):
+class OffsetOutOfRangeError(HighwaterError):
     """The position is outside the log and `auto_offset_reset` is `error`."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-class CorruptBatch(HighwaterError):
+class CorruptRecordError(HighwaterError):
     """A fetched batch is not what its CRC or its header says. Names topic, partition and offset."""
 
     code = ErrorCode.CORRUPT_MESSAGE
 
 
-class SequenceBroken(HighwaterError):
+class SequenceBrokenError(HighwaterError):
     """The broker's state of this producer contradicts what it acknowledged: records acknowledged earlier are gone."""
 
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-class ClientClosed(HighwaterError):
+class ClientClosedError(HighwaterError):
     """The client was stopped, or not started yet."""
 
     code = ErrorCode.INVALID_REQUEST
 
 
 _BY_CODE: dict[ErrorCode, type[HighwaterError]] = {
-    ErrorCode.NETWORK_EXCEPTION: ConnectionFailed,
-    ErrorCode.REQUEST_TIMED_OUT: RequestTimedOut,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
-    ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopic,
-    ErrorCode.LEADER_NOT_AVAILABLE: LeaderNotAvailable,
-    ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExists,
-    ErrorCode.INVALID_REQUEST: InvalidRequest,
-    ErrorCode.INVALID_TOPIC: InvalidRequest,
-    ErrorCode.INVALID_PARTITIONS: InvalidRequest,
-    ErrorCode.INVALID_REPLICATION_FACTOR: InvalidRequest,
-    ErrorCode.INVALID_CONFIG: InvalidRequest,
-    ErrorCode.MESSAGE_TOO_LARGE: RecordTooLarge,
-    ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
-    ErrorCode.CORRUPT_MESSAGE: CorruptBatch,
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: SequenceBroken,
+    ErrorCode.NETWORK_EXCEPTION: NetworkError,
+    ErrorCode.REQUEST_TIMED_OUT: RequestTimedOutError,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopicError,
+    ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopicError,
+    ErrorCode.LEADER_NOT_AVAILABLE: LeaderNotAvailableError,
+    ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExistsError,
+    ErrorCode.INVALID_REQUEST: InvalidRequestError,
+    ErrorCode.INVALID_TOPIC: InvalidRequestError,
+    ErrorCode.INVALID_PARTITIONS: InvalidRequestError,
+    ErrorCode.INVALID_REPLICATION_FACTOR: InvalidRequestError,
+    ErrorCode.INVALID_CONFIG: InvalidRequestError,
+    ErrorCode.MESSAGE_TOO_LARGE: RecordTooLargeError,
+    ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
+    ErrorCode.CORRUPT_MESSAGE: CorruptRecordError,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: SequenceBrokenError,
 }
 
 

@@ -45,17 +45,19 @@ class Producer:
         topic: str,
         value: bytes | None,
         key: bytes | None = None,
+        *,
         headers: Headers | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> Delivery: ...
 
-    # Never waits: BufferExhausted where the buffer is full, UnknownTopic where the topic's metadata is not here yet.
+    # Never waits: BufferExhaustedError where the buffer is full, UnknownTopicError where the topic's metadata is not here yet.
     def send_nowait(
         self,
         topic: str,
         value: bytes | None,
         key: bytes | None = None,
+        *,
         headers: Headers | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
@@ -66,6 +68,7 @@ class Producer:
         topic: str,
         value: bytes | None,
         key: bytes | None = None,
+        *,
         headers: Headers | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
