@@ -75,9 +75,9 @@ def elect(
     """The state to write next, or None where the present one stands.
 
     The leader epoch grows where the leader or its broker epoch changes, and only there (RULES 1.3). A new leader is
-    sought where the present one has failed (7.1): in the ISR, then in `elr`, then among those who lost their tail (7.4),
-    then anywhere if the topic allows unclean elections. Where nobody is found the partition has no leader and its ISR
-    stays; a leader that is merely shutting down goes on leading until it is gone.
+    sought where the present one has failed (7.1): in the ISR, then in `elr`, then by log among those who lost their
+    tail (7.4), then anywhere if the topic allows unclean elections. Where nobody is found the partition has no leader
+    and its ISR stays; a leader that is merely shutting down goes on leading until it is gone.
     """
     cleaned = _without_lost_tails(state, electorate)
     if not leader_failed(state, electorate):
@@ -105,8 +105,8 @@ def elect_preferred(
 def leave_isr(
     state: PartitionState, broker_id: int, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
 ) -> PartitionState | None:
-    """Takes a follower that is shutting down out of the ISR, under the same leader epoch, so that the high watermark does
-    not wait for it once it stopped; None where it leads, is not in the ISR, or the ISR would fall below its minimum."""
+    """Takes a follower that is shutting down out of the ISR, under the same leader epoch, so that the high watermark
+    does not wait for it once it stopped; None where it leads, is not in the ISR, or too few would remain in it."""
     remaining = [member for member in state.isr if member != broker_id]
     if broker_id in (state.leader, NO_LEADER) or len(remaining) == len(state.isr):
         return None
@@ -185,7 +185,7 @@ def _elect_outside(state: PartitionState, electorate: Electorate, policy: Electi
 
 
 def _longest_log(state: PartitionState, electorate: Electorate) -> int | None:
-    """The greatest (last epoch, LEO), once ISR and `elr` are empty and every member of `lost` has answered with its own.
+    """The greatest (last epoch, LEO), once ISR and `elr` are empty and every member of `lost` answered with its own.
 
     Live replicas outside `lost` stand too: one that had merely fallen behind may hold more than a replaced volume.
     """
