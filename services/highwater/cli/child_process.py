@@ -1,0 +1,97 @@
+"""A child process that cannot outlive its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """What the child runs before its program: the kernel is to kill it when the parent ends, however it ends.
+
+    Linux only; elsewhere a killed supervisor leaves its children to be stopped by hand."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+    return prepare
+
+
+class ChildProcess:
+    """One program, started again as often as wanted, its output appended to a log file. Start it from the main thread:
+    the kernel ties the child to the thread that made it."""
+
+    def __init__(self, name: str, command: Sequence[str], log_file: Path, environment: dict[str, str] | None = None):
+        self.name = name
+        self.command = list(command)
+        self.log_file = log_file
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
+    def start(self) -> None:
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as output:
+            self._process = self._spawn(output)
+
+    def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the rest in order
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for the end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within the time."""
+        if self._process is None:
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.poll() is not None
+
+    def last_words(self, lines: int = 5) -> str:
+        """The end of its log, for an error message."""
+        try:
+            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return ""

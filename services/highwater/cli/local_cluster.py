@@ -1,0 +1,302 @@
+"""The processes of a whole cluster on one machine, under one supervisor: etcd, a controller, and for each broker its
+log-storage, replica-manager and fetcher. The same programs as in production; only the addresses are local.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from highwater.cli.child_process import ChildProcess
+from highwater.client.blocking import Admin
+from highwater.client.exceptions import HighwaterError
+from highwater.metadata.local import etcd_command, etcd_healthy
+from highwater.rpc.server import UserError
+
+DEFAULT_PORT = 9092
+SERVICES = ("log-storage", "replica-manager", "fetcher")
+_RESTART_BACKOFF_S = 0.5
+
+
+@dataclass(frozen=True)
+class LocalClusterSettings:
+    data: Path
+    brokers: int = 3
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    """Of the first broker; the others follow. 0: free ports."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """For every service that knows the key, under Kafka's names."""
+
+
+class LocalCluster:
+    """Start, stop, kill and restart the processes of a laptop's cluster.
+
+    Used from the main thread. `data` holds `etcd/`, `broker-<n>/`, `logs/` and `cluster.json`; the Unix sockets are in
+    a short temporary directory, since a socket's path may have 100 characters only.
+    """
+
+    def __init__(self, settings: LocalClusterSettings) -> None:
+        self.settings = settings
+        self.processes: dict[str, ChildProcess] = {}
+        self.bootstrap = ""
+        self._held: set[str] = set()
+        self._restart_at: dict[str, float] = {}
+        self._lock: IO[str] | None = None
+        self._sockets: Path | None = None
+        self._cancelled: Callable[[], bool] = lambda: False
+
+    def start(
+        self,
+        ready_timeout_s: float = 60.0,
+        progress: Callable[[str], None] = lambda _: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Starts everything and returns when every broker is registered and serves; where `cancelled` says so, it
+        stops what it started and raises `KeyboardInterrupt`.
+
+        Raises `UserError` for what the user can mend: data in use, a taken port, no etcd, a process that does not
+        start."""
+        self._cancelled = cancelled
+        self._take_data_directory()
+        try:
+            self._start(ready_timeout_s, progress)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _take_data_directory(self) -> None:
+        data = self.settings.data
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+            self._lock = (data / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot use the data directory {data}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise UserError(
+                f"the data directory {data} is in use by another cluster: stop it, or give --data DIR"
+            ) from None
+
+    def _start(self, ready_timeout_s: float, progress: Callable[[str], None]) -> None:
+        deadline = time.monotonic() + ready_timeout_s
+        self._sockets = Path(tempfile.mkdtemp(prefix="highwater-"))
+        host = self.settings.host
+        ports = self._broker_ports()
+        etcd_client, etcd_peer, controller = free_ports(3, host)
+        command = etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, host)
+        self._add("etcd", command)
+        self._start_process("etcd")
+        progress("etcd")
+        self._await("etcd", lambda: etcd_healthy(f"{host}:{etcd_client}"), deadline, ["etcd"])
+        etcd = f"{host}:{etcd_client}"
+        self._add_service(
+            "controller",
+            "controller",
+            {
+                "controller.id": "0",
+                "listen": f"{host}:{controller}",
+                "advertised.listener": f"{host}:{controller}",
+                "etcd": etcd,
+            },
+        )
+        self._start_process("controller")
+        for broker, port in enumerate(ports, start=1):
+            self._add_broker(broker, port, etcd)
+        for broker in range(1, len(ports) + 1):
+            self.start_broker(broker)
+        progress("brokers")
+        self.bootstrap = ",".join(f"{host}:{port}" for port in ports)
+        self._await("brokers", self._all_registered, deadline, list(self.processes))
+        (self.settings.data / "cluster.json").write_text(
+            json.dumps({"bootstrap": self.bootstrap, "pids": {n: p.pid for n, p in self.processes.items()}}, indent=1)
+        )
+
+    def _broker_ports(self) -> list[int]:
+        host, first, count = self.settings.host, self.settings.port, self.settings.brokers
+        if first == 0:
+            return free_ports(count, host)
+        ports = list(range(first, first + count))
+        for port in ports:
+            if not _is_free(host, port):
+                raise UserError(
+                    f"port {port} is taken: stop what listens there, or choose others with --port (0: any free ones)"
+                )
+        return ports
+
+    def _add_broker(self, broker: int, port: int, etcd: str) -> None:
+        assert self._sockets is not None
+        directory = self.settings.data / f"broker-{broker}"
+        storage = f"unix:{self._sockets}/{broker}-log-storage"
+        manager = f"unix:{self._sockets}/{broker}-replica-manager"
+        address = f"{self.settings.host}:{port}"
+        common = {"broker.id": str(broker)}
+        self._add_service(
+            f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": str(directory)}
+        )
+        self._add_service(
+            f"replica-manager-{broker}",
+            "replica_manager",
+            {
+                **common,
+                "listen": f"{address},{manager}",
+                "advertised.listener": address,
+                "etcd": etcd,
+                "log.storage": storage,
+            },
+        )
+        self._add_service(
+            f"fetcher-{broker}",
+            "fetcher",
+            {
+                **common,
+                "listen": f"unix:{self._sockets}/{broker}-fetcher",
+                "replica.manager": manager,
+                "log.storage": storage,
+            },
+        )
+
+    def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
+        arguments = [f"--set={key}={value}" for key, value in {**self._common(package), **settings}.items()]
+        self._add(name, [sys.executable, "-m", f"highwater.{package}", *arguments])
+
+    def _common(self, package: str) -> dict[str, str]:
+        known = known_settings(package)
+        return {key: value for key, value in self.settings.settings.items() if key.replace(".", "_") in known}
+
+    def _add(self, name: str, command: list[str]) -> None:
+        self.processes[name] = ChildProcess(name, command, self.settings.data / "logs" / f"{name}.log")
+
+    def _start_process(self, name: str) -> None:
+        self._held.discard(name)
+        self.processes[name].start()
+
+    def _await(self, what: str, ready: Callable[[], bool], deadline: float, needed: Iterable[str]) -> None:
+        while not ready():
+            if self._cancelled():
+                raise KeyboardInterrupt
+            for name in needed:
+                process = self.processes[name]
+                if not process.running:
+                    raise UserError(f"{name} did not start; the end of {process.log_file}:\n{process.last_words()}")
+            if time.monotonic() > deadline:
+                raise UserError(f"the {what} were not ready in time: see the files in {self.settings.data / 'logs'}")
+            time.sleep(0.05)
+
+    def _all_registered(self) -> bool:
+        try:
+            with Admin(self.bootstrap) as admin:
+                return len(admin.describe_cluster().brokers) == self.settings.brokers
+        except HighwaterError:
+            return False
+
+    # --- one broker
+
+    def broker_processes(self, broker: int) -> list[ChildProcess]:
+        return [self.processes[f"{service}-{broker}"] for service in SERVICES]
+
+    def start_broker(self, broker: int) -> None:
+        for service in SERVICES:
+            self._start_process(f"{service}-{broker}")
+
+    def kill_broker(self, broker: int) -> None:
+        """SIGKILL to all three processes of a broker; it stays down until `start_broker`."""
+        for process in self.broker_processes(broker):
+            self._held.add(process.name)
+        for process in self.broker_processes(broker):
+            process.kill()
+
+    # --- all
+
+    def restart_dead(self) -> list[str]:
+        """Starts again what ended by itself, a while after it did; to be called every now and then. Returns the
+        names of what it found dead."""
+        now = time.monotonic()
+        found = []
+        for name, process in self.processes.items():
+            if process.running or name in self._held:
+                continue
+            if name not in self._restart_at:
+                self._restart_at[name] = now + _RESTART_BACKOFF_S
+                found.append(name)
+            elif now >= self._restart_at[name]:
+                del self._restart_at[name]
+                process.start()
+        return found
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """Stops in order: replica-managers (each a controlled shutdown of its own), then fetchers, log-storages, the
+        controller, and etcd last. What does not end in time is killed."""
+        deadline = time.monotonic() + timeout_s
+        for prefix in ("replica-manager", "fetcher", "log-storage", "controller", "etcd"):
+            group = [process for name, process in self.processes.items() if name.startswith(prefix)]
+            for process in group:
+                self._held.add(process.name)
+                process.terminate()
+            for process in group:
+                if not process.wait(max(0.5, deadline - time.monotonic())):
+                    process.kill()
+        self._release()
+
+    def kill(self) -> None:
+        """SIGKILL to everything."""
+        for process in self.processes.values():
+            self._held.add(process.name)
+            process.kill()
+        self._release()
+
+    def _release(self) -> None:
+        (self.settings.data / "cluster.json").unlink(missing_ok=True)
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def known_settings(package: str) -> set[str]:
+    """The field names of a service's settings."""
+    from highwater.rpc import settings as kinds
+
+    kind = {
+        "log_storage": kinds.LogStorageSettings,
+        "replica_manager": kinds.ReplicaManagerSettings,
+        "fetcher": kinds.FetcherSettings,
+        "controller": kinds.ControllerSettings,
+    }[package]
+    return set(kind.model_fields)

@@ -1,0 +1,52 @@
+"""What every command shares: where it prints, the `--bootstrap` option, tables for people and `--json` for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+screen = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        envvar="HIGHWATER_BOOTSTRAP", help="host:port of one or more brokers, separated by commas", show_default=True
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON lines instead of a table")]
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table for people: numbers to the right."""
+    drawn = Table(title=title or None, title_justify="left", header_style="bold")
+    cells = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numeric = bool(cells) and all(isinstance(row[index], (int, float)) for row in cells)
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        drawn.add_row(*(_text(cell) for cell in row))
+    screen.print(drawn)
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, (list, tuple)):
+        return ",".join(str(item) for item in cell)
+    return str(cell)
+
+
+def json_line(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, separators=(",", ":"), default=_plain) + os.linesep)
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,135 @@
+"""`highwater produce`: lines, CSV rows or JSON lines into a topic."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors
+from highwater.rpc.server import UserError
+
+_PENDING = 50_000
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="the topic's name")],
+    file: Annotated[
+        Path | None,
+        typer.Option(help="a .csv (rows become JSON objects), .jsonl or text file; default: standard input"),
+    ] = None,
+    key_column: Annotated[str | None, typer.Option(help="CSV column or JSON field whose value is the key")] = None,
+    acks: Annotated[str, typer.Option(help="all, 1 or 0")] = "all",
+    compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd")] = "lz4",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Produce a record for each line of standard input or of a file."""
+    if acks not in ("all", "-1", "1", "0"):
+        raise typer.BadParameter(f"--acks {acks}: write all, 1 or 0")
+    if file is None:
+        kind = ".jsonl" if key_column is not None else ".txt"
+        _send(records(sys.stdin.buffer, kind, key_column), 0, topic, acks, compression, bootstrap)
+        return
+    try:
+        with file.open("rb") as source:
+            total = file.stat().st_size
+            _send(records(source, file.suffix.lower(), key_column), total, topic, acks, compression, bootstrap)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+Row = tuple[bytes | None, bytes, int]
+"""Key, value, and how many bytes of input it took."""
+
+
+def records(source: IO[bytes], kind: str, key_column: str | None) -> Iterator[Row]:
+    """The records of an input; `kind` is the file's suffix. Raises `UserError`
+    that names the line for what cannot be read."""
+    if kind == ".csv":
+        yield from _csv(source, key_column)
+    elif key_column is not None:
+        yield from _json(source, key_column)
+    else:
+        for line in source:
+            yield None, line.rstrip(b"\r\n"), len(line)
+
+
+def _csv(source: IO[bytes], key_column: str | None) -> Iterator[Row]:
+    consumed = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal consumed
+        for number, line in enumerate(source, 1):
+            consumed += len(line)
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise UserError(f"line {number} is not UTF-8") from None
+
+    reader = csv.DictReader(lines())
+    columns = reader.fieldnames or []
+    if key_column is not None and key_column not in columns:
+        raise UserError(f"there is no column {key_column!r}: the file has {', '.join(columns) or 'none'}")
+    for row in reader:
+        if None in row or None in row.values():
+            raise UserError(f"line {reader.line_num} has not the {len(columns)} columns of the header")
+        key = row[key_column].encode() if key_column is not None else None
+        taken, consumed = consumed, 0
+        yield key, json.dumps(row, separators=(",", ":")).encode(), taken
+
+
+def _json(source: IO[bytes], key_column: str) -> Iterator[Row]:
+    for number, line in enumerate(source, 1):
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            raise UserError(f"line {number} is not JSON: --key-column reads JSON lines or CSV") from None
+        if not isinstance(fields, dict) or key_column not in fields:
+            raise UserError(f"line {number} has no field {key_column!r}")
+        value = fields[key_column]
+        key = None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
+        yield key, text, len(line)
+
+
+def _send(rows: Iterator[Row], total: int, topic: str, acks: str, compression: str, bootstrap: str) -> None:
+    import asyncio
+
+    asyncio.run(_send_all(rows, total, topic, acks, compression, bootstrap))
+
+
+async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: str, compression: str, bootstrap: str) -> None:
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    from highwater.client import Producer
+
+    columns = [*Progress.get_default_columns(), TextColumn("{task.fields[records]:,} records")]
+    if not total:
+        columns = [SpinnerColumn(), *columns[:1], columns[-1]]
+    sent = 0
+    async with Producer(bootstrap, acks=acks, compression=compression) as producer:
+        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+            task = progress.add_task(f"producing to {topic}", total=total or None, records=0)
+            handles = []
+            taken = 0
+            for key, value, size in rows:
+                handles.append(await producer.send(topic, value, key=key))
+                sent += 1
+                taken += size
+                if len(handles) >= _PENDING:
+                    for handle in handles:
+                        await handle
+                    handles.clear()
+                if sent % 1000 == 0:
+                    progress.update(task, completed=taken, records=sent)
+            await producer.flush()
+            for handle in handles:
+                await handle
+    errors.print(f"produced {sent:,} records to {topic}")

@@ -1,0 +1,104 @@
+"""`highwater topics create|list|describe|delete`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, json_line, screen, table
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+
+Topic = Annotated[str, typer.Argument(help="the topic's name")]
+
+
+@app.command("create")
+def create(
+    topic: Topic,
+    partitions: Annotated[int | None, typer.Option(help="default: num.partitions of the cluster")] = None,
+    replication_factor: Annotated[int | None, typer.Option(help="default: default.replication.factor")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="e.g. min.insync.replicas=2; may be repeated")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Create a topic and wait until it takes records."""
+    from highwater.client.blocking import Admin
+
+    settings = {}
+    for item in config or []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{item!r}: write --config key=value")
+        settings[key] = value
+    with Admin(bootstrap) as admin:
+        made = admin.create_topic(topic, partitions, replication_factor, config=settings)
+    screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
+
+
+@app.command("list")
+def list_(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> None:
+    """List the topics."""
+    from highwater.client.blocking import Admin
+
+    with Admin(bootstrap) as admin:
+        names = admin.list_topics()
+        topics = admin.describe_topics(names) if names else []
+    if json:
+        for one in topics:
+            json_line({"topic": one.topic, "partitions": len(one.partitions), "topic_id": one.topic_id})
+        return
+    table(
+        "",
+        ["topic", "partitions", "replication factor", "without leader", "under-replicated"],
+        [
+            [
+                one.topic,
+                len(one.partitions),
+                max((len(p.replicas) for p in one.partitions), default=0),
+                sum(p.leader is None for p in one.partitions),
+                sum(len(p.isr) < len(p.replicas) for p in one.partitions),
+            ]
+            for one in topics
+        ],
+    )
+
+
+@app.command("describe")
+def describe(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> None:
+    """Show a topic's partitions: leader, leader epoch, replicas, in-sync replicas, offsets."""
+    from highwater.client.blocking import Admin
+
+    with Admin(bootstrap) as admin:
+        (found,) = admin.describe_topics([topic])
+    if json:
+        json_line(asdict(found))
+        return
+    settings = " ".join(f"{key}={value}" for key, value in sorted(found.config.items()))
+    table(
+        f"{found.topic}  id {found.topic_id.hex()}  {settings}",
+        ["partition", "leader", "leader epoch", "replicas", "in sync", "offline"],
+        [
+            [
+                p.partition,
+                "none" if p.leader is None else p.leader,
+                p.leader_epoch,
+                p.replicas,
+                p.isr,
+                p.offline_replicas or "",
+            ]
+            for p in found.partitions
+        ],
+    )
+
+
+@app.command("delete")
+def delete(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+    """Delete a topic and its records."""
+    from highwater.client.blocking import Admin
+
+    with Admin(bootstrap) as admin:
+        admin.delete_topic(topic)
+    screen.print(f"deleted {topic}")

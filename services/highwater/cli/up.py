@@ -1,0 +1,81 @@
+"""`highwater up`: a whole cluster in the foreground."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from highwater.cli.output import errors, screen, table
+
+
+def up(
+    brokers: Annotated[int, typer.Option(min=1, max=64, help="how many brokers")] = 3,
+    data: Annotated[Path, typer.Option(help="where everything is kept")] = Path("highwater-data"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="of the first broker, the others follow; 0: free ones")
+    ] = 9092,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="a setting for every service that knows it, e.g. log.segment.bytes=…"
+        ),
+    ] = None,
+) -> None:
+    """Start etcd, a controller and some brokers, and stop them all on Ctrl-C.
+
+    A process that ends by itself is started again."""
+    from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    cluster = LocalCluster(
+        LocalClusterSettings(data=data, brokers=brokers, port=port, settings=parse_settings(setting or []))
+    )
+    started = time.monotonic()
+    with errors.status("starting etcd …") as status:
+        cluster.start(progress=lambda what: status.update(f"starting {what} …"), cancelled=stop.is_set)
+    table(
+        "",
+        ["broker", "address", "log-storage", "replica-manager", "fetcher"],
+        [
+            [broker, address, *(f"pid {process.pid}" for process in cluster.broker_processes(broker))]
+            for broker, address in enumerate(cluster.bootstrap.split(","), start=1)
+        ],
+    )
+    screen.print(f"ready in {time.monotonic() - started:.1f} s, data in {data}. Ctrl-C stops everything.")
+    sys.stdout.flush()
+    while not stop.wait(0.2):
+        for name in cluster.restart_dead():
+            errors.print(f"{name} ended (status {cluster.processes[name].exit_status}); starting it again")
+    with errors.status("stopping …"):
+        cluster.stop()
+
+
+def parse_settings(items: list[str]) -> dict[str, str]:
+    """`key=value` items, each key one that some service knows; raises `typer.BadParameter` otherwise."""
+    from highwater.cli.local_cluster import known_settings
+
+    known = set().union(
+        *(known_settings(package) for package in ("log_storage", "replica_manager", "fetcher", "controller"))
+    )
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{item!r}: write --set key=value")
+        if key.replace(".", "_") not in known:
+            raise typer.BadParameter(f"no service has a setting named {key}")
+        found[key] = value
+    return found
