@@ -1,0 +1,67 @@
+"""Record batches: Kafka's v2 batch header over rows (Kafka's records) or columns (Arrow). Pure: bytes in, bytes out.
+
+encode_rows, encode_columns, encode_arrays, encode_lists    records -> one batch
+decode                                                      one batch -> Batch (records() or to_arrow())
+read_header, iter_batches, verify                           what a broker looks at: headers and CRCs
+stamp, with_producer, with_log_append_time                  change a header without touching the payload
+retain                                                      what compaction keeps of a batch
+"""
+
+from highwater.records.batch import (
+    Batch,
+    BatchOptions,
+    decode,
+    encode_arrays,
+    encode_columns,
+    encode_lists,
+    encode_rows,
+)
+from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, Codec
+from highwater.records.errors import CorruptBatchError
+from highwater.records.header import (
+    HEADER_BYTES,
+    MAX_BATCH_BYTES,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    ReadableBuffer,
+    TimestampType,
+    iter_batches,
+    read_header,
+    verify,
+)
+from highwater.records.record import Record, RecordHeader
+from highwater.records.stamp import STAMP_BYTES, stamp, with_log_append_time, with_producer
+
+__all__ = [
+    "DEFAULT_MAX_PAYLOAD_BYTES",
+    "HEADER_BYTES",
+    "MAX_BATCH_BYTES",
+    "NO_LEADER_EPOCH",
+    "NO_PRODUCER_EPOCH",
+    "NO_PRODUCER_ID",
+    "NO_SEQUENCE",
+    "STAMP_BYTES",
+    "Batch",
+    "BatchHeader",
+    "BatchOptions",
+    "Codec",
+    "CorruptBatchError",
+    "ReadableBuffer",
+    "Record",
+    "RecordHeader",
+    "TimestampType",
+    "decode",
+    "encode_arrays",
+    "encode_columns",
+    "encode_lists",
+    "encode_rows",
+    "iter_batches",
+    "read_header",
+    "stamp",
+    "verify",
+    "with_log_append_time",
+    "with_producer",
+]

@@ -1,0 +1,175 @@
+"""The row payload: Kafka's v2 records, one after the other. Numbers are zig-zag varints; -1 as a size means null.
+
+size of what follows · attributes (1 byte, 0) · timestamp - base timestamp · offset - base offset
+· key size · key · value size · value · number of headers · (key size · key utf-8 · value size · value) ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from highwater.records.errors import CorruptPayloadError
+from highwater.records.header import BatchHeader
+from highwater.records.record import Record, RecordHeader
+from highwater.records.varint import SMALL_VARINT_LIMIT, SMALL_VARINTS, decode_varint, encode_varint
+
+_NULL = encode_varint(-1)
+_NO_HEADERS = encode_varint(0)
+# Size, attributes, timestamp, offset, key size, value size, headers: one byte each at the least.
+_SMALLEST_RECORD_BYTES = 7
+
+
+def encode_row_payload(records: Iterable[Record], offset_deltas: Iterable[int], base_timestamp: int) -> bytes:
+    """The payload before compression. The records' own offsets are not looked at.
+
+    Raises:
+        TypeError: a key, value or header that is not bytes, or a header's key that is not a string.
+    """
+    small = SMALL_VARINTS
+    limit = SMALL_VARINT_LIMIT
+    parts: list[bytes] = []
+    append = parts.append
+    join = b"".join
+    for (_, timestamp, key, value, headers), offset_delta in zip(records, offset_deltas, strict=False):
+        timestamp_delta = timestamp - base_timestamp
+        if key is None:
+            key_size = _NULL
+        else:
+            key_size = small[size] if (size := len(key)) < limit else encode_varint(size)
+        if value is None:
+            value_size = _NULL
+        else:
+            value_size = small[size] if (size := len(value)) < limit else encode_varint(size)
+        body = join(
+            (
+                b"\0",
+                small[timestamp_delta] if 0 <= timestamp_delta < limit else encode_varint(timestamp_delta),
+                small[offset_delta] if offset_delta < limit else encode_varint(offset_delta),
+                key_size,
+                key or b"",
+                value_size,
+                value or b"",
+                _encode_headers(headers) if headers else _NO_HEADERS,
+            )
+        )
+        append(small[size] if (size := len(body)) < limit else encode_varint(size))
+        append(body)
+    return join(parts)
+
+
+def _encode_headers(headers: Iterable[RecordHeader]) -> bytes:
+    headers = tuple(headers)
+    parts = [encode_varint(len(headers))]
+    for key, value in headers:
+        name = key.encode()
+        parts += (encode_varint(len(name)), name)
+        parts += (_NULL,) if value is None else (encode_varint(len(value)), value)
+    return b"".join(parts)
+
+
+def decode_row_payload(payload: bytes, header: BatchHeader) -> list[Record]:
+    """All records of a payload that has been decompressed.
+
+    Raises:
+        CorruptPayloadError: any record is damaged, or their number, sizes or offsets disagree with the header.
+    """
+    if header.record_count * _SMALLEST_RECORD_BYTES > len(payload):
+        raise CorruptPayloadError(f"rows: {header.record_count} records cannot fit into {len(payload)} bytes")
+    try:
+        return _decode_records(payload, header)
+    except IndexError as error:
+        raise CorruptPayloadError("rows: the payload ends within a record") from error
+    except UnicodeDecodeError as error:
+        raise CorruptPayloadError(f"rows: a header's key is not UTF-8: {error.reason}") from error
+
+
+def _decode_records(payload: bytes, header: BatchHeader) -> list[Record]:
+    # The loop of a consumer of rows: one-byte varints, nearly all there are, are read in line.
+    records: list[Record] = []
+    append = records.append
+    new = tuple.__new__
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    append_time = header.max_timestamp if header.log_append_time else None
+    previous_delta = -1
+    position = 0
+    for _ in range(header.record_count):
+        if (byte := payload[position]) < 0x80:
+            position += 1
+            size = (byte >> 1) ^ -(byte & 1)
+        else:
+            size, position = decode_varint(payload, position)
+        end = position + size
+        position += 1  # attributes, of which none are defined
+        if (byte := payload[position]) < 0x80:
+            position += 1
+            timestamp_delta = (byte >> 1) ^ -(byte & 1)
+        else:
+            timestamp_delta, position = decode_varint(payload, position)
+        if (byte := payload[position]) < 0x80:
+            position += 1
+            offset_delta = (byte >> 1) ^ -(byte & 1)
+        else:
+            offset_delta, position = decode_varint(payload, position)
+        if (byte := payload[position]) < 0x80:
+            position += 1
+            size = (byte >> 1) ^ -(byte & 1)
+        else:
+            size, position = decode_varint(payload, position)
+        if size >= 0:
+            key = payload[position : position + size]
+            position += size
+        elif size == -1:
+            key = None
+        else:
+            raise CorruptPayloadError(f"rows: a key of {size} bytes")
+        if (byte := payload[position]) < 0x80:
+            position += 1
+            size = (byte >> 1) ^ -(byte & 1)
+        else:
+            size, position = decode_varint(payload, position)
+        if size >= 0:
+            value = payload[position : position + size]
+            position += size
+        elif size == -1:
+            value = None
+        else:
+            raise CorruptPayloadError(f"rows: a value of {size} bytes")
+        if payload[position]:
+            headers, position = _decode_headers(payload, position)
+        else:
+            headers = ()
+            position += 1
+        if position != end:
+            raise CorruptPayloadError(f"rows: record {len(records)} ends at byte {position}, its size says {end}")
+        if offset_delta <= previous_delta:
+            raise CorruptPayloadError(f"rows: offset delta {offset_delta} after {previous_delta}")
+        previous_delta = offset_delta
+        timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
+        append(new(Record, (base_offset + offset_delta, timestamp, key, value, headers)))
+    if position != len(payload):
+        raise CorruptPayloadError(f"rows: {len(payload) - position} bytes after the last record")
+    if previous_delta > header.last_offset_delta:
+        raise CorruptPayloadError(f"rows: offset delta {previous_delta} above the last, {header.last_offset_delta}")
+    return records
+
+
+def _decode_headers(payload: bytes, position: int) -> tuple[tuple[RecordHeader, ...], int]:
+    count, position = decode_varint(payload, position)
+    if not 0 <= count <= len(payload) - position:
+        raise CorruptPayloadError(f"rows: {count} headers")
+    headers: list[RecordHeader] = []
+    for _ in range(count):
+        size, position = decode_varint(payload, position)
+        if not 0 <= size <= len(payload) - position:
+            raise CorruptPayloadError(f"rows: a header's key of {size} bytes")
+        key = payload[position : position + size].decode()
+        position += size
+        size, position = decode_varint(payload, position)
+        if not -1 <= size <= len(payload) - position:
+            raise CorruptPayloadError(f"rows: a header's value of {size} bytes")
+        if size == -1:
+            headers.append((key, None))
+        else:
+            headers.append((key, payload[position : position + size]))
+            position += size
+    return tuple(headers), position

@@ -1,0 +1,44 @@
+"""Protobuf's zig-zag varints, which Kafka's v2 records use for every number."""
+
+from __future__ import annotations
+
+from highwater.records.errors import CorruptPayloadError
+
+# 5 bytes hold any int32, 10 any int64.
+_LONGEST_VARINT = 10
+
+
+def encode_varint(value: int) -> bytes:
+    """The zig-zag varint of an int64 (1 to 10 bytes)."""
+    rest = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+# One-byte and two-byte varints of the numbers that nearly every record is made of: SMALL_VARINTS[n] for 0 <= n < 8192.
+SMALL_VARINT_LIMIT = 1 << 13
+SMALL_VARINTS = [encode_varint(n) for n in range(SMALL_VARINT_LIMIT)]
+
+
+def decode_varint(buffer: bytes, position: int) -> tuple[int, int]:
+    """The int64 at `position` and the position after it.
+
+    Raises:
+        IndexError: the buffer ends within it.
+        CorruptPayloadError: more than 10 bytes, or more than 64 bits.
+    """
+    raw = shift = 0
+    for _ in range(_LONGEST_VARINT):
+        byte = buffer[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> 64:
+                break
+            return (raw >> 1) ^ -(raw & 1), position
+        shift += 7
+    raise CorruptPayloadError("a varint is longer than 64 bits")
