@@ -128,7 +128,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Answered by `Follower.appended`, in the order of the appends. `records` None: high watermark and log start only."""
+    """Answered by `Follower.appended`, in the order of the appends. No records: high watermark and log start only."""
 
     generation: int
     leader_epoch: int
