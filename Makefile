@@ -10,6 +10,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
+# Starts Apache Kafka: `up` prints the bootstrap list, `create TOPIC`, `pid N`, `start N`, `down`.
+KAFKA_PEER ?= ../shared/peers/kafka
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
@@ -30,7 +32,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m bench
 
 bench-kafka: $(VENV)/.bench
-	$(BIN)/python -m bench --kafka
+	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(BIN)/python -m bench --kafka
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Highwater needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }

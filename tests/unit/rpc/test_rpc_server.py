@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from highwater.rpc.channel import open_channel
 from highwater.rpc.server import AddressInUseError, RpcServer
 

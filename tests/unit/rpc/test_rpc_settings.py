@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from highwater.errors import ErrorCode
 from highwater.rpc.server import UserError
 from highwater.rpc.settings import LogStorageSettings, load, read_properties

@@ -1,0 +1,86 @@
+"""Runs the measurements, on Highwater alone or on Highwater and Kafka in alternation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from bench.highwater_side import HighwaterSide
+from bench.results import AIMS, publish, results
+from bench.work import Work
+
+MEASURES = (
+    "startup",
+    "idle_rss",
+    "produce_table",
+    "consume_arrow",
+    "consume_records",
+    "produce_send",
+    "latency",
+    "failover",
+)
+
+
+def measure(side: HighwaterSide, kind: str, number: int) -> dict[str, float]:
+    """One measurement, under the names of its results. `produce_table` makes the topic that the consumers read."""
+    table_topic = f"bench-table-{number}"
+    if kind in ("startup", "idle_rss"):
+        return {kind: getattr(side, kind)()}
+    if kind == "produce_table":
+        side.create(table_topic)
+    if kind in ("produce_table", "consume_arrow", "consume_records"):
+        return {kind: getattr(side, kind)(table_topic)}
+    topic = f"bench-{kind.replace('_', '-')}-{number}"
+    side.create(topic)
+    if kind == "latency":
+        p50, p99 = side.latency(topic)
+        return {"latency_p50": p50, "latency_p99": p99}
+    if kind == "failover":
+        return {kind: statistics.median(side.failover(topic) for _ in range(side.work.failovers))}
+    return {kind: getattr(side, kind)(topic)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kafka", action="store_true", help="run Apache Kafka beside it (HIGHWATER_KAFKA_PEER)")
+    parser.add_argument("--only", default="", help=f"some of {','.join(MEASURES)}; startup always runs")
+    parser.add_argument("--rounds", type=int, default=1, help="medians over so many")
+    arguments = parser.parse_args()
+    wanted = ["startup", *(kind for kind in MEASURES[1:] if not arguments.only or kind in arguments.only.split(","))]
+    work = Work(rounds=arguments.rounds)
+    with tempfile.TemporaryDirectory(prefix="highwater-bench-") as data:
+        sides = [HighwaterSide(Path(data) / "highwater", work)]
+        if arguments.kafka:
+            script = os.environ.get("HIGHWATER_KAFKA_PEER", "")
+            if not script:
+                print("HIGHWATER_KAFKA_PEER must name the script that starts Kafka", file=sys.stderr)
+                return 1
+            from bench.kafka_side import KafkaSide  # noqa: PLC0415  (confluent-kafka is needed by this side alone)
+
+            sides.append(KafkaSide(script, work))  # type: ignore[arg-type]
+        taken: dict[str, dict[str, list[float]]] = {side.name: defaultdict(list) for side in sides}
+        try:
+            for kind in wanted:
+                for number in range(1 if kind in ("startup", "idle_rss") else work.rounds):
+                    for side in sides:
+                        print(f"{side.name}: {kind} …", file=sys.stderr, flush=True)
+                        for name, value in measure(side, kind, number).items():
+                            taken[side.name][name].append(value)
+        finally:
+            for side in sides:
+                side.stop()
+    medians = {
+        side: {name: statistics.median(values) for name, values in found.items()} for side, found in taken.items()
+    }
+    ours = {name: medians["Highwater"][name] for name in AIMS if name in medians["Highwater"]}
+    publish(results(ours, "Kafka" if arguments.kafka else None, medians.get("Kafka")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The same measurements on Apache Kafka through confluent-kafka.
+
+The brokers are started by a script that `HIGHWATER_KAFKA_PEER` names: `up` prints the bootstrap list, `create TOPIC`,
+`pid N`, `start N`, `down`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import psutil
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bench.events import events
+from bench.work import (
+    FAILOVER_TIMEOUT_S,
+    LATENCY_RATE,
+    LATENCY_RECORDS,
+    LATENCY_WARM_UP,
+    PARTITIONS,
+    TABLE_ROWS,
+    Work,
+    percentile,
+)
+
+
+class KafkaSide:
+    name = "Kafka"
+
+    def __init__(self, script: str, work: Work) -> None:
+        self.script = script
+        self.work = work
+        self.bootstrap = ""
+
+    def _run(self, *arguments: str) -> str:
+        return subprocess.run([self.script, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+    def startup(self) -> float:
+        self._run("down")
+        started = time.monotonic()
+        self.bootstrap = self._run("up").splitlines()[-1]
+        return time.monotonic() - started
+
+    def stop(self) -> None:
+        self._run("down")
+
+    def idle_rss(self) -> float:
+        return float(psutil.Process(int(self._run("pid", "1"))).memory_info().rss) / 1e6
+
+    def create(self, topic: str) -> None:
+        self._run("create", topic)
+
+    def _producer(self, **settings: object) -> Producer:
+        return Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "compression.type": "lz4",
+                "queue.buffering.max.messages": 1_000_000,
+                **settings,
+            }
+        )
+
+    def produce_table(self, topic: str) -> float:
+        """It has no columns: the same records one by one."""
+        keys, values = events(TABLE_ROWS)
+        return self._produce(topic, keys, values, self.work.tables)
+
+    def produce_send(self, topic: str) -> float:
+        keys, values = events(self.work.sends)
+        return self._produce(topic, keys, values, 1)
+
+    def _produce(self, topic: str, keys: list[bytes], values: list[bytes], times: int) -> float:
+        producer = self._producer(**{"linger.ms": 5, "batch.size": 1_000_000})
+        producer.produce(topic, values[0], keys[0])
+        producer.flush()
+        started = time.perf_counter()
+        for _ in range(times):
+            for key, value in zip(keys, values, strict=True):
+                while True:
+                    try:
+                        producer.produce(topic, value, key)
+                        break
+                    except BufferError:
+                        producer.poll(0.01)
+        assert producer.flush(120) == 0
+        return times * len(keys) / (time.perf_counter() - started)
+
+    def consume_records(self, topic: str) -> float:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "bench",
+                "enable.auto.commit": False,
+                "fetch.max.bytes": 55_000_000,
+            }
+        )
+        total = 0
+        for number in range(PARTITIONS):
+            _, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=10)
+            total += high
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+        seen = 0
+        started = time.perf_counter()
+        while seen < total:
+            for message in consumer.consume(10_000, timeout=5):
+                message.value()
+                seen += 1
+        rate = total / (time.perf_counter() - started)
+        consumer.close()
+        return rate
+
+    def consume_arrow(self, topic: str) -> float:
+        """It has no columns: the fastest that its client hands out is messages."""
+        return self.consume_records(topic)
+
+    def latency(self, topic: str) -> tuple[float, float]:
+        _, values = events(LATENCY_RECORDS + LATENCY_WARM_UP)
+        producer = self._producer(**{"linger.ms": 0})
+        taken: list[float] = []
+        due = time.perf_counter()
+        for number, value in enumerate(values):
+            due += 1 / LATENCY_RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            started = time.perf_counter()
+            producer.produce(topic, value, partition=number % PARTITIONS)
+            producer.flush()
+            taken.append((time.perf_counter() - started) * 1000)
+        kept = taken[LATENCY_WARM_UP:]
+        return percentile(kept, 50), percentile(kept, 99)
+
+    def failover(self, topic: str) -> float:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        partitions = admin.list_topics(topic).topics[topic].partitions
+        victim = partitions[0].leader
+        led = [number for number, partition in partitions.items() if partition.leader == victim]
+        producer = self._producer(**{"linger.ms": 0})
+        for number in range(PARTITIONS):
+            producer.produce(topic, b"before", partition=number)
+        assert producer.flush(30) == 0
+        os.kill(int(self._run("pid", str(victim))), signal.SIGKILL)
+        killed = time.perf_counter()
+        acknowledged: dict[int, float] = {}
+
+        def note(number: int) -> Callable[[object, object], None]:
+            def on_delivery(error: object, _message: object) -> None:
+                if error is None:
+                    acknowledged.setdefault(number, time.perf_counter() - killed)
+
+            return on_delivery
+
+        for number in led:
+            producer.produce(topic, b"after", partition=number, on_delivery=note(number))
+        assert producer.flush(FAILOVER_TIMEOUT_S) == 0
+        self._run("start", str(victim))
+        deadline = time.monotonic() + FAILOVER_TIMEOUT_S
+        while time.monotonic() < deadline:
+            described = admin.list_topics(topic).topics[topic].partitions
+            if all(len(p.isrs) == len(p.replicas) for p in described.values()):
+                break
+            time.sleep(0.2)
+        return max(acknowledged.values())
