@@ -33,6 +33,7 @@ from highwater.records.header import (
     verify,
 )
 from highwater.records.record import Record, RecordHeader
+from highwater.records.retain import retain
 from highwater.records.stamp import STAMP_BYTES, stamp, with_log_append_time, with_producer
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "encode_rows",
     "iter_batches",
     "read_header",
+    "retain",
     "stamp",
     "verify",
     "with_log_append_time",

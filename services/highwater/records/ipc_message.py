@@ -6,7 +6,8 @@
     .   .  body            the columns' buffers, 8-byte aligned
 
 Arrow's own reader takes more than the batch format allows: bytes after the message, and buffers that are compressed
-one by one, which expand to whatever they declare. The format compresses the payload as a whole; such a message is refused.
+one by one, which expand to whatever they declare. The format compresses the payload as a whole, so such a message is
+refused.
 
 The tables are those of Arrow's format/Message.fbs. A flatbuffer table starts with the int32 distance back to its
 vtable: uint16 size of the vtable, uint16 size of the table, then each field's uint16 offset in the table, 0 for none.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import BatchHeader
 from highwater.records.record import Record, RecordHeader
-from highwater.records.varint import SMALL_VARINT_LIMIT, SMALL_VARINTS, decode_varint, encode_varint
+from highwater.records.varint import SMALL_VARINT_LIMIT, SMALL_VARINTS, decode_varint, encode_varint, read_varint
 
 _NULL = encode_varint(-1)
 _NO_HEADERS = encode_varint(0)
@@ -32,14 +32,8 @@ def encode_row_payload(records: Iterable[Record], offset_deltas: Iterable[int], 
     join = b"".join
     for (_, timestamp, key, value, headers), offset_delta in zip(records, offset_deltas, strict=False):
         timestamp_delta = timestamp - base_timestamp
-        if key is None:
-            key_size = _NULL
-        else:
-            key_size = small[size] if (size := len(key)) < limit else encode_varint(size)
-        if value is None:
-            value_size = _NULL
-        else:
-            value_size = small[size] if (size := len(value)) < limit else encode_varint(size)
+        key_size = _NULL if key is None else small[size] if (size := len(key)) < limit else encode_varint(size)
+        value_size = _NULL if value is None else small[size] if (size := len(value)) < limit else encode_varint(size)
         body = join(
             (
                 b"\0",
@@ -84,7 +78,8 @@ def decode_row_payload(payload: bytes, header: BatchHeader) -> list[Record]:
 
 
 def _decode_records(payload: bytes, header: BatchHeader) -> list[Record]:
-    # The loop of a consumer of rows: one-byte varints, nearly all there are, are read in line.
+    # The loop of a consumer of rows, which is pure Python: varints of one and two bytes, nearly all there are, are read
+    # in line, and zig-zag is undone only where need be: an odd `raw` is a negative number.
     records: list[Record] = []
     append = records.append
     new = tuple.__new__
@@ -93,47 +88,64 @@ def _decode_records(payload: bytes, header: BatchHeader) -> list[Record]:
     previous_delta = -1
     position = 0
     for _ in range(header.record_count):
-        if (byte := payload[position]) < 0x80:
+        if (raw := payload[position]) < 0x80:
             position += 1
-            size = (byte >> 1) ^ -(byte & 1)
+        elif (high := payload[position + 1]) < 0x80:
+            raw += (high << 7) - 0x80
+            position += 2
         else:
-            size, position = decode_varint(payload, position)
-        end = position + size
-        position += 1  # attributes, of which none are defined
-        if (byte := payload[position]) < 0x80:
+            raw, position = read_varint(payload, position)
+        end = position + ((raw >> 1) ^ -(raw & 1))
+        position += 1  # the attributes, of which none are defined
+        if (raw := payload[position]) < 0x80:
             position += 1
-            timestamp_delta = (byte >> 1) ^ -(byte & 1)
+        elif (high := payload[position + 1]) < 0x80:
+            raw += (high << 7) - 0x80
+            position += 2
         else:
-            timestamp_delta, position = decode_varint(payload, position)
-        if (byte := payload[position]) < 0x80:
+            raw, position = read_varint(payload, position)
+        timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1)) if append_time is None else append_time
+        if (raw := payload[position]) < 0x80:
             position += 1
-            offset_delta = (byte >> 1) ^ -(byte & 1)
+        elif (high := payload[position + 1]) < 0x80:
+            raw += (high << 7) - 0x80
+            position += 2
         else:
-            offset_delta, position = decode_varint(payload, position)
-        if (byte := payload[position]) < 0x80:
+            raw, position = read_varint(payload, position)
+        offset_delta = raw >> 1
+        if raw & 1 or offset_delta <= previous_delta:
+            raise CorruptPayloadError(f"rows: offset delta {(raw >> 1) ^ -(raw & 1)} after {previous_delta}")
+        previous_delta = offset_delta
+        if (raw := payload[position]) < 0x80:
             position += 1
-            size = (byte >> 1) ^ -(byte & 1)
+        elif (high := payload[position + 1]) < 0x80:
+            raw += (high << 7) - 0x80
+            position += 2
         else:
-            size, position = decode_varint(payload, position)
-        if size >= 0:
-            key = payload[position : position + size]
-            position += size
-        elif size == -1:
+            raw, position = read_varint(payload, position)
+        if not raw & 1:
+            start = position
+            position += raw >> 1
+            key = payload[start:position]
+        elif raw == 1:
             key = None
         else:
-            raise CorruptPayloadError(f"rows: a key of {size} bytes")
-        if (byte := payload[position]) < 0x80:
+            raise CorruptPayloadError(f"rows: a key of {(raw >> 1) ^ -1} bytes")
+        if (raw := payload[position]) < 0x80:
             position += 1
-            size = (byte >> 1) ^ -(byte & 1)
+        elif (high := payload[position + 1]) < 0x80:
+            raw += (high << 7) - 0x80
+            position += 2
         else:
-            size, position = decode_varint(payload, position)
-        if size >= 0:
-            value = payload[position : position + size]
-            position += size
-        elif size == -1:
+            raw, position = read_varint(payload, position)
+        if not raw & 1:
+            start = position
+            position += raw >> 1
+            value = payload[start:position]
+        elif raw == 1:
             value = None
         else:
-            raise CorruptPayloadError(f"rows: a value of {size} bytes")
+            raise CorruptPayloadError(f"rows: a value of {(raw >> 1) ^ -1} bytes")
         if payload[position]:
             headers, position = _decode_headers(payload, position)
         else:
@@ -141,10 +153,6 @@ def _decode_records(payload: bytes, header: BatchHeader) -> list[Record]:
             position += 1
         if position != end:
             raise CorruptPayloadError(f"rows: record {len(records)} ends at byte {position}, its size says {end}")
-        if offset_delta <= previous_delta:
-            raise CorruptPayloadError(f"rows: offset delta {offset_delta} after {previous_delta}")
-        previous_delta = offset_delta
-        timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
         append(new(Record, (base_offset + offset_delta, timestamp, key, value, headers)))
     if position != len(payload):
         raise CorruptPayloadError(f"rows: {len(payload) - position} bytes after the last record")

@@ -24,8 +24,8 @@ SMALL_VARINT_LIMIT = 1 << 13
 SMALL_VARINTS = [encode_varint(n) for n in range(SMALL_VARINT_LIMIT)]
 
 
-def decode_varint(buffer: bytes, position: int) -> tuple[int, int]:
-    """The int64 at `position` and the position after it.
+def read_varint(buffer: bytes, position: int) -> tuple[int, int]:
+    """The varint at `position` before zig-zag is undone (0 to 2^64 - 1), and the position after it.
 
     Raises:
         IndexError: the buffer ends within it.
@@ -39,6 +39,12 @@ def decode_varint(buffer: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             if raw >> 64:
                 break
-            return (raw >> 1) ^ -(raw & 1), position
+            return raw, position
         shift += 7
     raise CorruptPayloadError("a varint is longer than 64 bits")
+
+
+def decode_varint(buffer: bytes, position: int) -> tuple[int, int]:
+    """The int64 at `position` and the position after it. Raises as `read_varint` does."""
+    raw, position = read_varint(buffer, position)
+    return (raw >> 1) ^ -(raw & 1), position
