@@ -39,6 +39,14 @@ class Refused(StoreError):  # noqa: N818
     written."""
 
 
+class GuardFailed(StoreError):  # noqa: N818
+    """What every transaction of a batch rests on no longer holds: nothing more was written."""
+
+
+class ControllerDeposed(GuardFailed):
+    """Another controller was elected, or this one's session ended: it may write no more (RULES 2.2)."""
+
+
 # Answers that say that the request was not carried out, though their status code is that of a broken connection.
 _NOT_DONE = ("etcdserver: no leader", "etcdserver: not capable", "etcdserver: too many requests")
 _COMPACTED = "has been compacted"

@@ -6,7 +6,8 @@ DESIGN §5 has the keys, RULES 2.1 the fields of a partition's state.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,10 +47,10 @@ class PartitionState:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> PartitionState:
-        fields = json.loads(text)
+        values = _known_fields(cls, text)
         for name in ("isr", "elr", "lost"):
-            fields[name] = tuple(fields[name])
-        return cls(**fields)
+            values[name] = tuple(values[name])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,17 @@ class TopicAssignment:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> TopicAssignment:
-        fields = json.loads(text)
-        return cls(fields["topic"], bytes.fromhex(fields["topic_id"]), tuple(tuple(r) for r in fields["replicas"]))
+        values = json.loads(text)
+        return cls(values["topic"], bytes.fromhex(values["topic_id"]), tuple(tuple(r) for r in values["replicas"]))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedTopic:
+    """A topic as it stands in etcd."""
+
+    assignment: TopicAssignment
+    create_revision: int
+    revision: int  # mod revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +107,61 @@ class BrokerRegistration:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> BrokerRegistration:
-        return cls(**json.loads(text))
+        return cls(**_known_fields(cls, text))
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBroker:
     registration: BrokerRegistration
     broker_epoch: int  # create revision of the key
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRegistration:
+    """`/controller` (lease): who acts as the controller, and under which controller epoch (RULES 1.2)."""
+
+    controller_id: int
+    address: str  # of the Controller service
+    controller_epoch: int
+    incarnation: str  # random id of this start of the controller
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> ControllerRegistration:
+        return cls(**_known_fields(cls, text))
+
+
+@dataclass(frozen=True, slots=True)
+class IsrNotification:
+    """An entry under `/isr_change_notification` (RULES 2.5): a leader changed these partitions' states."""
+
+    broker_id: int
+    broker_epoch: int
+    sequence: int
+    partitions: tuple[tuple[str, int], ...]  # (topic, partition)
+
+    def to_json(self) -> bytes:
+        """Only the partitions: the rest stands in the key."""
+        return json.dumps({"partitions": self.partitions}, separators=(",", ":")).encode()
+
+
+def notified_partitions(text: bytes | str) -> tuple[tuple[str, int], ...]:
+    """Reads what `IsrNotification.to_json` wrote."""
+    return tuple((topic, partition) for topic, partition in json.loads(text)["partitions"])
+
+
+def config_to_json(config: Mapping[str, str]) -> bytes:
+    """The value of a `/config/...` key: Kafka's keys, with their values as text."""
+    return json.dumps(dict(config), separators=(",", ":"), sort_keys=True).encode()
+
+
+def config_from_json(text: bytes | str) -> dict[str, str]:
+    return {str(key): str(value) for key, value in json.loads(text).items()}
+
+
+def _known_fields(cls: type[Any], text: bytes | str) -> dict[str, Any]:
+    """The fields that this version knows: in a rolling update a newer one may have written more."""
+    known = {each.name for each in fields(cls)}
+    return {name: value for name, value in json.loads(text).items() if name in known}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -199,11 +199,11 @@ class Store:
 
     # Watches
 
-    def watch(self, key: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
         """Every event of the key from `start_revision` on, see `watch_prefix`."""
         return watch_range(self._connections, key.encode(), b"", start_revision)
 
-    def watch_prefix(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch_prefix(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
         """Every event under the prefix from `start_revision` on (a listing's revision + 1), without gap or repetition:
         after a broken connection it resumes behind the last revision seen, at another endpoint if need be, for as
         long as it takes. Ends only by raising `Compacted`: list again, and compare by (id, create revision)

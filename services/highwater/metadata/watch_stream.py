@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from aetcd import rpc
@@ -33,7 +33,7 @@ def entry_of(pair: Any) -> Entry:
 
 async def watch_range(
     connections: Connections, key: bytes, range_end: bytes, start_revision: int
-) -> AsyncIterator[WatchBatch]:
+) -> AsyncGenerator[WatchBatch]:
     """The events of [key, range_end) (of the key alone where it is empty) from `start_revision` on, see
     `Store.watch_prefix`. Raises `Compacted`; a store that is closed ends it with `Unavailable`."""
     if start_revision < 1:

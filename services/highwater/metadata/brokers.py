@@ -1,0 +1,32 @@
+"""Who is registered, as others see it."""
+
+from __future__ import annotations
+
+from highwater.metadata.cluster_view import live_broker
+from highwater.metadata.controller_term import ControllerTerm
+from highwater.metadata.etcd_errors import ControllerDeposed
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import LiveBroker
+from highwater.metadata.store import Store
+from highwater.metadata.transactions import Delete, Get, created_at
+
+
+async def read_brokers(store: Store, keys: Keys) -> dict[int, LiveBroker]:
+    """Linearizable."""
+    listing = await store.get_prefix(keys.broker_ids)
+    return {broker.registration.broker_id: broker for broker in map(live_broker, listing.entries)}
+
+
+async def expel_broker(store: Store, keys: Keys, term: ControllerTerm, broker_id: int, broker_epoch: int) -> bool:
+    """Ends the registration of exactly this broker epoch (RULES 8.3); False where it has ended already.
+
+    The key is deleted in a guarded transaction, which a deposed controller cannot do; revoking the lease, it could.
+    The broker sees its key gone and registers anew under a fresh lease. Raises `ControllerDeposed`, `OutcomeUnknown`
+    (calling again is harmless) and `Unavailable`.
+    """
+    key = keys.broker(broker_id)
+    guard = term.guard(keys)
+    result = await store.txn((guard, created_at(key, broker_epoch)), (Delete(key),), (Get(guard.key),))
+    if not result.succeeded and not guard.holds(result.entries[0]):
+        raise ControllerDeposed(f"controller epoch {term.controller_epoch} has ended")
+    return result.succeeded
