@@ -1,7 +1,7 @@
 """What goes into a `Partition` and what comes out of it: events' values and actions. Pure values, no behaviour.
 
-The server (or the simulation) hands events to the partition, one at a time, and carries out the actions of each answer in
-the order given. Times are `now_ms`, milliseconds of any monotonic clock. Offsets are records' offsets; an *end*
+The server (or the simulation) hands events to the partition, one at a time, and carries out the actions of each answer
+in the order given. Times are `now_ms`, milliseconds of any monotonic clock. Offsets are records' offsets; an *end*
 offset is one past the last record. Epochs are -1 where there is none.
 """
 
@@ -40,8 +40,8 @@ class PartitionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What LeaderAndIsr says of one partition. The controller epoch and the broker epoch of the request are the server's to
-    check first (RULES 1.2, 1.4)."""
+    """What LeaderAndIsr says of one partition. The controller epoch and the broker epoch of the request are the
+    server's to check first (RULES 1.2, 1.4)."""
 
     state: VersionedState
     replicas: tuple[int, ...]  # the assignment, preferred leader first
@@ -52,8 +52,8 @@ class Instructed(NamedTuple):
     """The answer to an instruction.
 
     `error`: NONE, taken or already known (a `Fence` among the actions may still fail: its error is the answer then);
-    FENCED_LEADER_EPOCH, older than what is known (RULES 1.3), without effect; REPLICA_NOT_ASSIGNED, this broker is not in
-    the assignment; INVALID_REQUEST, a leader outside its own ISR; LOG_STORAGE_ERROR, leadership under this
+    FENCED_LEADER_EPOCH, older than what is known (RULES 1.3), without effect; REPLICA_NOT_ASSIGNED, this broker is not
+    in the assignment; INVALID_REQUEST, a leader outside its own ISR; LOG_STORAGE_ERROR, leadership under this
     epoch was given up here and is not taken up again (RULES 3.5): another election is needed (RULES 7.7).
     """
 
@@ -63,8 +63,8 @@ class Instructed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
-    """log-storage's answer to a `Fence` (RULES 3.2); on an error (a broken connection is LOG_STORAGE_ERROR) only `role`,
-    `leader_epoch` and `error` count."""
+    """log-storage's answer to a `Fence` (RULES 3.2); on an error (a broken connection is LOG_STORAGE_ERROR) only
+    `role`, `leader_epoch` and `error` count."""
 
     role: Role
     leader_epoch: int
@@ -100,16 +100,16 @@ class FollowerFetch(NamedTuple):
 
 
 class DivergingEpoch(NamedTuple):
-    """Where a follower's log leaves the leader's (RULES 4.3): the leader's largest epoch at or below the follower's last, and
-    its end offset. Epoch -1: the leader has none; `end_offset` is then its log start."""
+    """Where a follower's log leaves the leader's (RULES 4.3): the leader's largest epoch at or below the follower's
+    last, and its end offset. Epoch -1: the leader has none; `end_offset` is then its log start."""
 
     leader_epoch: int
     end_offset: int
 
 
 class FetchVerdict(NamedTuple):
-    """What to answer to a replica's fetch of one partition. With `error` NONE and no `diverging`: read from the fetch offset
-    up to the log end offset. High watermark and log start go into every answer (RULES 4.6); with
+    """What to answer to a replica's fetch of one partition. With `error` NONE and no `diverging`: read from the fetch
+    offset up to the log end offset. High watermark and log start go into every answer (RULES 4.6); with
     NOT_LEADER_OR_FOLLOWER and the like they are those last known and the follower takes no notice of them."""
 
     error: ErrorCode
@@ -133,7 +133,8 @@ class LiveBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Call FenceEpoch and hand the answer, or the error, to `Partition.fenced`. Appends of this partition wait for it."""
+    """Call FenceEpoch and hand the answer, or the error, to `Partition.fenced`. Appends of this partition wait for
+    it."""
 
     role: Role
     leader_epoch: int
@@ -167,7 +168,8 @@ class WriteIsr:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read the state key (linearizable) and hand it to `state_seen`. May be dropped on an error: it is asked for again."""
+    """Read the state key (linearizable) and hand it to `state_seen`. May be dropped on an error: it is asked for
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,8 @@ class LeadershipStarted:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipInterrupted:
-    """Fail every waiting produce of this epoch, whatever happens later (RULES 5.4); answer waiting fetches; empty the tail
-    cache (RULES 5.5)."""
+    """Fail every waiting produce of this epoch, whatever happens later (RULES 5.4); answer waiting fetches; empty the
+    tail cache (RULES 5.5)."""
 
     leader_epoch: int
 
