@@ -1,0 +1,109 @@
+"""What has to be told again until it is answered: one entry a key, however often it changes. Pure.
+
+Level-triggered: an entry says that the receiver may not know the present state of its key; the state itself is looked
+up when it is sent. Bounded by the number of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+FIRST_BACKOFF_MS = 50
+MAX_BACKOFF_MS = 1_000
+
+
+def backoff_ms(failures: int) -> int:
+    """The pause after that many failures before the last one."""
+    return min(FIRST_BACKOFF_MS << min(failures, 16), MAX_BACKOFF_MS)
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _Entry:
+    version: int  # grows with every change
+    changed_ms: int  # of the last change
+    unanswered_since_ms: int  # from then on the receiver owes an answer
+    due_ms: int  # not to be sent (again) before
+    failures: int = 0
+    reported: bool = False  # as overdue
+
+
+class Redelivery(Generic[Key]):
+    def __init__(self) -> None:
+        self._entries: dict[Key, _Entry] = {}
+        self._versions = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def put(self, keys: Iterable[Key], now_ms: int) -> None:
+        """The state of these keys changed: due at once, also where an older one is being sent."""
+        for key in keys:
+            self._versions += 1
+            entry = self._entries.get(key)
+            if entry is None:
+                self._entries[key] = _Entry(self._versions, now_ms, now_ms, now_ms)
+            else:
+                entry.version = self._versions
+                entry.changed_ms = now_ms
+                entry.due_ms = now_ms
+
+    def discard(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._entries.pop(key, None)
+
+    def take(self, now_ms: int, limit: int) -> dict[Key, int]:
+        """Up to `limit` keys that are due, with their versions, for `answered` or `failed`."""
+        taken: dict[Key, int] = {}
+        for key, entry in self._entries.items():
+            if len(taken) == limit:
+                break
+            if entry.due_ms <= now_ms:
+                taken[key] = entry.version
+        return taken
+
+    def answered(self, taken: Mapping[Key, int], refused: Collection[Key], now_ms: int) -> None:
+        """An answer came; the `refused` keys are tried again, after a back-off."""
+        for key, version in taken.items():
+            entry = self._entries.get(key)
+            if entry is None:
+                continue
+            if key in refused:
+                self._back_off(entry, version, now_ms)
+            elif entry.version == version:
+                del self._entries[key]
+            else:
+                entry.unanswered_since_ms = entry.changed_ms
+                entry.failures = 0
+                entry.reported = False
+
+    def failed(self, taken: Mapping[Key, int], now_ms: int) -> None:
+        """No answer came: all of them are tried again, after a back-off."""
+        for key, version in taken.items():
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._back_off(entry, version, now_ms)
+
+    def _back_off(self, entry: _Entry, version: int, now_ms: int) -> None:
+        if entry.version == version:  # else it changed meanwhile and is due as it is
+            entry.due_ms = now_ms + backoff_ms(entry.failures)
+            entry.failures += 1
+
+    def next_due_ms(self) -> int | None:
+        return min((entry.due_ms for entry in self._entries.values()), default=None)
+
+    def overdue(self, now_ms: int, limit_ms: int) -> tuple[Key, ...]:
+        """Keys unanswered for `limit_ms`; each is reported once until an answer comes."""
+        found = []
+        for key, entry in self._entries.items():
+            if not entry.reported and now_ms - entry.unanswered_since_ms >= limit_ms:
+                entry.reported = True
+                found.append(key)
+        return tuple(found)
