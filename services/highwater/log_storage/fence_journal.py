@@ -1,0 +1,125 @@
+"""Fences on disk (RULES 3.1): an append-only file for each log directory, so that a call which fences many partitions
+costs one write and one fdatasync.
+
+A line for each call: the CRC-32C of the rest in hex, a space, a JSON list of entries `[topic id in hex, partition,
+leader epoch, role, replica-manager's incarnation, log-storage's incarnation]`. An epoch of -1 forgets a deleted log's
+fence. The last line may be torn by a crash: it was not answered for, and is dropped. The file is written anew at
+every start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from highwater.log_storage.durable import replace_file
+from highwater.log_storage.fence import Fence, Role
+from highwater.metadata.models import PartitionKey
+from highwater.records.header import crc32c
+
+FILE_NAME = "fence-journal"
+REWRITE_BYTES = 4 << 20  # the file is written anew when it has grown by so much
+_FORGOTTEN = -1
+
+
+class FenceJournalError(ValueError):
+    """Fences are lost: a line before the last is damaged. The message names the file and the line."""
+
+
+class FenceJournal:
+    """The fences of one log directory. After a write or fsync has failed it refuses all others, because what is on
+    disk is no longer known."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file and writes it anew. Raises `OSError`, `FenceJournalError`."""
+        self._path = path
+        self.fences = _read(path)
+        self._failure: OSError | None = None
+        self._descriptor = -1
+        self._rewrite()
+
+    def get(self, key: PartitionKey) -> Fence | None:
+        return self.fences.get(key)
+
+    def record(self, raised: Mapping[PartitionKey, Fence]) -> None:
+        """Makes these fences durable; they are in `fences` from the start, so that what they shut out is shut out at
+        once. Raises `OSError`."""
+        self.fences.update(raised)
+        self._append(_entry(key, fence) for key, fence in raised.items())
+
+    def forget(self, keys: Iterable[PartitionKey]) -> None:
+        """Drops the fences of deleted logs. Raises `OSError`."""
+        known = [key for key in keys if self.fences.pop(key, None) is not None]
+        if known:
+            self._append([key.topic_id.hex(), key.partition, _FORGOTTEN, 0, "", ""] for key in known)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, entries: Iterable[list[object]]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            line = _line(entries)
+            written = os.write(self._descriptor, line)
+            if written != len(line):
+                raise OSError(f"wrote {written} of {len(line)} bytes to {self._path}")
+            os.fdatasync(self._descriptor)
+            self._grown_bytes += len(line)
+            if self._grown_bytes > REWRITE_BYTES:
+                self._rewrite()
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _rewrite(self) -> None:
+        self.close()
+        replace_file(self._path, _line(_entry(*item) for item in sorted(self.fences.items())))
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._grown_bytes = 0
+
+
+def _entry(key: PartitionKey, fence: Fence) -> list[object]:
+    return [
+        key.topic_id.hex(),
+        key.partition,
+        fence.leader_epoch,
+        int(fence.role),
+        fence.replica_manager_incarnation,
+        fence.log_storage_incarnation,
+    ]
+
+
+def _line(entries: Iterable[list[object]]) -> bytes:
+    body = json.dumps(list(entries), separators=(",", ":")).encode()
+    return b"%08x %s\n" % (crc32c(body), body)
+
+
+def _read(path: Path) -> dict[PartitionKey, Fence]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    if not lines[-1]:
+        lines.pop()
+    last = len(lines)
+    fences: dict[PartitionKey, Fence] = {}
+    for number, line in enumerate(lines, 1):
+        crc, _, body = line.partition(b" ")
+        if crc != b"%08x" % crc32c(body):
+            if 1 < number == last:  # torn: it was not answered for. The first was there whole before the file was
+                break
+            raise FenceJournalError(
+                f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. Restore the "
+                f"file, or remove the log directory and let its replicas be copied again"
+            )
+        for topic_id, partition, leader_epoch, role, replica_manager, log_storage in json.loads(body):
+            key = PartitionKey(bytes.fromhex(topic_id), partition)
+            if leader_epoch == _FORGOTTEN:
+                fences.pop(key, None)
+            else:
+                fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage)
+    return fences

@@ -1,0 +1,64 @@
+"""`<base offset>.index`: where in the segment to begin looking for an offset. Kafka's layout, 8 bytes an entry:
+
+int32  offset of a batch's last record, relative to the segment's base offset
+int32  position of that batch in the segment
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from highwater.log_storage.index_file import IndexFile
+
+MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+class OffsetIndex(IndexFile):
+    """Sparse: an entry every `index.interval.bytes`. Offsets and positions both strictly increase."""
+
+    layout: ClassVar[struct.Struct] = struct.Struct(">ii")
+    dtype: ClassVar[np.dtype[np.void]] = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
+
+    __slots__ = ("base_offset",)
+
+    def __init__(self, path: Path, base_offset: int, max_bytes: int) -> None:
+        super().__init__(path, max_bytes)
+        self.base_offset = base_offset
+
+    def append(self, last_offset: int, position: int) -> None:
+        self._append(last_offset - self.base_offset, position)
+
+    def lookup(self, offset: int) -> int:
+        """A position at or before the batch that holds `offset`: of the last entry at or below it, else 0."""
+        number = self._search(offset - self.base_offset)
+        return self.entry(number)[1] if number >= 0 else 0
+
+    def last(self) -> tuple[int, int] | None:
+        """(last offset, position) of the last entry."""
+        if not len(self):
+            return None
+        relative_offset, position = self.entry(len(self) - 1)
+        return self.base_offset + relative_offset, position
+
+    def valid(self, segment_bytes: int) -> bool:
+        """Whether the entries can be those of a segment of this size: a zeroed or torn one is found here."""
+        entries = self.columns()
+        if not len(entries):
+            return True
+        offsets, positions = entries["relative_offset"], entries["position"]
+        return bool(
+            offsets[0] >= 0
+            and positions[0] > 0
+            and positions[-1] < segment_bytes
+            and np.all(offsets[1:] > offsets[:-1])
+            and np.all(positions[1:] > positions[:-1])
+        )
+
+    def truncate(self, position: int) -> None:
+        """Keeps the entries of batches that start before `position`."""
+        positions = self.columns()["position"]
+        self._keep(int(np.searchsorted(positions, position, side="left")))

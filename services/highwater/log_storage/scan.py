@@ -1,0 +1,55 @@
+"""Walks over the batches of an open segment file in chunks, without reading a payload that is not asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
+from highwater.records.header import CHECKED_FROM, crc32c
+
+SCAN_BYTES = 1 << 20
+LOOKUP_BYTES = 4096
+
+
+def scan_batches(
+    descriptor: int, position: int, end: int, *, verify: bool = False, chunk_bytes: int = SCAN_BYTES
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of every batch from `position` to `end` of a file. With `verify` the CRCs are checked.
+
+    Raises:
+        CorruptBatchError: at the first batch that is damaged or cut off, with its position in the file.
+        OSError: the file cannot be read.
+    """
+    chunk, chunk_start = b"", position
+    while position < end:
+        inside = position - chunk_start
+        if len(chunk) - inside < HEADER_BYTES:
+            chunk, chunk_start, inside = os.pread(descriptor, min(chunk_bytes, end - position), position), position, 0
+        try:
+            header = read_header(chunk, inside)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(position, error.reason) from None
+        if header.size_bytes > end - position:
+            raise CorruptBatchError(position, f"truncated: {end - position} of {header.size_bytes} bytes")
+        if verify:
+            if len(chunk) - inside < header.size_bytes:
+                size = min(chunk_bytes, end - position)
+                chunk, chunk_start, inside = os.pread(descriptor, size, position), position, 0
+            _verify(descriptor, position, header, memoryview(chunk)[inside : inside + header.size_bytes])
+        yield position, header
+        position += header.size_bytes
+
+
+def _verify(descriptor: int, position: int, header: BatchHeader, begin: memoryview) -> None:
+    """Checks the CRC of a batch of which `begin` has been read; one larger than a chunk is read piece by piece."""
+    crc = crc32c(begin[CHECKED_FROM:])
+    done = len(begin)
+    while done < header.size_bytes:
+        piece = os.pread(descriptor, min(SCAN_BYTES, header.size_bytes - done), position + done)
+        if not piece:
+            raise CorruptBatchError(position, f"truncated: {done} of {header.size_bytes} bytes")
+        crc = crc32c(piece, crc)
+        done += len(piece)
+    if crc != header.crc:
+        raise CorruptBatchError(position, f"CRC-32C is {crc:#010x}, the header says {header.crc:#010x}")

@@ -1,0 +1,297 @@
+"""One segment: `<base offset, 20 digits>.log` and its two indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
+from highwater.log_storage.scan import LOOKUP_BYTES, scan_batches
+from highwater.log_storage.time_index import TimeIndex
+from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, read_header, verify
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+
+NO_TIMESTAMP = -1
+_MAX_BUFFERS = 1024  # IOV_MAX
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    return f"{base_offset:020d}{suffix}"
+
+
+class Segment:
+    """The file, its size, and what a walk over its batches has found. `size_bytes` is where the next batch goes; it
+    never exceeds what has been written."""
+
+    def __init__(
+        self,
+        directory: Path,
+        base_offset: int,
+        *,
+        index_interval_bytes: int,
+        index_max_bytes: int,
+        create: bool = False,
+    ) -> None:
+        """Opens the file, or makes it. Raises `OSError`."""
+        self.base_offset = base_offset
+        self.path = directory / file_name(base_offset, LOG_SUFFIX)
+        # Closed when nobody refers to it any more: a flush or a read may still use the file of a removed segment.
+        self._file = self.path.open("x+b" if create else "r+b", buffering=0)
+        self._descriptor = self._file.fileno()
+        self.size_bytes = os.fstat(self._descriptor).st_size
+        self.offset_index = OffsetIndex(directory / file_name(base_offset, INDEX_SUFFIX), base_offset, index_max_bytes)
+        self.time_index = TimeIndex(directory / file_name(base_offset, TIME_INDEX_SUFFIX), base_offset, index_max_bytes)
+        self.index_interval_bytes = index_interval_bytes
+        self.end_offset = base_offset  # of the batches noted so far
+        self.max_timestamp = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset  # last offset of the first batch that has it
+        self.first_timestamp = NO_TIMESTAMP  # the first batch's largest: the age of the segment counts from it
+        self._bytes_since_entry = 0
+        self._indexes_checked = create
+        if create:
+            self.offset_index.reset()
+            self.time_index.reset()
+
+    @property
+    def full(self) -> bool:
+        return self.offset_index.full or self.time_index.full
+
+    def takes(self, last_offset: int) -> bool:
+        """Whether the offset still has a relative offset of 31 bits here."""
+        return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, buffers: Sequence[ReadableBuffer], total_bytes: int) -> int:
+        """Writes whole batches at the end; the position they begin at. `note` each of them afterwards.
+
+        Raises `OSError`; the segment is then as it was, unless `undo` raises as well."""
+        if not self._indexes_checked:
+            self._check_indexes()
+        position = self.size_bytes
+        written = 0
+        for first in range(0, len(buffers), _MAX_BUFFERS):
+            some = buffers[first : first + _MAX_BUFFERS]
+            done = os.pwritev(self._descriptor, some, position + written)
+            expected = total_bytes if len(buffers) <= _MAX_BUFFERS else sum(map(len, some))
+            if done < expected:
+                done += self._write_rest(b"".join(some)[done:], position + written + done)
+            written += done
+        self.size_bytes = position + total_bytes
+        return position
+
+    def _write_rest(self, rest: bytes, position: int) -> int:
+        done = 0
+        while done < len(rest):
+            done += os.pwrite(self._descriptor, rest[done:], position + done)
+        return done
+
+    def undo(self, size_bytes: int) -> None:
+        """Cuts off what a failed append may have left behind `size_bytes`. Raises `OSError`."""
+        os.ftruncate(self._descriptor, size_bytes)
+        self.size_bytes = size_bytes
+
+    def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
+        """Takes a batch at `position` into the indexes."""
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+            self.max_timestamp_offset = last_offset
+        if position == 0:
+            self.first_timestamp = max_timestamp
+        if self._bytes_since_entry > self.index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            if self.max_timestamp >= 0:
+                self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += size_bytes
+        self.end_offset = last_offset + 1
+
+    def seal(self) -> None:
+        """Ends the time index with the largest timestamp: at roll and at close."""
+        self._check_indexes()
+        if self.max_timestamp >= 0:
+            self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+
+    def flush(self) -> None:
+        """Everything to disk. May run in a thread beside appends: it covers those that had returned. Raises
+        `OSError`."""
+        os.fdatasync(self._file.fileno())
+        self.offset_index.write_out(durable=True)
+        self.time_index.write_out(durable=True)
+
+    def sync_batches(self) -> None:
+        """The batches to disk, without the indexes. Raises `OSError`."""
+        os.fdatasync(self._file.fileno())
+
+    def truncate(self, position: int, end_offset: int) -> None:
+        """Cuts off everything from `position` on, where the batch at `end_offset` begins. Raises `OSError`."""
+        self._check_indexes()
+        os.ftruncate(self._descriptor, position)
+        self.size_bytes = position
+        self.end_offset = end_offset
+        self.offset_index.truncate(position)
+        self.time_index.truncate(end_offset)
+        self._walk_after_truncation()
+
+    def _walk_after_truncation(self) -> None:
+        """Largest timestamp and distance from the last index entry, from the indexes and the batches behind them."""
+        last_entry, last_time = self.offset_index.last(), self.time_index.last()
+        self.max_timestamp, self.max_timestamp_offset = last_time or (NO_TIMESTAMP, self.base_offset)
+        self._bytes_since_entry = 0
+        position = last_entry[1] if last_entry else 0
+        for _, header in self.headers(position):
+            if header.max_timestamp > self.max_timestamp:
+                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+            self._bytes_since_entry += header.size_bytes
+        if self.size_bytes == 0:
+            self.first_timestamp = NO_TIMESTAMP
+
+    def rebuild_indexes(self) -> None:
+        """Makes both indexes from the batches. Raises `CorruptBatchError`, `OSError`."""
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._forget_notes()
+        self._indexes_checked = True
+        for position, header in self.headers(0):
+            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
+
+    def _forget_notes(self) -> None:
+        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        self.first_timestamp = NO_TIMESTAMP
+        self._bytes_since_entry = 0
+        self.end_offset = self.base_offset
+
+    def _check_indexes(self) -> None:
+        """On first use: an index that cannot be this segment's is made again."""
+        if self._indexes_checked:
+            return
+        present = self.offset_index.load() and self.time_index.load()
+        if present and self.offset_index.valid(self.size_bytes) and self.time_index.valid(self.end_offset):
+            self._indexes_checked = True
+        else:
+            self.rebuild_indexes()
+
+    # -- walking and reading ------------------------------------------------------------------------------------------
+
+    def headers(self, position: int, *, checked: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+        """Every batch from `position` on; with `checked` its CRC too. Raises `CorruptBatchError`, `OSError`."""
+        return scan_batches(self._descriptor, position, self.size_bytes, verify=checked)
+
+    def adopt(self, position: int, header: BatchHeader, *, reindex: bool) -> None:
+        """Takes in a batch that was found in the file at start: with `reindex` into new indexes, else the existing
+        ones are believed until they are used."""
+        if reindex:
+            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
+            return
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+        if position == 0:
+            self.first_timestamp = header.max_timestamp
+        self.end_offset = header.next_offset
+
+    def begin_reindex(self) -> None:
+        """Empties the indexes: every batch will be adopted anew."""
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._forget_notes()
+        self._indexes_checked = True
+
+    def position_of(self, offset: int) -> tuple[int, BatchHeader] | None:
+        """Position and header of the first batch that ends at or above `offset`; None where there is none.
+
+        Raises `CorruptBatchError`, `OSError`."""
+        self._check_indexes()
+        start = self.offset_index.lookup(offset)
+        try:
+            return self._find(start, offset)
+        except CorruptBatchError:
+            if start == 0:
+                raise
+        # The entry does not lead to a batch: the index is wrong, or the batch damaged. A walk from the start tells.
+        self.rebuild_indexes()
+        return self._find(self.offset_index.lookup(offset), offset)
+
+    def _find(self, start: int, offset: int) -> tuple[int, BatchHeader] | None:
+        first = True
+        for position, header in scan_batches(self._descriptor, start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+            if first and start and header.base_offset > offset:
+                raise CorruptBatchError(start, f"the index leads to offset {header.base_offset} for {offset}")
+            first = False
+            if header.last_offset >= offset:
+                return position, header
+        return None
+
+    def read(self, position: int, max_bytes: int, max_offset: int) -> bytes:
+        """Whole batches from `position` on, at least one, below `max_offset` and up to `max_bytes`; their CRCs have
+        been checked (invariant 7). Batches behind a damaged one are not returned; a damaged first one raises.
+
+        Raises `CorruptBatchError`, `OSError`."""
+        available = self.size_bytes - position
+        content = os.pread(self._descriptor, min(max(max_bytes, LOOKUP_BYTES), available), position)
+        end = 0
+        try:
+            first = read_header(content)
+            if len(content) < first.size_bytes <= available:
+                content = os.pread(self._descriptor, first.size_bytes, position)
+            for inside, header in iter_batches(content, partial_ok=True):
+                after = inside + header.size_bytes
+                if inside and (header.base_offset >= max_offset or after > max_bytes):
+                    break
+                verify(content, inside, header)
+                end = after
+        except CorruptBatchError as error:
+            if end == 0:
+                raise CorruptBatchError(position, error.reason) from None
+        if end == 0:
+            raise CorruptBatchError(position, f"truncated: {len(content)} of {first.size_bytes} bytes")
+        return content if end == len(content) else content[:end]
+
+    def batch_at(self, position: int, header: BatchHeader) -> bytes:
+        """One whole batch, its CRC checked. Raises `CorruptBatchError`, `OSError`."""
+        content = os.pread(self._descriptor, header.size_bytes, position)
+        try:
+            verify(content, 0, header)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(position, error.reason) from None
+        return content
+
+    def first_at_or_after(self, timestamp: int) -> Iterator[tuple[int, BatchHeader]]:
+        """The batches whose largest timestamp is at or above `timestamp`, in order. Raises `CorruptBatchError`,
+        `OSError`."""
+        if self.max_timestamp < timestamp:
+            return
+        self._check_indexes()
+        found = self.position_of(self.time_index.offset_before(timestamp))
+        if found is None:
+            return
+        for position, header in self.headers(found[0]):
+            if header.max_timestamp >= timestamp:
+                yield position, header
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        return self.path, self.offset_index.path, self.time_index.path
+
+    def mark_deleted(self) -> list[Path]:
+        """Renames the files to `.deleted`; the new paths, to be removed later. Raises `OSError`."""
+        renamed = []
+        for path in self.paths():
+            if path.exists():
+                target = path.with_name(path.name + DELETED_SUFFIX)
+                os.replace(path, target)
+                renamed.append(target)
+        return renamed
+
+    def remove(self) -> None:
+        """Raises `OSError`."""
+        for path in self.paths():
+            path.unlink(missing_ok=True)
