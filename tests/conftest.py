@@ -1,0 +1,44 @@
+"""What tests of more than one package share: a real etcd, and a cluster in it that no other test knows of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from highwater.metadata.keys import Keys
+from highwater.metadata.local import LocalEtcd
+from highwater.metadata.store import Store
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
+    """One etcd for the whole run; do not stop it. `etcd.address` is `host:port`."""
+    with LocalEtcd(tmp_path_factory.mktemp("etcd"), fsync=False) as running:
+        yield running
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
+    """An etcd for this test alone, to be killed and restarted at will."""
+    with LocalEtcd(tmp_path / "etcd", fsync=False) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster_name() -> str:
+    """A cluster name of this test's own: nothing of other tests stands under its prefix."""
+    return f"test-{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def keys(cluster_name: str) -> Keys:
+    return Keys(cluster_name)
+
+
+@pytest.fixture
+async def store(etcd: LocalEtcd) -> AsyncIterator[Store]:
+    async with Store([etcd.address]) as opened:
+        yield opened
