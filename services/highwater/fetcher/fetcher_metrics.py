@@ -1,0 +1,16 @@
+"""What the fetcher counts."""
+
+from __future__ import annotations
+
+from highwater.telemetry.metrics import Metrics
+
+
+class FetcherMetrics:
+    def __init__(self, metrics: Metrics) -> None:
+        self.fetched_bytes = metrics.counter("fetched_bytes", "Bytes of record batches that leaders returned")
+        self.went_offline = metrics.counter(
+            "offline_partitions", "Partitions that refused to be cut below their high watermark"
+        )
+        self.max_lag = metrics.gauge(
+            "max_lag_records", "The largest lag behind a leader's high watermark over all partitions"
+        )

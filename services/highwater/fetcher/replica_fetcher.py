@@ -1,0 +1,380 @@
+"""One fetcher: it copies the partitions of one leader that are its own, over one FetchStream.
+
+How messages flow (RULES 4.5). A lone record costs one response, one append with its answer, and one request, which
+carries the new acked offset and then waits at the leader for the next record:
+
+    response ─► append ─► answered ─► request (acked offset moved on)
+
+Where the leader's response left data behind, the next request goes out together with the append, with a fetch offset
+ahead of the acked one, so that a long stream overlaps the two. It is answered at once, and the request after it carries
+the acked offset. A request that waits at the leader while a partition joins is ended by another that holds them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.fetcher.actions import (
+    Action,
+    Append,
+    Delayed,
+    Fence,
+    FetchPosition,
+    LogAnswer,
+    TruncateFullyAndStartAt,
+    TruncateTo,
+    WentOffline,
+)
+from highwater.fetcher.conversation import ConversationEndedError, converse
+from highwater.fetcher.fetcher_metrics import FetcherMetrics
+from highwater.fetcher.follower import Follower, FollowerState
+from highwater.fetcher.following import FetcherId
+from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
+from highwater.fetcher.rotation import Rotation
+from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.channel import open_channel
+from highwater.rpc.errors import from_proto
+from highwater.rpc.settings import FetcherSettings
+from highwater.telemetry.log import get_logger, pairs
+from highwater.v1 import broker_pb2, broker_pb2_grpc
+
+logger = get_logger("fetcher.replica_fetcher")
+
+APPENDS_IN_FLIGHT = 2  # with data, of one fetcher: what bounds its memory, at replica.fetch.response.max.bytes each
+REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
+FIRST_RECONNECT_MS = 100
+LAST_RECONNECT_MS = 1_000
+
+Step = tuple[Follower, Action]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    correlation_id: int
+    positions: dict[PartitionKey, FetchPosition]
+    answered_at_once: bool  # the leader had more when it was sent
+
+
+class ReplicaFetcher:
+    """`now_ms` is the monotonic clock. The address is the leader's for the fetcher's whole life (RULES 4.9)."""
+
+    def __init__(
+        self,
+        identity: FetcherId,
+        address: str,
+        settings: FetcherSettings,
+        log_storage: LogStorage,
+        metrics: FetcherMetrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.identity = identity
+        self.address = address
+        self.connected = False  # the present session has been answered
+        self._settings = settings
+        self._log_storage = log_storage
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._channel = open_channel(address)
+        self._stub = broker_pb2_grpc.BrokerStub(self._channel)
+        self._broker_epoch = -1
+        self._followers: dict[PartitionKey, Follower] = {}
+        self._rotation = Rotation()
+        self._asked: deque[_Asked] = deque()
+        self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
+        self._appends_in_flight = 0
+        self._last_correlation_id = 0
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+        self._reconnect_ms = FIRST_RECONNECT_MS
+        self._session: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    # The face to the fetcher manager.
+
+    @property
+    def followers(self) -> Iterable[Follower]:
+        return self._followers.values()
+
+    def open_session(self, broker_epoch: int) -> None:
+        """A new broker epoch ends the session and opens another at once (RULES 4.1)."""
+        self._broker_epoch = broker_epoch
+        self._reconnect_ms = FIRST_RECONNECT_MS
+        before = self._session
+        if before is not None:
+            before.cancel()
+        self._session = asyncio.create_task(self._run(broker_epoch, before), name=f"fetcher-{self.identity}")
+
+    async def stop(self) -> None:
+        tasks = [*self._calls] if self._session is None else [self._session, *self._calls]
+        for task in tasks:
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._followers.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close(None)
+
+    def add(self, follower: Follower) -> None:
+        self._followers[follower.key] = follower
+        self._rotation.add(follower.key)
+        self._set_timer(follower)
+        self._wake.set()
+
+    def remove(self, key: PartitionKey) -> None:
+        """What is under way for it is dropped when it is answered (RULES 4.7)."""
+        self._followers.pop(key, None)
+        self._rotation.remove(key)
+        for asked in self._asked:
+            asked.positions.pop(key, None)
+
+    def perform(self, steps: Sequence[Step]) -> None:
+        """Sends what the followers ask for: all fences in one call, all appends in one request."""
+        fences: list[tuple[Follower, Fence]] = []
+        appends: list[tuple[Follower, Append]] = []
+        for follower, action in steps:
+            match action:
+                case Fence():
+                    fences.append((follower, action))
+                case Append():
+                    appends.append((follower, action))
+                case TruncateTo() | TruncateFullyAndStartAt():
+                    self._call(self._truncate(follower, action))
+                case Delayed():
+                    self._log_delay(follower, action)
+                    self._set_timer(follower)
+                case WentOffline():
+                    self._metrics.went_offline.inc()
+                    logger.critical(
+                        "partition is OFFLINE: %s %s",
+                        action.message,
+                        pairs(topic=follower.topic, partition=follower.key),
+                    )
+        if appends:
+            self._append(appends)
+        if fences:
+            self._call(self._fence(fences))
+        self._wake.set()
+
+    # The session with the leader.
+
+    async def _run(self, broker_epoch: int, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        while True:
+            self._asked.clear()
+            reason = ""
+            try:
+                call = self._stub.FetchStream(None, wait_for_ready=True)
+                await converse(call, self._requests(broker_epoch), self._received)
+            except ConversationEndedError as error:
+                reason = str(error)
+            except Exception:  # a mistake of ours: loud, but the other partitions go on
+                logger.exception("session failed %s", pairs(leader=self.identity.leader))
+            finally:
+                self.connected = False
+            pause_ms = self._reconnect_ms
+            self._reconnect_ms = min(2 * pause_ms, LAST_RECONNECT_MS)
+            logger.info(
+                "session ended %s",
+                pairs(leader=self.identity.leader, address=self.address, reason=repr(reason), retry_in_ms=pause_ms),
+            )
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _requests(self, broker_epoch: int) -> AsyncIterator[broker_pb2.FetchRequest]:
+        while True:
+            request = self._next_request(broker_epoch)
+            if request is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                yield request
+
+    def _next_request(self, broker_epoch: int) -> broker_pb2.FetchRequest | None:
+        """The request that is due now, None while there is none."""
+        answered_at_once = self._leader_has_more()
+        if self._asked:
+            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (self._acked_since_asked or self._has_joined()):
+                return None
+        elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if answered_at_once else 1):
+            return None  # the append's answer brings the acked offset that the next request is to carry
+        positions: dict[PartitionKey, FetchPosition] = {}
+        for key in self._rotation:
+            position = self._followers[key].position()
+            if position is not None:
+                positions[key] = position
+        self._acked_since_asked = False
+        if not positions:
+            return None
+        self._last_correlation_id += 1
+        self._asked.append(_Asked(self._last_correlation_id, positions, answered_at_once))
+        settings = self._settings
+        return broker_pb2.FetchRequest(
+            correlation_id=self._last_correlation_id,
+            client_id=f"fetcher-{settings.broker_id}-{self.identity.fetcher_id}",
+            replica=broker_pb2.ReplicaRole(
+                broker_id=settings.broker_id, broker_epoch=broker_epoch, fetcher_id=self.identity.fetcher_id
+            ),
+            max_wait_ms=settings.replica_fetch_wait_max_ms,
+            min_bytes=settings.replica_fetch_min_bytes,
+            max_bytes=settings.replica_fetch_response_max_bytes,
+            partitions=[
+                to_fetch_partition(key, position, settings.replica_fetch_max_bytes)
+                for key, position in positions.items()
+            ],
+            accepts=[broker_pb2.ROWS, broker_pb2.COLUMNS],
+        )
+
+    def _has_joined(self) -> bool:
+        """Whether a partition may be fetched that the latest request does not ask for."""
+        asked = self._asked[-1].positions
+        return any(
+            follower.state is FollowerState.FETCHING and key not in asked for key, follower in self._followers.items()
+        )
+
+    def _leader_has_more(self) -> bool:
+        """Whether the next request is answered at once, so that no acked offset waits behind it."""
+        return self._settings.replica_fetch_min_bytes <= 1 and any(
+            follower.leader_has_more for follower in self._followers.values()
+        )
+
+    def _received(self, response: broker_pb2.FetchResponse) -> None:
+        if not self._asked or response.correlation_id != self._asked[0].correlation_id:
+            raise ConversationEndedError(f"the leader answered request {response.correlation_id} out of turn")
+        asked = self._asked.popleft()
+        error = from_proto(response.error)
+        if error is not ErrorCode.NONE:
+            raise ConversationEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
+        self.connected = True
+        self._reconnect_ms = FIRST_RECONNECT_MS
+        now_ms = self._now_ms()
+        steps: list[Step] = []
+        for result in response.results:
+            key = from_key(result.partition)
+            follower, position = self._followers.get(key), asked.positions.get(key)
+            if follower is None or position is None:
+                continue  # RULES 4.7: no longer followed here
+            answer = from_fetch_result(result, position)
+            actions = follower.fetched(answer, now_ms)
+            if answer.fetched is not None:
+                self._rotation.returned_data(key)  # RULES 4.8
+                self._metrics.fetched_bytes.inc(len(result.records))
+            steps += [(follower, action) for action in actions]
+        self.perform(steps)
+
+    # Calls to log-storage.
+
+    def _append(self, appends: Sequence[tuple[Follower, Append]]) -> None:
+        with_data = any(append.records is not None for _, append in appends)
+        self._appends_in_flight += with_data
+
+        def answered(answers: Sequence[LogAnswer] | None, reason: str) -> None:
+            self._appends_in_flight -= with_data
+            now_ms = self._now_ms()
+            steps: list[Step] = []
+            for index, (follower, append) in enumerate(appends):
+                if self._followers.get(follower.key) is not follower:
+                    continue
+                if answers is None:
+                    actions = follower.outcome_unknown(append.generation, reason, now_ms)
+                else:
+                    actions = follower.appended(answers[index], now_ms)
+                steps += [(follower, action) for action in actions]
+            if self._asked and not self._asked[-1].answered_at_once:
+                self._acked_since_asked = True
+            self.perform(steps)
+
+        self._log_storage.append([(follower.key, append) for follower, append in appends], answered)
+
+    async def _fence(self, fences: Sequence[tuple[Follower, Fence]]) -> None:
+        try:
+            answers = await self._log_storage.fence([(follower.key, fence) for follower, fence in fences])
+        except OutcomeUnknownError as error:
+            self._outcome_unknown([(follower, fence.generation) for follower, fence in fences], str(error))
+            return
+        now_ms = self._now_ms()
+        steps: list[Step] = []
+        for (follower, _), answer in zip(fences, answers, strict=True):
+            if self._followers.get(follower.key) is follower:
+                steps += [(follower, action) for action in follower.fenced(answer, now_ms)]
+        self.perform(steps)
+
+    async def _truncate(self, follower: Follower, action: TruncateTo | TruncateFullyAndStartAt) -> None:
+        logger.info(
+            "truncating %s",
+            pairs(
+                topic=follower.topic,
+                partition=follower.key,
+                to=action.offset,
+                fully=isinstance(action, TruncateFullyAndStartAt),
+                log_end_offset=action.expected_log_end_offset,
+                last_epoch=action.expected_last_epoch,
+            ),
+        )
+        try:
+            answer = await self._log_storage.truncate(follower.key, action)
+        except OutcomeUnknownError as error:
+            self._outcome_unknown([(follower, action.generation)], str(error))
+            return
+        if self._followers.get(follower.key) is follower:
+            actions = follower.truncated(answer, self._now_ms())
+            self.perform([(follower, next_action) for next_action in actions])
+
+    def _outcome_unknown(self, asked: Iterable[tuple[Follower, int]], reason: str) -> None:
+        now_ms = self._now_ms()
+        steps: list[Step] = []
+        for follower, generation in asked:
+            if self._followers.get(follower.key) is follower:
+                steps += [(follower, action) for action in follower.outcome_unknown(generation, reason, now_ms)]
+        self.perform(steps)
+
+    def _call(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._call_done)
+
+    def _call_done(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a call to log-storage failed", exc_info=error)
+
+    # Back-off.
+
+    def _set_timer(self, follower: Follower) -> None:
+        """One timer, for the earliest retry; nothing for a follower that is not delayed."""
+        if follower.retry_at_ms is None or (self._timer is not None and self._timer_at_ms <= follower.retry_at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_ms = follower.retry_at_ms
+        delay_s = max(1, follower.retry_at_ms - self._now_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_ms = self._now_ms()
+        steps: list[Step] = []
+        for follower in self._followers.values():
+            if follower.retry_at_ms is not None:
+                steps += [(follower, action) for action in follower.tick(now_ms)]
+                self._set_timer(follower)
+        self.perform(steps)
+
+    def _log_delay(self, follower: Follower, action: Delayed) -> None:
+        logger.warning(
+            "delayed %s",
+            pairs(
+                topic=follower.topic,
+                partition=follower.key,
+                leader=self.identity.leader,
+                error=action.error.name,
+                retry_in_ms=action.retry_in_ms,
+                message=repr(action.message),
+            ),
+        )

@@ -1,0 +1,138 @@
+"""The fetcher's process: the watch of what to follow, the fetchers, and the gRPC service that describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import grpc
+import grpc.aio
+
+from highwater.fetcher.fetcher_manager import FetcherManager
+from highwater.fetcher.fetcher_metrics import FetcherMetrics
+from highwater.fetcher.follower import Follower, FollowerState
+from highwater.fetcher.following import FetcherId
+from highwater.fetcher.following_watch import FollowingWatch
+from highwater.fetcher.log_storage import LogStorage
+from highwater.fetcher.replica_fetcher import ReplicaFetcher
+from highwater.fetcher.wire import to_key
+from highwater.rpc.errors import to_proto
+from highwater.rpc.server import RpcServer
+from highwater.rpc.settings import FetcherSettings
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
+
+logger = get_logger("fetcher.service")
+
+SERVICE_NAME = "highwater.v1.Fetcher"
+
+_STATES = {
+    FollowerState.FETCHING: fetcher_pb2.FETCHING,
+    FollowerState.TRUNCATING: fetcher_pb2.TRUNCATING,
+    FollowerState.DELAYED: fetcher_pb2.DELAYED,
+    FollowerState.OFFLINE: fetcher_pb2.OFFLINE,
+}
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class FetcherService:
+    """`start` and `stop` once each. Serves, and reports SERVING, from the end of `start` on."""
+
+    def __init__(self, settings: FetcherSettings) -> None:
+        self._settings = settings
+        self._server = RpcServer(settings.listen)
+        self._metrics = Metrics("fetcher")
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """The bound addresses, in the order of `listen`."""
+        return self._server.addresses
+
+    @property
+    def manager(self) -> FetcherManager[ReplicaFetcher]:
+        return self._manager
+
+    async def start(self) -> None:
+        """Raises `AddressInUseError`."""
+        metrics = FetcherMetrics(self._metrics)
+        self._log_storage = LogStorage(self._settings.log_storage)
+
+        def open_fetcher(identity: FetcherId, address: str) -> ReplicaFetcher:
+            return ReplicaFetcher(identity, address, self._settings, self._log_storage, metrics, monotonic_ms)
+
+        self._manager = FetcherManager(
+            open_fetcher, self._settings.num_replica_fetchers, self._settings.replica_fetch_backoff_ms, monotonic_ms
+        )
+        metrics.max_lag.set_function(
+            lambda: max((follower.lag for follower in self._manager.followers.values()), default=0)
+        )
+        fetcher_pb2_grpc.add_FetcherServicer_to_server(
+            FetcherServicer(self._settings.broker_id, self._manager), self._server.grpc
+        )
+        await self._server.start([SERVICE_NAME])
+        self._metrics.serve(self._settings.metrics_listen)
+        self._log_storage.start()
+        watch = FollowingWatch(self._settings.replica_manager, uuid.uuid4().hex, self._manager.apply)
+        self._watch = asyncio.create_task(watch.run(), name="following-watch")
+        await self._server.set_serving(True)
+
+    async def stop(self) -> None:
+        if self._watch is None:
+            return
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._manager.stop()
+        await self._log_storage.stop()
+        await self._server.stop()
+
+
+class FetcherServicer(fetcher_pb2_grpc.FetcherServicer):
+    def __init__(self, broker_id: int, manager: FetcherManager[ReplicaFetcher]) -> None:
+        self._broker_id = broker_id
+        self._manager = manager
+
+    async def Describe(
+        self,
+        request: fetcher_pb2.DescribeFetcherRequest,
+        context: grpc.aio.ServicerContext[fetcher_pb2.DescribeFetcherRequest, fetcher_pb2.DescribeFetcherResponse],
+    ) -> fetcher_pb2.DescribeFetcherResponse:
+        return fetcher_pb2.DescribeFetcherResponse(
+            broker_id=self._broker_id,
+            broker_epoch=self._manager.broker_epoch,
+            fetchers=[
+                fetcher_pb2.FetcherDescription(
+                    fetcher_id=identity.fetcher_id,
+                    leader=identity.leader,
+                    leader_address=fetcher.address,
+                    connected=fetcher.connected,
+                    partitions=[_describe(follower) for follower in fetcher.followers],
+                )
+                for identity, fetcher in sorted(self._manager.fetchers.items())
+            ],
+        )
+
+    async def SetThrottle(
+        self,
+        request: fetcher_pb2.SetThrottleRequest,
+        context: grpc.aio.ServicerContext[fetcher_pb2.SetThrottleRequest, fetcher_pb2.SetThrottleResponse],
+    ) -> fetcher_pb2.SetThrottleResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "replication quotas do not exist yet: do not set a throttle")
+
+
+def _describe(follower: Follower) -> fetcher_pb2.FollowedPartitionDescription:
+    acked_offset = follower.acked_offset
+    return fetcher_pb2.FollowedPartitionDescription(
+        partition=to_key(follower.key),
+        topic=follower.topic,
+        state=_STATES[follower.state],
+        fetch_offset=follower.fetch_offset,
+        acked_offset=-1 if acked_offset is None else acked_offset,
+        lag=follower.lag,
+        error=to_proto(follower.error, follower.error_message),
+    )
