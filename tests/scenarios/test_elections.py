@@ -1,0 +1,289 @@
+"""Runs `elections-*.txt`: a cluster's controller in text, one command a line, what it writes and sends under each.
+
+Commands (`T-0` is a partition, brokers are numbers):
+
+    policy min=2 unclean=true            of topics that set nothing; comes first
+    broker 1 [tail-lost] [leaving]       registers anew (restarts), or says under the same epoch that it is leaving
+    gone 1                               its registration ends
+    topic T 1,2,3 2,3,1                  created with these replicas, a list for each partition
+    delete T                             marked for deletion
+    stopped T 1                          the broker answered StopReplica
+    five-seconds-pass
+    shut-down 1                          asks for a controlled shutdown
+    answer T-0 1 [tail=EPOCH,LEO]        answers LeaderAndIsr for the present leader epoch
+    error T-0 1                          answers it with a storage error
+    silent T-0 1                         has not answered it for 5 s
+    leader-writes T-0 isr=1,2 [elr=3]    the leader changes the ISR, and the controller sees it
+    unseen-write T-0 isr=1,2             the same, but the watch is late
+    prefer T-0                           the preferred leader's election
+    hold / release                       keeps the controller's writes from etcd until `release`
+    new-controller                       another one is elected and lists everything
+    relist                               the watch was lost, the same one lists everything
+    state T-0                            prints the state
+
+Lines that begin with `=` start a new cluster. Output: `write` (a state, as etcd took it), `refused`, `record-tail`,
+`remove-states`, `remove-topic`, `tell` (LeaderAndIsr) and `stop` (StopReplica); UpdateMetadata goes to everyone all the
+time and is not shown. With HIGHWATER_REWRITE_SCENARIOS set, the files are rewritten with what is printed now.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from highwater.controller.actions import (
+    Action,
+    InstructionAnswer,
+    RecordTail,
+    RemoveStates,
+    RemoveTopic,
+    SendLeaderAndIsr,
+    SendStopReplica,
+    WriteState,
+)
+from highwater.controller.cluster import Cluster
+from highwater.controller.election import ElectionPolicy, LogTail
+from highwater.errors import ErrorCode
+from highwater.metadata.cluster_view import ClusterSnapshot
+from highwater.metadata.models import (
+    BrokerRegistration,
+    LiveBroker,
+    PartitionKey,
+    PartitionState,
+    TopicAssignment,
+    VersionedState,
+    VersionedTopic,
+)
+
+SCENARIOS = sorted(Path(__file__).parent.glob("elections-*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_elections(path: Path) -> None:
+    played = []
+    world = World()
+    for line in path.read_text().splitlines():
+        if line.startswith(("#", "=")) or not line.strip():
+            played.append(line)
+            if line.startswith("="):
+                world = World()
+        elif not line.startswith(" "):
+            played.append(line)
+            played += [f"    {output}" for output in world.command(line)]
+    if os.environ.get("HIGHWATER_REWRITE_SCENARIOS"):
+        path.write_text("\n".join(played) + "\n")
+    assert played == path.read_text().splitlines()
+
+
+class World:
+    """etcd in a dictionary, and the controller that acts on it."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.brokers: dict[int, LiveBroker] = {}
+        self.tails: dict[int, int] = {}
+        self.topics: dict[str, VersionedTopic] = {}
+        self.states: dict[tuple[str, int], VersionedState] = {}
+        self.deletions: dict[str, bytes] = {}
+        self.defaults = ElectionPolicy()
+        self.controller_epoch = 1
+        self.held: list[Action] | None = None
+        self.output: list[str] = []
+        self.cluster = Cluster(0, 1, self.defaults)
+
+    def command(self, line: str) -> list[str]:
+        name, *words = line.split()
+        self.output = []
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        self.perform(getattr(self, name.replace("-", "_"))(*(word for word in words if "=" not in word), **options))
+        return self.output
+
+    def perform(self, actions: list[Action]) -> None:
+        """Writes first, as the server does; then what is sent, once a broker."""
+        tell: dict[int, list[str]] = {}
+        queue = list(actions)
+        while queue:
+            action = queue.pop(0)
+            if isinstance(action, WriteState | RecordTail | RemoveStates | RemoveTopic):
+                if self.held is None:
+                    queue += self.write(action)
+                else:
+                    self.held.append(action)
+            elif isinstance(action, SendLeaderAndIsr):
+                for key in action.keys:
+                    instruction = self.cluster.instruction(key)
+                    assert instruction is not None
+                    assert instruction.versioned == self.states[instruction.topic, key.partition]  # invariant 5
+                    names = tell.setdefault(action.broker_id, [])
+                    if (shown := f"{instruction.topic}-{key.partition}") not in names:
+                        names.append(shown)
+            elif isinstance(action, SendStopReplica):
+                self.output.append(f"stop {action.broker_id}: {len(action.partitions)} partitions")
+        self.output += [f"tell {broker}: {' '.join(names)}" for broker, names in sorted(tell.items())]
+
+    def write(self, action: Action) -> list[Action]:
+        self.revision += 1
+        match action:
+            case WriteState(topic, key, state, compare_revision):
+                found = self.states.get((topic, key.partition))
+                if (found.revision if found else 0) != compare_revision:
+                    self.output.append(f"refused {topic}-{key.partition}")
+                    return self.cluster.refused([(action, found)])
+                self.states[topic, key.partition] = VersionedState(state, self.revision)
+                self.output.append(f"write {topic}-{key.partition} {shown(state)}")
+                return self.cluster.written([action], self.revision)
+            case RecordTail(broker_id, broker_epoch):
+                self.tails[broker_id] = broker_epoch
+                self.output.append(f"record-tail {broker_id}@{broker_epoch}")
+                self.cluster.tail_recorded(broker_id, broker_epoch)
+            case RemoveStates(topic, topic_id):
+                for found_key in [each for each in self.states if each[0] == topic]:
+                    del self.states[found_key]
+                self.output.append(f"remove-states {topic}")
+                return self.cluster.states_removed(topic_id)
+            case RemoveTopic(topic):
+                self.topics.pop(topic, None)
+                del self.deletions[topic]
+                self.output.append(f"remove-topic {topic}")
+                return self.cluster.topic_gone(topic)
+        return []
+
+    # Commands
+
+    def policy(self, **options: str) -> list[Action]:
+        self.defaults = ElectionPolicy(int(options.get("min", "1")), options.get("unclean") == "true")
+        self.cluster = Cluster(0, self.controller_epoch, self.defaults)
+        return []
+
+    def broker(self, broker: str, *flags: str) -> list[Action]:
+        broker_id = int(broker)
+        self.revision += 1
+        epoch = self.brokers[broker_id].broker_epoch if "leaving" in flags else self.revision
+        registration = BrokerRegistration(
+            broker_id, f"b{broker}:1", "x", "y", tail_lost="tail-lost" in flags, shutting_down="leaving" in flags
+        )
+        self.brokers[broker_id] = LiveBroker(registration, epoch)
+        return self.cluster.broker_seen(self.brokers[broker_id])
+
+    def gone(self, broker: str) -> list[Action]:
+        self.revision += 1
+        del self.brokers[int(broker)]
+        return self.cluster.broker_gone(int(broker), self.revision)
+
+    def topic(self, name: str, *replicas: str) -> list[Action]:
+        self.revision += 1
+        assigned = tuple(ids(each) for each in replicas)
+        assignment = TopicAssignment(name, UUID(int=self.revision).bytes, assigned)
+        self.topics[name] = VersionedTopic(assignment, self.revision, self.revision)
+        return self.cluster.topic_seen(self.topics[name], {})
+
+    def delete(self, name: str) -> list[Action]:
+        self.deletions[name] = self.topics[name].assignment.topic_id
+        return self.cluster.deletion_marked(name, self.deletions[name], 0)
+
+    def stopped(self, name: str, broker: str) -> list[Action]:
+        topic_id = self.topics[name].assignment.topic_id
+        epoch = self.brokers[int(broker)].broker_epoch
+        return self.cluster.stop_answered(int(broker), epoch, [topic_id], 0)
+
+    def five_seconds_pass(self) -> list[Action]:
+        return self.cluster.tick(5_000)
+
+    def shut_down(self, broker: str) -> list[Action]:
+        actions = self.cluster.shut_down(int(broker), self.brokers[int(broker)].broker_epoch)
+        self.perform(actions)
+        remaining = self.cluster.led_by(int(broker))
+        self.output.append(f"remaining: {len(remaining)}")
+        return []
+
+    def answer(self, partition: str, broker: str, tail: str = "") -> list[Action]:
+        log_tail = LogTail(*map(int, tail.split(","))) if tail else None
+        return self._answered(partition, broker, ErrorCode.NONE, log_tail)
+
+    def error(self, partition: str, broker: str) -> list[Action]:
+        return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None)
+
+    def _answered(self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None) -> list[Action]:
+        answer = InstructionAnswer(self.key(partition), self.stored(partition).state.leader_epoch, error, tail)
+        return self.cluster.instruction_answered(int(broker), self.brokers[int(broker)].broker_epoch, [answer])
+
+    def silent(self, partition: str, broker: str) -> list[Action]:
+        epoch = self.brokers[int(broker)].broker_epoch
+        return self.cluster.instruction_unanswered(int(broker), epoch, [self.key(partition)])
+
+    def leader_writes(self, partition: str, isr: str, elr: str = "") -> list[Action]:
+        self.unseen_write(partition, isr, elr)
+        name, _, number = partition.rpartition("-")
+        return self.cluster.state_seen(name, int(number), self.states[name, int(number)])
+
+    def unseen_write(self, partition: str, isr: str, elr: str = "") -> list[Action]:
+        self.revision += 1
+        name, _, number = partition.rpartition("-")
+        state = self.stored(partition).state.with_(isr=ids(isr), elr=ids(elr))
+        self.states[name, int(number)] = VersionedState(state, self.revision)
+        return []
+
+    def prefer(self, partition: str) -> list[Action]:
+        return self.cluster.prefer([self.key(partition)])
+
+    def hold(self) -> list[Action]:
+        self.held = []
+        return []
+
+    def release(self) -> list[Action]:
+        held, self.held = self.held or [], None
+        return held
+
+    def new_controller(self) -> list[Action]:
+        self.controller_epoch += 1
+        self.held = None
+        self.cluster = Cluster(0, self.controller_epoch, self.defaults)
+        return self.cluster.load(self.snapshot(), 0)
+
+    def relist(self) -> list[Action]:
+        return self.cluster.load(self.snapshot(), 0)
+
+    def state(self, partition: str) -> list[Action]:
+        self.output.append(shown(self.stored(partition).state))
+        return []
+
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
+            self.revision,
+            dict(self.brokers),
+            dict(self.tails),
+            dict(self.topics),
+            dict(self.states),
+            {},
+            dict(self.deletions),
+            (),
+            None,
+            self.controller_epoch,
+        )
+
+    def stored(self, partition: str) -> VersionedState:
+        name, _, number = partition.rpartition("-")
+        return self.states[name, int(number)]
+
+    def key(self, partition: str) -> PartitionKey:
+        name, _, number = partition.rpartition("-")
+        return PartitionKey(self.topics[name].assignment.topic_id, int(number))
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in text.split(",") if each)
+
+
+def shown(state: PartitionState) -> str:
+    leader = "none" if state.leader < 0 else f"{state.leader}@{state.leader_broker_epoch}"
+    parts = [f"leader={leader}", f"epoch={state.leader_epoch}", f"isr={_list(state.isr)}"]
+    parts += [f"{name}={_list(value)}" for name, value in (("elr", state.elr), ("lost", state.lost)) if value]
+    parts += [f"unclean={state.unclean_epoch}"] if state.unclean_epoch >= 0 else []
+    return " ".join(parts)
+
+
+def _list(brokers: tuple[int, ...]) -> str:
+    return ",".join(map(str, brokers)) or "nobody"

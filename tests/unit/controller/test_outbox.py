@@ -1,0 +1,133 @@
+"""What a broker has not been told yet, until it answers."""
+
+from __future__ import annotations
+
+from highwater.controller.actions import SendLeaderAndIsr, SendMetadata, SendStopReplica, StopPartition
+from highwater.controller.outbox import InstructionBatch, MetadataBatch, Outbox, StopBatch
+from highwater.controller.redelivery import MAX_BACKOFF_MS, Redelivery
+from highwater.metadata.models import PartitionKey
+
+A, B, C = (PartitionKey(b"t" * 16, number) for number in range(3))
+
+
+def outbox() -> Outbox:
+    box = Outbox(1, 10)
+    greeting = box.next_control(0)
+    assert greeting == InstructionBatch({})
+    box.instructed(greeting, (), 0)
+    return box
+
+
+def test_a_broker_is_greeted_even_where_it_hosts_nothing() -> None:
+    box = outbox()
+    assert box.next_control(0) is None
+    assert box.control_due_ms() is None
+
+
+def test_what_was_meant_for_an_earlier_registration_is_dropped() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 9, (A,)), 0)
+    assert box.next_control(0) is None
+
+
+def test_an_instruction_is_sent_until_it_is_answered() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 10, (A, B)), 0)
+    batch = box.next_control(0)
+    assert isinstance(batch, InstructionBatch)
+    assert set(batch.keys) == {A, B}
+    pause_ms = box.control_failed(batch, 0)
+    assert box.next_control(0) is None
+    assert box.control_due_ms() == pause_ms
+    again = box.next_control(pause_ms)
+    assert isinstance(again, InstructionBatch)
+    box.instructed(again, {B}, pause_ms)
+    box.add(SendLeaderAndIsr(1, 10, (C,)), pause_ms)
+    only_the_new = box.next_control(pause_ms)
+    assert isinstance(only_the_new, InstructionBatch)
+    assert set(only_the_new.keys) == {C}  # B waits out its back-off
+
+
+def test_a_change_while_sending_is_sent_after_it() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 0)
+    batch = box.next_control(0)
+    assert isinstance(batch, InstructionBatch)
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 5)
+    box.instructed(batch, (), 6)
+    later = box.next_control(6)
+    assert isinstance(later, InstructionBatch)
+    box.instructed(later, (), 7)
+    assert box.next_control(8) is None
+
+
+def test_five_seconds_without_an_answer_are_reported_once() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 0)
+    batch = box.next_control(0)
+    assert isinstance(batch, InstructionBatch)
+    box.control_failed(batch, 100)
+    # A newer state does not excuse the silence.
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 3_000)
+    assert box.unanswered(4_999) == ()
+    assert box.unanswered(5_000) == (A,)
+    assert box.unanswered(20_000) == ()
+    batch = box.next_control(20_000)
+    assert isinstance(batch, InstructionBatch)
+    box.instructed(batch, (), 20_000)
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 20_000)
+    assert box.unanswered(25_000) == (A,)
+
+
+def test_deletions_come_after_leaderships_and_end_instructions() -> None:
+    box = outbox()
+    stop = StopPartition(A, -1, delete_log=True)
+    box.add(SendLeaderAndIsr(1, 10, (A, B)), 0)
+    box.add(SendStopReplica(1, 10, (stop,)), 0)
+    instructions = box.next_control(0)
+    assert isinstance(instructions, InstructionBatch)
+    assert set(instructions.keys) == {B}
+    box.instructed(instructions, (), 0)
+    stops = box.next_control(0)
+    assert isinstance(stops, StopBatch)
+    assert stops.partitions == (stop,)
+    assert box.is_stopping(A.topic_id)
+    box.stopped(stops, {A}, 0)
+    assert box.is_stopping(A.topic_id)
+    stops = box.next_control(MAX_BACKOFF_MS)
+    assert isinstance(stops, StopBatch)
+    box.stopped(stops, (), MAX_BACKOFF_MS)
+    assert not box.is_stopping(A.topic_id)
+
+
+def test_metadata_coalesces_and_survives_failures() -> None:
+    box = outbox()
+    assert box.metadata_told
+    box.add(SendMetadata(1, 10, topic_ids=frozenset({b"a"})), 0)
+    box.add(SendMetadata(1, 10, topic_ids=frozenset({b"b"}), deleted_topic_ids=frozenset({b"c"})), 0)
+    batch = box.next_metadata(0)
+    assert batch == MetadataBatch(False, frozenset({b"a", b"b"}), frozenset({b"c"}))
+    assert not box.metadata_told
+    box.add(SendMetadata(1, 10, full=True), 0)
+    box.metadata_failed(batch, 0)
+    assert box.next_metadata(0) is None
+    due_ms = box.metadata_due_ms()
+    assert due_ms is not None
+    assert box.next_metadata(due_ms) == MetadataBatch(True, frozenset({b"a", b"b"}), frozenset({b"c"}))
+    box.metadata_answered()
+    assert box.metadata_told
+
+
+def test_back_off_is_bounded_and_ends_with_a_change() -> None:
+    queue: Redelivery[str] = Redelivery()
+    queue.put(["a"], 0)
+    now_ms = 0
+    for _ in range(30):
+        queue.failed(queue.take(now_ms, 10), now_ms)
+        due_ms = queue.next_due_ms()
+        assert due_ms is not None
+        assert 0 < due_ms - now_ms <= MAX_BACKOFF_MS
+        now_ms = due_ms
+    queue.failed(queue.take(now_ms, 10), now_ms)
+    queue.put(["a"], now_ms + 1)
+    assert queue.take(now_ms + 1, 10).keys() == {"a"}
