@@ -101,6 +101,11 @@ class Follower:
         return self._followed
 
     @property
+    def generation(self) -> int:
+        """Grows each time what is in flight is dropped."""
+        return self._generation
+
+    @property
     def log(self) -> LogState | None:
         """The log as log-storage last answered for it, None while that is not known."""
         return self._log

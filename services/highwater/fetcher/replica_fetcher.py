@@ -232,11 +232,14 @@ class ReplicaFetcher:
         )
 
     def _has_joined(self) -> bool:
-        """Whether a partition may be fetched that the latest request does not ask for."""
+        """Whether a partition may be fetched whose place the latest request does not ask for."""
         asked = self._asked[-1].positions
-        return any(
-            follower.state is FollowerState.FETCHING and key not in asked for key, follower in self._followers.items()
-        )
+        for key, follower in self._followers.items():
+            if follower.state is FollowerState.FETCHING:
+                position = asked.get(key)
+                if position is None or position.generation != follower.generation:
+                    return True
+        return False
 
     def _leader_has_more(self) -> bool:
         """Whether the next request is answered at once, so that no acked offset waits behind it."""
