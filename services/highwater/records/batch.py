@@ -199,7 +199,9 @@ def _encode(
     if not count:
         raise ValueError("a batch needs at least one record")
     if timestamps.null_count:
-        raise ValueError("a timestamp is null")
+        raise ValueError("a timestamp is null; fill it in, or leave the column out")
+    if headers is not None and columnar.lacks_header_key(headers):
+        raise ValueError("a record header has no key")
     columns = [timestamps, keys, values] if headers is None else [timestamps, keys, values, headers]
     schema = columnar.payload_schema(headers=headers is not None, offset_deltas=False)
     payload = pa.RecordBatch.from_arrays(columns, schema=schema).serialize()

@@ -128,12 +128,12 @@ def _compress_snappy(data: memoryview) -> bytes:
 
 def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes:
     if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        return _expand_snappy_block(data, max_bytes)
+        return _expand_snappy_block(data, 0, max_bytes)
     if len(data) < len(_XERIAL_HEADER):
         raise CorruptPayloadError("truncated")
     blocks: list[bytes] = []
     position = len(_XERIAL_HEADER)
-    room = max_bytes
+    expanded = 0
     while position < len(data):
         if len(data) - position < _INT32.size:
             raise CorruptPayloadError("truncated")
@@ -141,13 +141,14 @@ def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes:
         position += _INT32.size
         if not 0 < size <= len(data) - position:
             raise CorruptPayloadError(f"a block of {size} bytes with {len(data) - position} left")
-        blocks.append(_expand_snappy_block(data[position : position + size], room))
-        room -= len(blocks[-1])
+        blocks.append(_expand_snappy_block(data[position : position + size], expanded, max_bytes))
+        expanded += len(blocks[-1])
         position += size
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
-def _expand_snappy_block(block: memoryview, max_bytes: int) -> bytes:
+def _expand_snappy_block(block: memoryview, expanded: int, max_bytes: int) -> bytes:
+    """One raw block; `expanded` bytes of the payload came from the blocks before it."""
     declared = 0
     # A raw block begins with its expanded size, an unsigned varint of at most 5 bytes.
     for shift, byte in zip(range(0, 35, 7), block, strict=False):
@@ -156,8 +157,8 @@ def _expand_snappy_block(block: memoryview, max_bytes: int) -> bytes:
             break
     else:
         raise CorruptPayloadError("a block without its size")
-    if declared > max_bytes:
-        raise CorruptPayloadError(_too_large(declared, max_bytes))
+    if expanded + declared > max_bytes:
+        raise CorruptPayloadError(_too_large(expanded + declared, max_bytes))
     if declared > _SNAPPY_MAX_RATIO * len(block):
         raise CorruptPayloadError(f"a block of {len(block)} bytes cannot hold {declared}")
     return bytes(cramjam.snappy.decompress_raw(block))

@@ -78,8 +78,7 @@ def decode_column_payload(payload: bytes, header: BatchHeader) -> pa.RecordBatch
     arrays = [_offsets(columns, header), timestamps, columns.column(1), columns.column(2)]
     if header.has_headers:
         headers = columns.column(3)
-        pairs = headers.flatten()
-        if pairs.null_count or pairs.field(0).null_count:
+        if lacks_header_key(headers):
             raise CorruptPayloadError("columns: a record header without a key")
         arrays.append(headers)
     return pa.RecordBatch.from_arrays(arrays, schema=reader_schema(headers=header.has_headers))
@@ -144,6 +143,12 @@ def headers_column(headers: Iterable[Sequence[RecordHeader] | None]) -> pa.Array
         fields=list(HEADERS_TYPE.value_type),
     )
     return pa.ListArray.from_arrays(pa.array(ends), struct, type=HEADERS_TYPE)
+
+
+def lacks_header_key(column: pa.Array) -> bool:
+    """Whether a header in the headers column is null or has a null key; the format knows neither."""
+    pairs = column.flatten()
+    return bool(pairs.null_count or pairs.field(0).null_count)
 
 
 def _header_tuples(column: pa.Array) -> list[tuple[RecordHeader, ...]]:

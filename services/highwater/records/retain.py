@@ -1,8 +1,8 @@
 """What compaction keeps of a batch.
 
-The batch stays where it was: base offset, last offset delta, leader epoch, producer fields, codec and timestamp type are
-kept, so that offsets, epochs and sequences read the same after it. Rows carry their own offset deltas; columns get an
-`offset_delta` column as soon as a record is missing (RULES 10.2). A batch without survivors shrinks to its header
+The batch stays where it was: base offset, last offset delta, leader epoch, producer fields, codec and timestamp type
+are kept, so that offsets, epochs and sequences read the same after it. Rows carry their own offset deltas; columns get
+an `offset_delta` column as soon as a record is missing (RULES 10.2). A batch without survivors shrinks to its header
 (RULES 4.3 wants each epoch's first batch even then).
 """
 
@@ -66,7 +66,7 @@ def retain(
 
 
 def _retain_columns(survivors: pa.RecordBatch, header: BatchHeader, horizon: int | None) -> bytes:
-    attributes = header.attributes
+    attributes = header.attributes & ~OFFSET_DELTAS_BIT
     arrays = survivors.columns[1:]
     if survivors.num_rows < header.last_offset_delta + 1:
         attributes |= OFFSET_DELTAS_BIT
@@ -92,7 +92,11 @@ def _pack(
     horizon: int | None,
 ) -> bytes:
     """The batch around its new payload; `timestamps` are the survivors'."""
-    base_timestamp = int(timestamps[0]) if len(timestamps) else header.base_timestamp
+    base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
+    if len(timestamps):
+        base_timestamp = int(timestamps[0])
+        # Under log append time this is the same number: every record has the batch's.
+        max_timestamp = int(timestamps.max())
     if horizon is not None:
         attributes |= DELETE_HORIZON_BIT
         base_timestamp = horizon
@@ -101,10 +105,7 @@ def _pack(
         attributes=attributes,
         last_offset_delta=header.last_offset_delta,
         base_timestamp=base_timestamp,
-        # The append time of all records stands here and nowhere else, so it outlives them.
-        max_timestamp=int(timestamps.max(initial=header.max_timestamp if header.log_append_time else -1))
-        if len(timestamps)
-        else header.max_timestamp,
+        max_timestamp=max_timestamp,
         record_count=len(timestamps),
         base_offset=header.base_offset,
         leader_epoch=header.partition_leader_epoch,

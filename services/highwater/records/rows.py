@@ -15,6 +15,9 @@ from highwater.records.varint import SMALL_VARINT_LIMIT, SMALL_VARINTS, decode_v
 
 _NULL = encode_varint(-1)
 _NO_HEADERS = encode_varint(0)
+# Timestamps beyond this cannot be added to a small delta within an int64; they are some 292 million years away.
+_MAX_BASE_TIMESTAMP = (1 << 63) - SMALL_VARINT_LIMIT - 1
+_INT64_LIMIT = 1 << 63
 # Size, attributes, timestamp, offset, key size, value size, headers: one byte each at the least.
 _SMALLEST_RECORD_BYTES = 7
 
@@ -69,6 +72,8 @@ def decode_row_payload(payload: bytes, header: BatchHeader) -> list[Record]:
     """
     if header.record_count * _SMALLEST_RECORD_BYTES > len(payload):
         raise CorruptPayloadError(f"rows: {header.record_count} records cannot fit into {len(payload)} bytes")
+    if abs(header.base_timestamp) > _MAX_BASE_TIMESTAMP:
+        raise CorruptPayloadError(f"rows: impossible base timestamp {header.base_timestamp}")
     try:
         return _decode_records(payload, header)
     except IndexError as error:
@@ -104,6 +109,8 @@ def _decode_records(payload: bytes, header: BatchHeader) -> list[Record]:
             position += 2
         else:
             raw, position = read_varint(payload, position)
+            if not -_INT64_LIMIT <= base_timestamp + ((raw >> 1) ^ -(raw & 1)) < _INT64_LIMIT:
+                raise CorruptPayloadError(f"rows: timestamp delta {(raw >> 1) ^ -(raw & 1)} leaves 64 bits")
         timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1)) if append_time is None else append_time
         if (raw := payload[position]) < 0x80:
             position += 1
