@@ -101,8 +101,8 @@ class IsrProposals:
 
     def seen(self, state: VersionedState) -> bool:
         """A state of this leader epoch was read from etcd. Whether it is newer: then nothing is pending any more, as
-        all proposals compared an older revision. The old one shown again settles what was refused, and
-        nothing whose outcome is unknown (RULES 2.4)."""
+        all proposals compared an older revision. The old one shown again settles what was refused, and nothing
+        whose outcome is unknown (RULES 2.4)."""
         if state.revision < self.committed.revision:
             return False
         self._refused_isr = self._refused_removals = NOBODY

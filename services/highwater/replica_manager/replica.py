@@ -19,6 +19,7 @@ class Replica:
         "broker_id",
         "closed_since_ms",
         "counts_for_high_watermark",
+        "in_sync",
         "in_sync_since_ms",
         "last_caught_up_ms",
         "log_end_offset",
@@ -43,11 +44,13 @@ class Replica:
         # The latest time at which the follower had, or is known to have had later, all that the leader had then. Only
         # grows under one broker epoch; NEVER_MS under a new one.
         self.last_caught_up_ms = NEVER_MS
+        # Whether it is in the committed ISR. Kept by the leadership, as the two below.
+        self.in_sync = False
         # From when on the lag of an ISR member counts: the election, or the commit of its joining (RULES 5.6). A member
         # joins with HW, not with the log end, so it may not be caught up yet and has replica.lag.time.max.ms for it.
         self.in_sync_since_ms = NEVER_MS
 
-        # Whether it is in the committed ISR or in a pending proposal's (RULES 5.1). Kept by the partition.
+        # Whether it is in the committed ISR or in a pending proposal's (RULES 5.1).
         self.counts_for_high_watermark = False
 
         self._last_fetch_ms = NEVER_MS
