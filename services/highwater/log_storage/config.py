@@ -1,0 +1,59 @@
+"""The settings of one log: the broker's, with the topic's own in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+
+_LONG_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    segment_bytes: int = 1 << 30
+    index_interval_bytes: int = 4096
+    index_max_bytes: int = 10 << 20
+    roll_ms: int = 7 * 24 * 3600 * 1000
+    message_max_bytes: int = 1_048_588
+    flush_messages: int = _LONG_MAX  # records after which an append waits for the disk
+    log_append_time: bool = False
+
+    def with_topic(self, config: Mapping[str, str]) -> LogConfig:
+        """With a topic's keys over these. Keys that are not of this service (`retention.ms`, `min.insync.replicas`,
+        ...) are left to others. Raises `LogError` (INVALID_CONFIG)."""
+        changes: dict[str, int | bool] = {}
+        for key, (field, lowest, highest) in _TOPIC_KEYS.items():
+            if key in config:
+                changes[field] = _number(key, config[key], lowest, highest)
+        timestamp_type = config.get("message.timestamp.type")
+        if timestamp_type is not None:
+            if timestamp_type not in ("CreateTime", "LogAppendTime"):
+                raise LogError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"message.timestamp.type={timestamp_type}: it is CreateTime or LogAppendTime",
+                )
+            changes["log_append_time"] = timestamp_type == "LogAppendTime"
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
+
+
+_TOPIC_KEYS = {
+    "segment.bytes": ("segment_bytes", 1024, 2**31 - 1),
+    "index.interval.bytes": ("index_interval_bytes", 0, 2**31 - 1),
+    "segment.index.bytes": ("index_max_bytes", 12, 2**31 - 1),
+    "segment.ms": ("roll_ms", 1, _LONG_MAX),
+    "max.message.bytes": ("message_max_bytes", 1024, 2**31 - 1),
+    "flush.messages": ("flush_messages", 1, _LONG_MAX),
+}
+
+
+def _number(key: str, text: str, lowest: int, highest: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is not a number") from None
+    if not lowest <= value <= highest:
+        raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is a number from {lowest} to {highest}")
+    return value

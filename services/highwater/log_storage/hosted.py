@@ -1,0 +1,73 @@
+"""A log with its place, its name and what keeps the server's tasks from stepping on each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Fence
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_dir import LogDir
+from highwater.metadata.models import PartitionKey
+
+
+class HostedLog:
+    """`log` is None where it could not be opened; `failure` says why.
+
+    Appends and reads run in the event loop and never interleave. What runs in a thread takes `maintenance` (one at a
+    time: flush, truncation, deletion), and `alone` where appends and reads have to wait as well.
+    """
+
+    def __init__(self, key: PartitionKey, topic: str, log_dir: LogDir, directory: Path, log: Log | None) -> None:
+        self.key = key
+        self.topic = topic
+        self.log_dir = log_dir
+        self.directory = directory
+        self.log = log
+        self.failure = ""  # only where `log` is None
+        self.busy = False
+        self.high_watermark_written = -1  # in the checkpoint
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.maintenance = asyncio.Lock()
+
+    @property
+    def topic_partition(self) -> tuple[str, int]:
+        return self.topic, self.key.partition
+
+    @property
+    def fence(self) -> Fence | None:
+        return self.log_dir.fences.get(self.key)
+
+    @property
+    def offline_reason(self) -> str:
+        """Why the log is offline; empty while it is not."""
+        return self.failure if self.log is None else self.log.failure or ""
+
+    def online(self) -> Log:
+        """Raises `LogError` (LOG_STORAGE_ERROR)."""
+        if self.log is None:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+        self.log.check_online()
+        return self.log
+
+    async def idle(self) -> None:
+        """Waits until nobody has the log alone."""
+        while self.busy:
+            await self._idle.wait()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Nothing else happens to the log meanwhile."""
+        async with self.maintenance:
+            self.busy = True
+            self._idle.clear()
+            try:
+                yield
+            finally:
+                self.busy = False
+                self._idle.set()
