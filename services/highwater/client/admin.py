@@ -1,31 +1,88 @@
-"""Administration."""
+"""Administration: topics, the cluster, offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Self
 
-from highwater.client.descriptions import ClusterDescription, NewTopic, TopicDescription, TopicResult
-from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
+from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
+from highwater.client.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    NewTopic,
+    PartitionDescription,
+    TopicDescription,
+    TopicResult,
+)
+from highwater.client.exceptions import (
+    ClientClosedError,
+    HighwaterError,
+    LeaderNotAvailableError,
+    RetriableError,
+    UnknownTopicError,
+    error_for,
+)
+from highwater.client.metadata import NO_LEADER, TopicInfo
+from highwater.client.offset_lookup import lookup_offsets
+from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
+from highwater.errors import ErrorCode
+from highwater.rpc.errors import from_proto
+from highwater.v1 import controller_pb2, controller_pb2_grpc
 
 
 class Admin:
+    """Speaks with the acting controller, found through any broker; follows it when it changes.
+
+    Every call raises `NetworkError` or another `RetriableError` where the cluster stayed out of reach for
+    `request_timeout_ms`.
+    """
+
     def __init__(
         self,
-        bootstrap: str | Sequence[str] = "127.0.0.1:9092",
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
         client_id: str = "highwater-admin",
-        request_timeout_ms: int = 30_000,
-        retry_backoff_ms: int = 50,
-        retry_backoff_max_ms: int = 1000,
-    ) -> None: ...
+        request_timeout_ms: float = 30_000,
+        retry_backoff_ms: float = 50,
+        retry_backoff_max_ms: float = 1000,
+    ) -> None:
+        self._cluster = Cluster(bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._backoff_s = retry_backoff_ms / 1000
+        self._backoff_max_s = retry_backoff_max_ms / 1000
+        self._running = False
+        self._stopped = False
+        self._hint = ""  # the controller's address as an answer last named it
 
-    async def start(self) -> Self: ...
-    async def stop(self) -> None: ...
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(self, *exception: object) -> None: ...
+    async def start(self) -> Self:
+        """Connects. Raises `NetworkError` where no bootstrap broker answers."""
+        if self._stopped:
+            raise ClientClosedError("this admin was stopped; make another")
+        if not self._running:
+            try:
+                await self._cluster.start()
+            except HighwaterError:
+                await self._cluster.close()
+                self._stopped = True
+                raise
+            self._running = True
+        return self
 
-    # Raises what the cluster refused it for: TopicAlreadyExistsError, InvalidRequestError, ...
+    async def stop(self) -> None:
+        if self._running:
+            self._running = False
+            self._stopped = True
+            await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    # Topics
+
     async def create_topic(
         self,
         topic: str,
@@ -35,19 +92,199 @@ class Admin:
         *,
         validate_only: bool = False,
         timeout_ms: int = 30_000,
-    ) -> TopicResult: ...
+    ) -> TopicResult:
+        """Makes one topic and waits until its partitions have leaders; None: the cluster's defaults.
 
-    # One result a topic, in order, each with its own error.
+        Raises:
+            TopicAlreadyExistsError, InvalidRequestError: as the cluster says.
+        """
+        new = NewTopic(topic, partitions, replication_factor, config or {})
+        return _succeeded(await self.create_topics([new], validate_only=validate_only, timeout_ms=timeout_ms))
+
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 30_000
-    ) -> list[TopicResult]: ...
-    async def delete_topic(self, topic: str, *, timeout_ms: int = 30_000) -> TopicResult: ...
-    async def delete_topics(self, topics: Sequence[str], *, timeout_ms: int = 30_000) -> list[TopicResult]: ...
-    async def describe_topics(self, topics: Sequence[str] | None = None) -> list[TopicDescription]: ...  # None: all
-    async def list_topics(self, *, include_internal: bool = False) -> list[str]: ...
-    async def describe_cluster(self) -> ClusterDescription: ...
+    ) -> list[TopicResult]:
+        """One result a topic, each with its own error, in the order of the request."""
+        request = controller_pb2.CreateTopicsRequest(validate_only=validate_only, timeout_ms=timeout_ms)
+        for new in topics:
+            message = request.topics.add(
+                topic=new.topic,
+                partitions=-1 if new.partitions is None else new.partitions,
+                replication_factor=-1 if new.replication_factor is None else new.replication_factor,
+                config=dict(new.config),
+            )
+            for partition, replicas in enumerate(new.assignment):
+                message.assignment.add(partition=partition, replicas=list(replicas))
+        response = await self._controller(lambda stub: stub.CreateTopics, request, timeout_ms)
+        results = [_topic_result(result) for result in response.results]
+        if not validate_only:
+            await self._until_visible([result for result in results if result.error is None])
+        return results
 
-    # timestamp: ms, or EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP of topic_partition.
+    async def delete_topic(self, topic: str, *, timeout_ms: int = 30_000) -> TopicResult:
+        """Deletes one topic. Raises `UnknownTopicError`."""
+        return _succeeded(await self.delete_topics([topic], timeout_ms=timeout_ms))
+
+    async def delete_topics(self, topics: Sequence[str], *, timeout_ms: int = 30_000) -> list[TopicResult]:
+        """One result a topic, each with its own error, in the order of the request."""
+        request = controller_pb2.DeleteTopicsRequest(topics=list(topics), timeout_ms=timeout_ms)
+        response = await self._controller(lambda stub: stub.DeleteTopics, request, timeout_ms)
+        return [_topic_result(result) for result in response.results]
+
+    async def describe_topics(self, topics: Sequence[str] | None = None) -> list[TopicDescription]:
+        """These topics, in order; None: all, by name. Raises `UnknownTopicError`."""
+        self._check_running()
+        if topics is None:
+            answer = await self._retried(self._cluster.answer_of_all_topics)
+            found = sorted(answer.topics, key=lambda info: info.topic)
+        else:
+            # Described as of now, not as of an earlier call.
+            self._cluster.track(topics)
+            await self._retried(self._cluster.refresh)
+            found = [await self._cluster.topic(name, self._cluster.request_timeout_s) for name in topics]
+        return [_topic_description(info) for info in found]
+
+    async def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        """The names, sorted."""
+        self._check_running()
+        answer = await self._retried(self._cluster.answer_of_all_topics)
+        return sorted(info.topic for info in answer.topics if include_internal or not info.internal)
+
+    async def _until_visible(self, results: Sequence[TopicResult]) -> None:
+        """The controller has made the topics; waits until a broker's metadata has them, with their leaders."""
+        names = [result.topic for result in results]
+        self._cluster.track(names)
+        deadline = monotonic() + self._cluster.request_timeout_s
+        while names and monotonic() < deadline:
+            await self._retried(self._cluster.refresh)
+            if not self._cluster.metadata.stale(names):
+                return
+
+    # Cluster and offsets
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """As the acting controller sees it."""
+        timeout_ms = self._cluster.request_timeout_s * 1000
+        request = controller_pb2.DescribeClusterRequest()
+        response = await self._controller(lambda stub: stub.DescribeCluster, request, timeout_ms)
+        brokers = tuple(
+            BrokerDescription(
+                broker.endpoint.broker_id,
+                broker.endpoint.broker_epoch,
+                broker.endpoint.address,
+                broker.endpoint.rack,
+                broker.shutting_down,
+                broker.tail_lost,
+                broker.leaders,
+                broker.replicas,
+            )
+            for broker in sorted(response.brokers, key=lambda broker: broker.endpoint.broker_id)
+        )
+        controller_id = response.controller.controller_id if response.HasField("controller") else -1
+        if controller_id < 0:
+            controller_id = self._cluster.metadata.controller_id
+        return ClusterDescription(
+            response.cluster_id,
+            None if controller_id < 0 else controller_id,
+            response.controller_epoch,
+            brokers,
+            response.topics,
+            response.partitions,
+            response.offline_partitions,
+            response.under_replicated_partitions,
+        )
+
     async def list_offsets(
-        self, partitions: Mapping[TopicPartition, int] | Iterable[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndTimestamp]: ...
+        self,
+        partitions: Mapping[TopicPartition, int] | Iterable[TopicPartition],
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """The first offset at or after each timestamp in ms; or of `EARLIEST_TIMESTAMP`, `LATEST_TIMESTAMP` (the high
+        watermark; the default), `MAX_TIMESTAMP`. An offset of -1: there is none."""
+        self._check_running()
+        if not isinstance(partitions, Mapping):
+            partitions = dict.fromkeys(partitions, LATEST_TIMESTAMP)
+        wanted = {TopicPartition(*partition): timestamp for partition, timestamp in partitions.items()}
+        return await lookup_offsets(self._cluster, wanted, self._cluster.request_timeout_s)
+
+    # The controller
+
+    def _check_running(self) -> None:
+        if not self._running:
+            state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
+            raise ClientClosedError(f"the admin {state}")
+
+    async def _controller(
+        self, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any, timeout_ms: float
+    ) -> Any:
+        """One request to the acting controller. `timeout_ms` is the controller's time; the answer may take longer."""
+        self._check_running()
+
+        async def attempt() -> Any:
+            address = self._hint or self._cluster.metadata.controller_address
+            if not address:
+                self._cluster.request_refresh()
+                raise LeaderNotAvailableError("no controller is known; is one running?")
+            connection = self._cluster.connection(address)
+            stub = controller_pb2_grpc.ControllerStub(connection.channel)
+            try:
+                response = await connection.call(
+                    method(stub), request, timeout_ms / 1000 + self._cluster.request_timeout_s
+                )
+            except RetriableError:
+                self._hint = ""
+                self._cluster.request_refresh()
+                raise
+            code = from_proto(response.error)
+            self._hint = response.controller.address if code is ErrorCode.NOT_CONTROLLER else ""
+            if code is ErrorCode.NOT_CONTROLLER and not self._hint:
+                self._cluster.request_refresh()
+            if code is not ErrorCode.NONE:
+                raise error_for(code, response.error.message)
+            return response
+
+        return await self._retried(attempt)
+
+    async def _retried(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        """Tries again after a retriable error, until `request_timeout_ms` is over."""
+        deadline = monotonic() + self._cluster.request_timeout_s
+        delay_s = self._backoff_s
+        while True:
+            try:
+                return await attempt()
+            except RetriableError:
+                self._check_running()
+                if monotonic() + delay_s > deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, self._backoff_max_s)
+
+
+def _succeeded(results: list[TopicResult]) -> TopicResult:
+    (result,) = results
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+def _topic_result(result: controller_pb2.TopicResult) -> TopicResult:
+    code = from_proto(result.error)
+    error = None
+    if code is not ErrorCode.NONE:
+        message = result.error.message or f"topic {result.topic!r}: {code.name}"
+        error = UnknownTopicError(message) if code is ErrorCode.UNKNOWN_TOPIC_ID else error_for(code, message)
+    return TopicResult(result.topic, result.topic_id, result.partitions, result.replication_factor, error)
+
+
+def _topic_description(info: TopicInfo) -> TopicDescription:
+    partitions = tuple(
+        PartitionDescription(
+            partition.partition,
+            None if partition.leader == NO_LEADER else partition.leader,
+            partition.leader_epoch,
+            partition.replicas,
+            partition.isr,
+            partition.offline_replicas,
+        )
+        for partition in info.partitions
+    )
+    return TopicDescription(info.topic, info.topic_id, partitions, dict(info.config), info.internal)

@@ -110,21 +110,21 @@ class BatchDelivery:
 class Delivery:
     """The delivery of one record: `await` it for its `RecordMetadata`, or drop it and let `flush` speak for all.
 
-    Awaiting raises `DeliveryTimeoutError`, `RecordTooLargeError`, `UnknownTopicError` or another `HighwaterError` where the record was
-    not acknowledged.
+    Awaiting raises `DeliveryTimeoutError`, `RecordTooLargeError` or another `HighwaterError` where the record was not
+    acknowledged.
     """
 
-    __slots__ = ("_batch", "_index", "_timestamp_ms")
+    __slots__ = ("_batch", "_timestamp_ms", "index")
 
     def __init__(self, batch: BatchDelivery, index: int, timestamp_ms: int) -> None:
         self._batch = batch
-        self._index = index
+        self.index = index  # within the batch
         self._timestamp_ms = timestamp_ms
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         if not self._batch.done:
             yield from self._batch.wait().__await__()
-        return self._batch.outcome(self._index, self._timestamp_ms)
+        return self._batch.outcome(self.index, self._timestamp_ms)
 
     def done(self) -> bool:
         return self._batch.done

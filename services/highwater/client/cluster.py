@@ -1,0 +1,257 @@
+"""The cluster as a client reaches it: metadata that is refreshed when it must be, and a connection a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+
+from highwater.client.connection import Connection
+from highwater.client.exceptions import (
+    ClientClosedError,
+    HighwaterError,
+    InvalidRequestError,
+    NetworkError,
+    RetriableError,
+    UnknownTopicError,
+    error_for,
+)
+from highwater.client.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.errors import ErrorCode
+from highwater.rpc.errors import from_proto
+from highwater.v1 import broker_pb2
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+# One broker's time for a metadata request; then the next one is asked.
+METADATA_TIMEOUT_S = 2.0
+# Between two refreshes, however many ask for one.
+MIN_REFRESH_INTERVAL_S = 0.1
+# A topic that no broker knows may just have been made: how long to look for it.
+UNKNOWN_TOPIC_PATIENCE_S = 3.0
+
+
+def bootstrap_addresses(bootstrap: str | Sequence[str]) -> list[str]:
+    """From `host:port`, `unix:/path`, a comma-separated string or a list of them. Raises `InvalidRequestError`."""
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = [part.strip() for part in parts if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not address.startswith("unix:") and not (host and port.isdigit()):
+            raise InvalidRequestError(f"bootstrap address {address!r} is neither host:port nor unix:/path")
+    if not addresses:
+        raise InvalidRequestError("no bootstrap address was given; name at least one broker as host:port")
+    return addresses
+
+
+class Cluster:
+    """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_id: str,
+        request_timeout_ms: float,
+        max_age_ms: float = 300_000,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.metadata = Metadata()
+        self.client_id = client_id
+        self.request_timeout_s = request_timeout_ms / 1000
+        self._bootstrap = bootstrap_addresses(bootstrap)
+        self._max_age_s = max_age_ms / 1000
+        self._on_change = on_change
+        self._tracked: set[str] = set()
+        self._connections: dict[str, Connection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._asked = asyncio.Event()
+        self._refreshed: asyncio.Future[None] | None = None
+        self._last_refresh = float("-inf")
+        self._last_error: HighwaterError | None = None
+        self._turn = 0
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises `NetworkError` where no bootstrap broker answers."""
+        self._keeper = asyncio.create_task(self._keep_fresh())
+        await self.refresh()
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._refreshed is not None and not self._refreshed.done():
+            self._last_error = ClientClosedError(f"{self.client_id} was stopped")
+            self._refreshed.set_result(None)
+        connections, self._connections = list(self._connections.values()), {}
+        await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
+
+    # Connections
+
+    def connection(self, address: str) -> Connection:
+        found = self._connections.get(address)
+        if found is None:
+            found = self._connections[address] = Connection(address)
+        return found
+
+    def leader(self, topic: str, partition: int) -> tuple[Connection, PartitionInfo] | None:
+        """The leader's connection and what is known of the partition; None: ask for a refresh and try later."""
+        info = self.metadata.partition(topic, partition)
+        address = self.metadata.leader_address(topic, partition)
+        return None if info is None or address is None else (self.connection(address), info)
+
+    def fail_overdue(self, timeout_s: float) -> None:
+        """See `Connection.fail_overdue`, for every connection."""
+        for connection in self._connections.values():
+            connection.fail_overdue(timeout_s)
+
+    def produce_wait_s(self) -> float:
+        """The longest that a produce request has gone without an answer, anywhere."""
+        return max((connection.produce_wait_s for connection in self._connections.values()), default=0.0)
+
+    # Metadata
+
+    def track(self, topics: Iterable[str]) -> None:
+        """These topics are part of every refresh from now on."""
+        self._tracked.update(topics)
+
+    def request_refresh(self) -> None:
+        """Soon, and at most every `MIN_REFRESH_INTERVAL_S`. Does not wait."""
+        self._asked.set()
+
+    async def refresh(self) -> None:
+        """A refresh that begins after this call. Raises the last error where no broker answered."""
+        if self._refreshed is None:
+            self._refreshed = asyncio.get_running_loop().create_future()
+        self._asked.set()
+        await asyncio.shield(self._refreshed)
+        if self._last_error is not None:
+            raise self._last_error
+
+    async def topic(self, name: str, timeout_s: float) -> TopicInfo:
+        """The topic, looked for until the deadline.
+
+        Raises:
+            UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
+            NetworkError: no broker could be reached in `timeout_s`.
+        """
+        self.track([name])
+        begun = monotonic()
+        while True:
+            found = self.metadata.topic(name)
+            if found is not None and found.partitions:
+                return found
+            error: HighwaterError | None = None
+            try:
+                await self.refresh()
+            except RetriableError as failure:
+                error = failure
+            found = self.metadata.topic(name)
+            if found is not None and found.partitions:
+                return found
+            waited = monotonic() - begun
+            code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
+                self._tracked.discard(name)
+                if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
+                raise error_for(code, f"topic {name!r}: {code.name}")
+            if error is not None and waited > timeout_s:
+                raise error
+
+    async def confirm(self) -> None:
+        """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7)."""
+        addresses = {broker.address for broker in self.metadata.brokers.values()} or set(self._bootstrap)
+        answers = await asyncio.gather(*(self._ask(address) for address in addresses), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, MetadataAnswer):
+                self._merge(answer)
+            elif not isinstance(answer, HighwaterError):
+                raise answer
+
+    async def answer_of_all_topics(self) -> MetadataAnswer:
+        """Every topic there is, from the first broker that answers; for administration."""
+        return await self._ask_in_turn(broker_pb2.MetadataRequest(all_topics=True))
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._max_age_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
+            self._asked.clear()
+            waiting, self._refreshed = self._refreshed, None
+            self._last_refresh = monotonic()
+            try:
+                self._merge(await self._ask_in_turn(self._request()))
+                self._last_error = None
+            except HighwaterError as error:
+                self._last_error = error
+            finally:
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+            self._on_change()
+
+    def _request(self) -> broker_pb2.MetadataRequest:
+        return broker_pb2.MetadataRequest(topics=sorted(self._tracked))
+
+    async def _ask_in_turn(self, request: broker_pb2.MetadataRequest) -> MetadataAnswer:
+        known = [broker.address for broker in self.metadata.brokers.values()]
+        self._turn += 1
+        start = self._turn % max(len(known), 1)
+        addresses = list(dict.fromkeys([*known[start:], *known[:start], *self._bootstrap]))
+        failures: list[HighwaterError] = []
+        for address in addresses:
+            try:
+                return await self._ask(address, request)
+            except HighwaterError as error:
+                failures.append(error)
+        if all(isinstance(failure, RetriableError) for failure in failures):
+            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}); is the cluster up?")
+        raise next(failure for failure in failures if not isinstance(failure, RetriableError))
+
+    async def _ask(self, address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
+        connection = self.connection(address)
+        response = await connection.call(
+            connection.stub.Metadata, request or self._request(), min(METADATA_TIMEOUT_S, self.request_timeout_s)
+        )
+        return metadata_answer(response)
+
+    def _merge(self, answer: MetadataAnswer) -> None:
+        former = {broker.address for broker in self.metadata.brokers.values()}
+        self.metadata.merge(answer)
+        present = {broker.address for broker in self.metadata.brokers.values()}
+        for address in (former - present - set(self._bootstrap)) & self._connections.keys():
+            task = asyncio.create_task(self._connections.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+def metadata_answer(response: broker_pb2.MetadataResponse) -> MetadataAnswer:
+    topics = []
+    missing = {}
+    for topic in response.topics:
+        code = from_proto(topic.error)
+        if code is not ErrorCode.NONE:
+            missing[topic.topic] = code
+            continue
+        found = [
+            PartitionInfo(
+                partition.partition,
+                partition.leader,
+                partition.leader_epoch,
+                tuple(partition.replicas),
+                tuple(partition.isr),
+                tuple(partition.offline_replicas),
+            )
+            for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
+        ]
+        topics.append(TopicInfo(topic.topic, topic.topic_id, tuple(found), dict(topic.config), topic.internal))
+    brokers = tuple(
+        BrokerInfo(broker.broker_id, broker.broker_epoch, broker.address, broker.rack) for broker in response.brokers
+    )
+    return MetadataAnswer(
+        response.cluster_id, brokers, tuple(topics), missing, response.controller_id, response.controller_address
+    )

@@ -1,0 +1,208 @@
+"""One broker: a channel, its requests, and the two streams of the data path.
+
+A stream carries many requests at once, matched to their answers by correlation id. When it breaks, or an answer is
+overdue, everything in flight on it fails as retriable, and the next request opens a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from highwater.client.exceptions import HighwaterError, NetworkError, RequestTimedOutError, RetriableError
+from highwater.errors import ErrorCode
+from highwater.rpc.channel import open_channel
+from highwater.v1 import broker_pb2, broker_pb2_grpc
+
+# Anything else may be a broker that was killed: gRPC then says UNAVAILABLE, INTERNAL or UNKNOWN, as it happens.
+_REFUSALS = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+class Correlated(Protocol):
+    correlation_id: int
+
+
+RequestT = TypeVar("RequestT", bound=Correlated)
+ResponseT = TypeVar("ResponseT", bound=Correlated)
+
+
+def transport_error(error: BaseException, address: str) -> HighwaterError:
+    """A gRPC failure as an exception of the SDK."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return RequestTimedOutError(f"the broker at {address} did not answer in time")
+        if code in _REFUSALS:
+            return HighwaterError(f"the broker at {address} refused the call: {code.name}: {details}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return RetriableError(f"the broker at {address} is overloaded: {details}", ErrorCode.OVERLOADED)
+        return NetworkError(f"the broker at {address} cannot be reached: {code.name}: {details}")
+    return NetworkError(f"the connection to {address} broke: {error or type(error).__name__}")
+
+
+class RequestStream(Generic[RequestT, ResponseT]):
+    """A bidirectional stream. `send` returns at once; `on_answer` gets the response, or the error that ended it all.
+
+    The queue of requests to write is bounded by its callers: so many requests a partition.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT], address: str) -> None:
+        self._call = call
+        self._address = address
+        self._waiting: dict[int, tuple[float, Callable[[ResponseT | HighwaterError], None]]] = {}
+        self._outgoing: deque[RequestT] = deque()
+        self._wake = asyncio.Event()
+        self._next_id = 0
+        self.broken: HighwaterError | None = None
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    def send(self, request: RequestT, on_answer: Callable[[ResponseT | HighwaterError], None]) -> None:
+        """Sets the request's correlation id and sends it after all earlier ones."""
+        assert self.broken is None
+        self._next_id += 1
+        request.correlation_id = self._next_id
+        self._waiting[self._next_id] = (time.monotonic(), on_answer)
+        self._outgoing.append(request)
+        self._wake.set()
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the oldest request has gone without an answer."""
+        for sent_at, _ in self._waiting.values():
+            return time.monotonic() - sent_at
+        return 0.0
+
+    def fail(self, error: HighwaterError) -> None:
+        """Ends the stream; everything in flight gets `error`."""
+        if self.broken is not None:
+            return
+        self.broken = error
+        self._outgoing.clear()
+        waiting, self._waiting = self._waiting, {}
+        self._call.cancel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        for _, on_answer in waiting.values():
+            on_answer(error)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+                self._wake.clear()
+                await self._wake.wait()
+        except asyncio.CancelledError:
+            self.fail(NetworkError(f"the connection to {self._address} was closed"))
+            raise
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            # The reader knows why: the status of the call.
+            self.fail(transport_error(await self._cause(error), self._address))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                response: Any = await self._call.read()
+                if response is END_OF_STREAM:
+                    cause = await self._cause(ConnectionResetError("the broker ended the stream"))
+                    self.fail(transport_error(cause, self._address))
+                    return
+                waiting = self._waiting.pop(response.correlation_id, None)
+                if waiting is not None:
+                    waiting[1](response)
+        except asyncio.CancelledError:
+            self.fail(NetworkError(f"the connection to {self._address} was closed"))
+            raise
+        except grpc.aio.AioRpcError as error:
+            self.fail(transport_error(error, self._address))
+
+    async def _cause(self, error: Exception) -> Exception:
+        """The call's own status where it ended with one."""
+        if isinstance(error, grpc.aio.AioRpcError) or not self._call.done():
+            return error
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return error
+        details = str(await self._call.details() or "")
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+
+
+class Connection:
+    """One channel to one address, opened at the first use. Requests raise `HighwaterError`s only."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None
+        self._fetch: RequestStream[broker_pb2.FetchRequest, broker_pb2.FetchResponse] | None = None
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = open_channel(self.address)
+        return self._channel
+
+    @property
+    def stub(self) -> Any:
+        if self._stub is None:
+            self._stub = broker_pb2_grpc.BrokerStub(self.channel)
+        return self._stub
+
+    def produce_stream(self) -> RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse]:
+        """The stream in use, or a new one where it broke."""
+        if self._produce is None or self._produce.broken is not None:
+            self._produce = RequestStream(self.stub.ProduceStream(), self.address)
+        return self._produce
+
+    def fetch_stream(self) -> RequestStream[broker_pb2.FetchRequest, broker_pb2.FetchResponse]:
+        if self._fetch is None or self._fetch.broken is not None:
+            self._fetch = RequestStream(self.stub.FetchStream(), self.address)
+        return self._fetch
+
+    @property
+    def produce_wait_s(self) -> float:
+        """How long the oldest produce request has gone without an answer."""
+        return 0.0 if self._produce is None or self._produce.broken is not None else self._produce.oldest_wait_s
+
+    def fail_produce(self, error: HighwaterError) -> None:
+        """Ends the produce stream, if there is one."""
+        if self._produce is not None:
+            self._produce.fail(error)
+
+    def fail_overdue(self, timeout_s: float) -> None:
+        """Breaks the streams whose oldest request is older than that."""
+        for stream in (self._produce, self._fetch):
+            if stream is not None and stream.broken is None and stream.oldest_wait_s > timeout_s:
+                stream.fail(RequestTimedOutError(f"the broker at {self.address} did not answer within {timeout_s:g} s"))
+
+    async def call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float) -> Any:
+        """One request. Raises `NetworkError`, `RequestTimedOutError` or `HighwaterError`."""
+        try:
+            return await method(request, timeout=max(timeout_s, 0.001))
+        except grpc.aio.AioRpcError as error:
+            raise transport_error(error, self.address) from None
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise NetworkError(f"the connection to {self.address} was closed") from error
+
+    async def close(self) -> None:
+        for stream in (self._produce, self._fetch):
+            if stream is not None:
+                stream.fail(NetworkError(f"the connection to {self.address} was closed"))
+        if self._channel is not None:
+            await self._channel.close(None)
+            self._channel = None
