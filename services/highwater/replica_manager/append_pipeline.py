@@ -1,6 +1,6 @@
 """The appends of one partition under one leadership: pipelined, in order, each with the offset that it expects.
 
-An append names the log end offset that all appends before it will leave (RULES 3.4). Where one of them writes nothing (a
+An append names the log end offset that all appends before it leave (RULES 3.4). Where one of them writes nothing (a
 duplicate, a refused sequence), those behind it are refused with OFFSET_MISMATCH, a definite outcome: nothing more is
 sent until all in flight is answered, then they are sent again in their order with the right offset. An outcome that is
 not known ends the leadership; it is never tried again blindly.

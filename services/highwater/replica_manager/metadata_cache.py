@@ -54,7 +54,15 @@ class MetadataCache:
             self.controller_address = address
 
     def set_brokers(self, brokers: Iterable[Endpoint]) -> None:
+        """All that are registered, from etcd."""
         self.brokers = {broker.broker_id: broker for broker in brokers}
+
+    def add_brokers(self, brokers: Iterable[Endpoint]) -> None:
+        """From the controller, which may know of a registration earlier; who is gone, etcd says."""
+        for broker in brokers:
+            known = self.brokers.get(broker.broker_id)
+            if known is None or known.broker_epoch < broker.broker_epoch:
+                self.brokers[broker.broker_id] = broker
 
     def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Piece = bytes | memoryview
+Piece = bytes | bytearray | memoryview
 
 _LENGTH_DELIMITED = 2
 

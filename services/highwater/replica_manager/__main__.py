@@ -1,0 +1,41 @@
+"""`python -m highwater.replica_manager --set broker.id=1 ...`: one broker's replica-manager.
+
+SIGTERM is a controlled shutdown: leadership moves to other brokers first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from highwater.metadata.registration import DuplicateBrokerIdError
+from highwater.replica_manager.service import ReplicaManagerService
+from highwater.rpc.server import UserError, run_service
+from highwater.rpc.settings import ReplicaManagerSettings, from_command_line
+from highwater.telemetry.log import configure
+
+
+async def serve(settings: ReplicaManagerSettings, stop: asyncio.Event) -> None:
+    service = ReplicaManagerService(settings)
+    await service.start()
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((stopping, service.failed), return_when=asyncio.FIRST_COMPLETED)
+    if service.failed.done():
+        stopping.cancel()
+        await service.stop(deregister=False)
+        try:
+            service.failed.result()
+        except DuplicateBrokerIdError as error:
+            raise UserError(str(error)) from error
+        return
+    await service.controlled_shutdown()
+    await service.stop()
+
+
+def main() -> None:
+    settings = from_command_line(ReplicaManagerSettings)
+    configure("replica-manager", settings.log_level)
+    run_service(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    main()

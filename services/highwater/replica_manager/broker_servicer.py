@@ -1,0 +1,447 @@
+"""The `Broker` service's edge: protobuf in and out, streams, nothing decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.delete_records import DeletingRecords
+from highwater.replica_manager.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
+from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
+from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
+from highwater.replica_manager.storage import from_key, to_key
+from highwater.replica_manager.wire import Piece, embed
+from highwater.rpc.errors import to_proto
+from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+# Requests of one stream that are read before the first of them is answered.
+MAX_STREAM_FETCHES = 16
+_RESULTS_FIELD = 2  # FetchResponse.results
+_RECORDS_FIELD = 5  # FetchResult.records
+_SERVICE = "highwater.v1.Broker"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BrokerServicer(broker_pb2_grpc.BrokerServicer):
+    def __init__(
+        self,
+        broker: Broker,
+        producing: Producing,
+        fetching: Fetching,
+        offsets: Offsets,
+        deleting: DeletingRecords,
+        producer_ids: ProducerIdAllocator,
+        cluster_id: Callable[[], str],
+    ) -> None:
+        self._broker = broker
+        self._producing = producing
+        self._fetching = fetching
+        self._offsets = offsets
+        self._deleting = deleting
+        self._producer_ids = producer_ids
+        self._cluster_id = cluster_id
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        # Fetch responses come from here as bytes already; the handlers that stand first are the ones found.
+        fetches = {
+            "Fetch": grpc.unary_unary_rpc_method_handler(
+                self.Fetch, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
+            ),
+            "FetchStream": grpc.stream_stream_rpc_method_handler(
+                self.FetchStream, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, fetches),))
+        broker_pb2_grpc.add_BrokerServicer_to_server(self, server)
+
+    # Produce
+
+    async def Produce(self, request: broker_pb2.ProduceRequest, context: Context) -> broker_pb2.ProduceResponse:
+        done: asyncio.Future[broker_pb2.ProduceResponse] = asyncio.get_running_loop().create_future()
+
+        def respond(response: broker_pb2.ProduceResponse) -> None:
+            if not done.done():
+                done.set_result(response)
+
+        self._submit(request, respond)
+        return await done
+
+    async def ProduceStream(
+        self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
+    ) -> AsyncIterator[broker_pb2.ProduceResponse]:
+        responses: deque[broker_pb2.ProduceResponse] = deque()
+        wake = asyncio.Event()
+        open_requests = 0
+        ended = False
+
+        def respond(response: broker_pb2.ProduceResponse) -> None:
+            responses.append(response)
+            wake.set()
+
+        async def read() -> None:
+            nonlocal open_requests, ended
+            try:
+                async for request in request_iterator:
+                    open_requests += 1
+                    self._submit(request, respond)
+            finally:
+                ended = True
+                wake.set()
+
+        reading = asyncio.create_task(read(), name="produce-stream")
+        try:
+            while True:
+                while responses:
+                    yield responses.popleft()
+                    open_requests -= 1
+                if ended and not open_requests:
+                    return
+                wake.clear()
+                await wake.wait()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def _submit(
+        self, request: broker_pb2.ProduceRequest, respond: Callable[[broker_pb2.ProduceResponse], None]
+    ) -> None:
+        correlation_id = request.correlation_id
+
+        def done(results: Sequence[ProduceResult]) -> None:
+            respond(
+                broker_pb2.ProduceResponse(correlation_id=correlation_id, results=[_produce_result(r) for r in results])
+            )
+
+        parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
+        self._producing.submit(request.acks, request.timeout_ms, parts, done)
+
+    # Fetch
+
+    async def Fetch(  # type: ignore[override]
+        self, request: broker_pb2.FetchRequest, context: Context
+    ) -> bytes:
+        if request.WhichOneof("role") == "replica":
+            return _fetch_error(
+                request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
+            )
+        ask = _fetch_ask(request)
+        if ask is None:
+            return _fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
+        return _fetch_response(request.correlation_id, await self._fetching.answer(ask))
+
+    async def FetchStream(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
+    ) -> AsyncIterator[bytes]:
+        stream = _FetchStream(self._broker, self._fetching)
+        reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
+        try:
+            async for response in stream.responses():
+                yield response
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            stream.close()
+
+    # The rest
+
+    async def ListOffsets(
+        self, request: broker_pb2.ListOffsetsRequest, context: Context
+    ) -> broker_pb2.ListOffsetsResponse:
+        listed = await asyncio.gather(
+            *(
+                self._offsets.list_one(
+                    OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp), request.replica_id
+                )
+                for part in request.partitions
+            )
+        )
+        return broker_pb2.ListOffsetsResponse(
+            results=[
+                broker_pb2.ListOffsetsResult(
+                    partition=to_key(each.key),
+                    error=to_proto(each.error, each.message),
+                    offset=each.offset,
+                    timestamp=each.timestamp,
+                    leader_epoch=each.leader_epoch,
+                )
+                for each in listed
+            ]
+        )
+
+    async def OffsetForLeaderEpoch(
+        self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
+    ) -> broker_pb2.OffsetForLeaderEpochResponse:
+        ends = [
+            self._offsets.epoch_end(EpochAsk(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
+            for part in request.partitions
+        ]
+        return broker_pb2.OffsetForLeaderEpochResponse(
+            results=[
+                broker_pb2.EpochEndOffset(
+                    partition=to_key(end.key),
+                    error=to_proto(end.error),
+                    leader_epoch=end.leader_epoch,
+                    end_offset=end.end_offset,
+                )
+                for end in ends
+            ]
+        )
+
+    async def DeleteRecords(
+        self, request: broker_pb2.DeleteRecordsRequest, context: Context
+    ) -> broker_pb2.DeleteRecordsResponse:
+        deleted = await asyncio.gather(
+            *(
+                self._deleting.delete(from_key(part.partition), part.offset, request.timeout_ms)
+                for part in request.partitions
+            )
+        )
+        return broker_pb2.DeleteRecordsResponse(
+            results=[
+                broker_pb2.DeleteRecordsResult(
+                    partition=to_key(each.key),
+                    error=to_proto(each.error, each.message),
+                    low_watermark=each.low_watermark,
+                )
+                for each in deleted
+            ]
+        )
+
+    async def Metadata(self, request: broker_pb2.MetadataRequest, context: Context) -> broker_pb2.MetadataResponse:
+        cache = self._broker.metadata
+        topics = []
+        if request.all_topics:
+            topics = [self._topic(topic) for topic in cache.topics()]
+        for name in request.topics:
+            topic = cache.by_name(name)
+            topics.append(
+                broker_pb2.TopicMetadata(topic=name, error=to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                if topic is None
+                else self._topic(topic)
+            )
+        for topic_id in request.topic_ids:
+            topic = cache.by_id(topic_id)
+            topics.append(
+                broker_pb2.TopicMetadata(topic_id=topic_id, error=to_proto(ErrorCode.UNKNOWN_TOPIC_ID))
+                if topic is None
+                else self._topic(topic)
+            )
+        return broker_pb2.MetadataResponse(
+            cluster_id=self._cluster_id(),
+            brokers=[
+                common_pb2.BrokerEndpoint(
+                    broker_id=broker.broker_id,
+                    broker_epoch=broker.broker_epoch,
+                    address=broker.address,
+                    rack=broker.rack,
+                )
+                for broker in cache.brokers.values()
+            ],
+            topics=topics,
+            controller_id=cache.controller_id,
+            controller_address=cache.controller_address,
+        )
+
+    def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
+        return broker_pb2.TopicMetadata(
+            topic=topic.topic,
+            topic_id=topic.topic_id,
+            partitions=[
+                _partition_metadata(number, partition, self._broker.metadata.brokers)
+                for number, partition in sorted(topic.partitions.items())
+            ],
+            config=dict(topic.config),
+            internal=topic.topic.startswith("__"),
+        )
+
+    async def InitProducerId(
+        self, request: broker_pb2.InitProducerIdRequest, context: Context
+    ) -> broker_pb2.InitProducerIdResponse:
+        try:
+            producer_id = await self._producer_ids.next_id()
+        except StoreError as error:
+            return broker_pb2.InitProducerIdResponse(
+                error=to_proto(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"etcd does not answer: {error}"),
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        return broker_pb2.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+class _FetchStream:
+    """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
+
+    def __init__(self, broker: Broker, fetching: Fetching) -> None:
+        self._broker = broker
+        self._fetching = fetching
+        self._session: Any = None
+        self._asks: deque[tuple[int, FetchAsk | bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
+        self._answering: FetchAsk | None = None
+        self._ended = False
+        # What a consumer was told last of each partition: it is told again only what changed.
+        self._told: dict[Any, tuple[int, int]] = {}
+
+    async def read(self, requests: AsyncIterator[broker_pb2.FetchRequest]) -> None:
+        try:
+            async for request in requests:
+                await self._room.acquire()
+                self._asks.append((request.correlation_id, self._take(request)))
+                if self._answering is not None:
+                    self._answering.wait.end()
+                self._wake.set()
+                if self._ended:
+                    return
+        finally:
+            self._ended = True
+            self._wake.set()
+
+    def _take(self, request: broker_pb2.FetchRequest) -> FetchAsk | bytes:
+        ask = _fetch_ask(request)
+        if ask is None:
+            self._ended = True
+            return _fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
+        if ask.role is FetchRole.REPLICA:
+            role = request.replica
+            if self._session is None:
+                self._session = self._broker.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
+                self._broker.session_opened(self._session)
+            elif (role.broker_id, role.broker_epoch, role.fetcher_id) != self._session_name():
+                self._ended = True
+                return _fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
+            if not self._broker.sessions.is_newest(self._session):
+                self._ended = True
+                return _fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
+            ask.session = self._session
+            self._fetching.note_follower(ask)
+        return ask
+
+    def _session_name(self) -> tuple[int, int, int]:
+        return (self._session.broker_id, self._session.broker_epoch, self._session.fetcher_id)
+
+    async def responses(self) -> AsyncIterator[bytes]:
+        while True:
+            while not self._asks:
+                if self._ended:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            correlation_id, ask = self._asks.popleft()
+            if isinstance(ask, bytes):
+                yield ask
+            else:
+                self._answering = ask
+                if self._asks:
+                    ask.wait.end()
+                results = await self._fetching.answer(ask)
+                self._answering = None
+                yield _fetch_response(correlation_id, self._to_tell(ask, results))
+            self._room.release()
+
+    def _to_tell(self, ask: FetchAsk, results: Sequence[FetchedPart]) -> Sequence[FetchedPart]:
+        if ask.role is not FetchRole.CONSUMER:
+            return results
+        kept = []
+        for result in results:
+            known = (result.high_watermark, result.log_start_offset)
+            if result.pieces or result.error is not ErrorCode.NONE or self._told.get(result.key) != known:
+                kept.append(result)
+                self._told[result.key] = known
+        return kept
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._broker.session_closed(self._session)
+
+
+def _fetch_ask(request: broker_pb2.FetchRequest) -> FetchAsk | None:
+    name = request.WhichOneof("role")
+    if name is None:
+        return None
+    role = FetchRole(name)
+    return FetchAsk(
+        role,
+        [
+            FetchPart(
+                from_key(part.partition),
+                part.leader_epoch,
+                part.fetch_offset,
+                part.max_bytes,
+                part.acked_offset,
+                part.last_epoch,
+                part.log_start_offset,
+            )
+            for part in request.partitions
+        ],
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        broker_pb2.COLUMNS in request.accepts,
+    )
+
+
+def _fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str) -> bytes:
+    response = broker_pb2.FetchResponse(correlation_id=request.correlation_id, error=to_proto(code, message))
+    return response.SerializeToString()
+
+
+def _fetch_response(correlation_id: int, results: Sequence[FetchedPart]) -> bytes:
+    out: list[Piece] = [broker_pb2.FetchResponse(correlation_id=correlation_id).SerializeToString()]
+    for result in results:
+        small = broker_pb2.FetchResult(
+            partition=to_key(result.key),
+            high_watermark=result.high_watermark,
+            log_start_offset=result.log_start_offset,
+            leader=result.leader,
+            leader_epoch=result.leader_epoch,
+            log_end_offset=result.log_end_offset,
+        )
+        if result.error is not ErrorCode.NONE:
+            small.error.CopyFrom(to_proto(result.error, result.message))
+        if result.diverging is not None:
+            small.diverging.leader_epoch = result.diverging.leader_epoch
+            small.diverging.end_offset = result.diverging.end_offset
+        embed(out, _RESULTS_FIELD, small.SerializeToString(), _RECORDS_FIELD, result.pieces)
+    return b"".join(out)
+
+
+def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
+    made = broker_pb2.ProduceResult(
+        partition=to_key(result.key),
+        base_offset=result.base_offset,
+        last_offset=result.last_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+        leader=result.leader,
+        leader_epoch=result.leader_epoch,
+    )
+    if result.error is not ErrorCode.NONE:
+        made.error.CopyFrom(to_proto(result.error, result.message))
+    return made
+
+
+def _partition_metadata(
+    number: int, partition: CachedPartition, brokers: dict[int, Any]
+) -> broker_pb2.PartitionMetadata:
+    state = partition.state
+    return broker_pb2.PartitionMetadata(
+        error=None if state.leader in brokers else to_proto(ErrorCode.LEADER_NOT_AVAILABLE),
+        partition=number,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        replicas=partition.replicas,
+        isr=state.isr,
+        offline_replicas=[replica for replica in partition.replicas if replica not in brokers],
+    )

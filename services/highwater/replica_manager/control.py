@@ -1,0 +1,247 @@
+"""The controller's instructions: LeaderAndIsr, StopReplica, UpdateMetadata (RULES 1.2, 1.3, 3.3, 9.3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey, VersionedState
+from highwater.replica_manager.actions import Instruction
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.liveness import Liveness
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.purge import Purge
+from highwater.replica_manager.storage import StorageError
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.control")
+
+CONCURRENT_CREATIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who instructs, and whom it means."""
+
+    controller_id: int
+    controller_epoch: int
+    broker_epoch: int | None = None  # None: whichever (UpdateMetadata)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInstruction:
+    topic: str
+    key: PartitionKey
+    state: VersionedState
+    replicas: tuple[int, ...]
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopInstruction:
+    key: PartitionKey
+    leader_epoch: int  # -1: of a deleted topic
+    delete_log: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionOutcome:
+    key: PartitionKey
+    error: ErrorCode
+    message: str = ""
+    last_epoch: int = -1  # of the log, as log-storage last answered
+    log_end_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    error: ErrorCode
+    message: str = ""
+    partitions: Sequence[InstructionOutcome] = field(default_factory=tuple)
+
+
+class Control:
+    def __init__(self, broker: Broker, liveness: Liveness, purge: Purge) -> None:
+        self._broker = broker
+        self._liveness = liveness
+        self._purge = purge
+        self.controller_epoch = 0  # read from etcd before the first instruction is taken (RULES 1.2)
+        # Instructions are taken one request after the other; what they start in log-storage is not waited for inside.
+        self._lock = asyncio.Lock()
+
+    async def leader_and_isr(
+        self, sender: Sender, instructions: Sequence[PartitionInstruction], endpoints: Sequence[Endpoint]
+    ) -> Outcomes:
+        refused = await self._refusal(sender)
+        if refused is not None:
+            return refused
+        self._broker.learn_brokers(endpoints)
+        async with self._lock:
+            refused = await self._refusal(sender)  # a newer controller may have spoken while this one waited
+            if refused is not None:
+                return refused
+            created = await self._create_logs(instructions)
+            errors = [
+                self._instruct(instruction, error) for instruction, error in zip(instructions, created, strict=True)
+            ]
+        return Outcomes(
+            ErrorCode.NONE,
+            partitions=[
+                await self._outcome(instruction.key, error)
+                for instruction, error in zip(instructions, errors, strict=True)
+            ],
+        )
+
+    async def stop_replica(self, sender: Sender, stops: Sequence[StopInstruction]) -> Outcomes:
+        refused = await self._refusal(sender)
+        if refused is not None:
+            return refused
+        outcomes: dict[PartitionKey, InstructionOutcome] = {}
+        async with self._lock:
+            doomed = []
+            for stop in stops:
+                hosted = self._broker.hosted.get(stop.key)
+                if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
+                    outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.FENCED_LEADER_EPOCH)
+                    continue
+                self._broker.evict(stop.key)
+                outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.NONE)
+                if stop.delete_log:
+                    doomed.append(stop.key)
+            if doomed:
+                for key, error in (await self._purge.delete(doomed)).items():
+                    outcomes[key] = InstructionOutcome(key, error.code, error.message)
+        return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] for stop in stops])
+
+    async def update_metadata(
+        self,
+        sender: Sender,
+        controller_address: str,
+        endpoints: Sequence[Endpoint],
+        topics: Sequence[CachedTopic],
+        *,
+        full: bool,
+        deleted: Sequence[bytes],
+    ) -> Outcomes:
+        refused = await self._refusal(sender)
+        if refused is not None:
+            return refused
+        self._broker.metadata.set_controller(sender.controller_id, controller_address)
+        self._broker.learn_brokers(endpoints)
+        self._broker.metadata.update(topics, full=full, deleted=deleted)
+        return Outcomes(ErrorCode.NONE)
+
+    async def _refusal(self, sender: Sender) -> Outcomes | None:
+        if sender.controller_epoch < self.controller_epoch:
+            return Outcomes(  # RULES 1.2
+                ErrorCode.STALE_CONTROLLER_EPOCH,
+                f"controller epoch {sender.controller_epoch} is over, the present one is {self.controller_epoch}",
+            )
+        self.controller_epoch = sender.controller_epoch
+        if sender.broker_epoch is None or await self._liveness.registered_under(sender.broker_epoch):
+            return None
+        return Outcomes(
+            ErrorCode.STALE_BROKER_EPOCH,
+            f"meant for broker epoch {sender.broker_epoch}, the present one is {self._broker.broker_epoch}",
+        )
+
+    # LeaderAndIsr
+
+    async def _create_logs(self, instructions: Sequence[PartitionInstruction]) -> list[StorageError | None]:
+        slots = asyncio.Semaphore(CONCURRENT_CREATIONS)
+
+        async def create(instruction: PartitionInstruction) -> StorageError | None:
+            hosted = self._broker.hosted.get(instruction.key)
+            if self._broker.broker_id not in instruction.replicas:
+                return None
+            if hosted is not None and hosted.raw_config == instruction.config:
+                return None
+            async with slots:
+                try:
+                    if hosted is not None:
+                        return await self._broker.storage.alter_config(instruction.key, instruction.config)
+                    return await self._create_log(instruction)
+                except StorageUnavailableError as error:
+                    return StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+
+        return list(await asyncio.gather(*map(create, instructions)))
+
+    async def _create_log(self, instruction: PartitionInstruction) -> StorageError:
+        storage, key = self._broker.storage, instruction.key
+        error = await storage.create_log(instruction.topic, key, instruction.config)
+        if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
+            return error
+        # The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES 9.2).
+        described = await storage.describe()
+        earlier = [
+            log.key
+            for log in described.logs
+            if log.topic == instruction.topic and log.key.partition == key.partition and log.key != key
+        ]
+        for old in earlier:
+            self._broker.evict(old)
+        await self._purge.delete(earlier)
+        return await storage.create_log(instruction.topic, key, instruction.config)
+
+    def _instruct(self, instruction: PartitionInstruction, created: StorageError | None) -> StorageError:
+        broker = self._broker
+        self._learn(instruction)
+        hosted = broker.hosted.get(instruction.key)
+        if created is not None and created.code is not ErrorCode.NONE:
+            logger.error(
+                "cannot host %s",
+                pairs(
+                    topic=instruction.topic,
+                    partition=instruction.key.partition,
+                    error=created.code.name,
+                    reason=created.message,
+                ),
+            )
+            return created
+        if hosted is None and broker.broker_id not in instruction.replicas:
+            return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
+        hosted = broker.host(instruction.key, instruction.topic, instruction.config)
+        minimum = instruction.config.get("min.insync.replicas")
+        error, actions = hosted.partition.instruct(
+            Instruction(
+                instruction.state,
+                instruction.replicas,
+                None if minimum is None else hosted.config.min_insync_replicas,
+            ),
+            broker.now_ms(),
+        )
+        broker.perform(hosted, actions)
+        return StorageError(error)
+
+    def _learn(self, instruction: PartitionInstruction) -> None:
+        """An instruction is metadata too, and often earlier than UpdateMetadata."""
+        partition = CachedPartition(instruction.state.state, instruction.state.revision, instruction.replicas)
+        self._broker.metadata.update(
+            [
+                CachedTopic(
+                    instruction.topic,
+                    instruction.key.topic_id,
+                    instruction.config,
+                    {instruction.key.partition: partition},
+                )
+            ],
+            full=False,
+        )
+
+    async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
+        hosted = self._broker.hosted.get(key)
+        if error.code is not ErrorCode.NONE or hosted is None:
+            return InstructionOutcome(key, error.code, error.message)
+        code = await self._fenced(hosted)
+        return InstructionOutcome(key, code, "", *hosted.log_tail)
+
+    @staticmethod
+    async def _fenced(hosted: HostedPartition) -> ErrorCode:
+        """The outcome of the fence that the instruction asked for, or of the one under way."""
+        if hosted.fencing is None:
+            return ErrorCode.NONE
+        return (await asyncio.shield(hosted.fencing)).error

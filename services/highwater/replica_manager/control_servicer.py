@@ -1,0 +1,137 @@
+"""The `ReplicaControl` service's edge: protobuf in and out, nothing decided."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc.aio
+
+from highwater.metadata.models import PartitionState, VersionedState
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.control import Control, InstructionOutcome, PartitionInstruction, Sender, StopInstruction
+from highwater.replica_manager.following import Following
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.storage import from_key, to_key
+from highwater.rpc.errors import to_proto
+from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
+    def __init__(self, broker: Broker, control: Control) -> None:
+        self._broker = broker
+        self._control = control
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        replica_control_pb2_grpc.add_ReplicaControlServicer_to_server(self, server)
+
+    async def LeaderAndIsr(
+        self, request: replica_control_pb2.LeaderAndIsrRequest, context: Context
+    ) -> replica_control_pb2.LeaderAndIsrResponse:
+        outcomes = await self._control.leader_and_isr(
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
+            [
+                PartitionInstruction(
+                    each.topic,
+                    from_key(each.partition),
+                    _state(each.state),
+                    tuple(each.state.replicas),
+                    dict(each.config),
+                )
+                for each in request.partitions
+            ],
+            _endpoints(request.live_brokers),
+        )
+        return replica_control_pb2.LeaderAndIsrResponse(
+            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
+        )
+
+    async def StopReplica(
+        self, request: replica_control_pb2.StopReplicaRequest, context: Context
+    ) -> replica_control_pb2.StopReplicaResponse:
+        outcomes = await self._control.stop_replica(
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
+            [
+                StopInstruction(from_key(each.partition), each.leader_epoch, each.delete_log)
+                for each in request.partitions
+            ],
+        )
+        return replica_control_pb2.StopReplicaResponse(
+            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
+        )
+
+    async def UpdateMetadata(
+        self, request: replica_control_pb2.UpdateMetadataRequest, context: Context
+    ) -> replica_control_pb2.UpdateMetadataResponse:
+        outcomes = await self._control.update_metadata(
+            Sender(request.controller_id, request.controller_epoch),
+            request.controller_address,
+            _endpoints(request.live_brokers),
+            [_topic(topic) for topic in request.topics],
+            full=request.full,
+            deleted=list(request.deleted_topic_ids),
+        )
+        return replica_control_pb2.UpdateMetadataResponse(error=to_proto(outcomes.error, outcomes.message))
+
+    async def WatchFollowing(
+        self, request: replica_control_pb2.WatchFollowingRequest, context: Context
+    ) -> AsyncIterator[replica_control_pb2.Following]:
+        async for following in self._broker.following.watch():
+            yield _following(self._broker.broker_id, following)
+
+
+def _state(state: common_pb2.PartitionState) -> VersionedState:
+    return VersionedState(
+        PartitionState(
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            leader_broker_epoch=state.leader_broker_epoch,
+            isr=tuple(state.isr),
+            elr=tuple(state.elr),
+            lost=tuple(state.lost),
+            unclean_epoch=state.unclean_epoch,
+            controller_epoch=state.controller_epoch,
+        ),
+        state.state_revision,
+    )
+
+
+def _endpoints(brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
+    return [Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack) for broker in brokers]
+
+
+def _topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
+    partitions = {}
+    for each in topic.partitions:
+        versioned = _state(each.state)
+        partitions[each.partition] = CachedPartition(versioned.state, versioned.revision, tuple(each.state.replicas))
+    return CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions)
+
+
+def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResult:
+    return replica_control_pb2.InstructionResult(
+        partition=to_key(outcome.key),
+        error=to_proto(outcome.error, outcome.message),
+        tail=replica_control_pb2.LogTail(last_epoch=outcome.last_epoch, log_end_offset=outcome.log_end_offset),
+    )
+
+
+def _following(broker_id: int, following: Following) -> replica_control_pb2.Following:
+    return replica_control_pb2.Following(
+        broker_id=broker_id,
+        broker_epoch=following.broker_epoch,
+        log_storage_incarnation=following.log_storage_incarnation,
+        partitions=[
+            replica_control_pb2.FollowedPartition(
+                topic=followed.topic,
+                partition=to_key(key),
+                leader=followed.leader,
+                leader_address=followed.leader_address,
+                leader_epoch=followed.leader_epoch,
+                unclean_epoch=followed.unclean_epoch,
+            )
+            for key, followed in following.partitions.items()
+        ],
+    )

@@ -1,0 +1,248 @@
+"""Fetch: consumers, replicas and the debug role; the tail cache first, then log-storage; long poll without polling.
+
+A fetch that finds too little registers one `DataWait` with its partitions, which wake it directly: replicas and the
+debug role when the log end offset moves, consumers when the high watermark does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.hosted import DataWait, HostedPartition
+from highwater.replica_manager.payloads import rows_before_columns
+from highwater.replica_manager.wire import Piece, size_of
+
+NO_PIECES: tuple[Piece, ...] = ()
+_LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+# A long wait is cut here, so that a client that asks for hours holds nothing for hours.
+MAX_WAIT_MS = 60_000
+UNBOUNDED = 1 << 62
+
+
+class FetchRole(Enum):
+    REPLICA = "replica"
+    CONSUMER = "consumer"
+    DEBUG = "debug"  # any replica, any offset (RULES 5.7)
+
+
+class FetchPart(NamedTuple):
+    key: PartitionKey
+    leader_epoch: int
+    fetch_offset: int
+    max_bytes: int
+    acked_offset: int = -1  # the last three: replicas only (RULES 4.1)
+    last_epoch: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class FetchedPart:
+    key: PartitionKey
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    log_end_offset: int = -1
+    pieces: Sequence[Piece] = NO_PIECES  # whole batches, in order
+    diverging: DivergingEpoch | None = None
+    leader: int = -1
+    leader_epoch: int = -1
+
+
+@dataclass(slots=True)
+class FetchAsk:
+    role: FetchRole
+    parts: Sequence[FetchPart]
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    accepts_columns: bool
+    session: FetchSession | None = None
+    # What the leader made of each part when the request came in (RULES 4.2); replicas only.
+    verdicts: Sequence[FetchVerdict | None] = ()
+    wait: DataWait = field(default_factory=DataWait)
+
+
+class Fetching:
+    def __init__(self, broker: Broker, *, max_bytes: int) -> None:
+        self._broker = broker
+        self._max_bytes = max_bytes
+
+    def note_follower(self, ask: FetchAsk) -> None:
+        """Takes what a replica's request acknowledges, as soon as it comes in (RULES 4.1, 4.2): an acknowledgement
+        does not wait for the answers to the requests before it."""
+        session = ask.session
+        assert session is not None
+        verdicts: list[FetchVerdict | None] = []
+        now_ms = self._broker.now_ms()
+        for part in ask.parts:
+            hosted = self._broker.hosted.get(part.key)
+            if hosted is None:
+                verdicts.append(None)
+                continue
+            verdict = hosted.partition.fetched(
+                FollowerFetch(
+                    session,
+                    part.leader_epoch,
+                    part.fetch_offset,
+                    part.acked_offset,
+                    part.last_epoch,
+                    part.log_start_offset,
+                ),
+                now_ms,
+            )
+            verdicts.append(verdict)
+            if verdict.actions:
+                self._broker.perform(hosted, verdict.actions)
+            for wait in hosted.log_start_waits:
+                wait.wake()
+        ask.verdicts = verdicts
+
+    async def answer(self, ask: FetchAsk) -> list[FetchedPart]:
+        """One result for each part, in their order. Answers at once where max wait is 0, nothing was asked, min bytes
+        are there, or any part failed (RULES 5.7); else when they are, the time is up or `ask.wait` is ended."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(max(ask.max_wait_ms, 0), MAX_WAIT_MS) / 1000
+        registered: list[HostedPartition] = []
+        try:
+            while True:
+                results, final, awaited = await self._read(ask)
+                if final or ask.wait.ended or not ask.parts or loop.time() >= deadline:
+                    return results
+                if registered and not awaited:
+                    await ask.wait.wait(deadline - loop.time())
+                    continue
+                if not registered:
+                    registered = self._register(ask)
+                if not awaited:
+                    # Nothing ran between the reading and the registering, so nothing was missed.
+                    await ask.wait.wait(deadline - loop.time())
+        finally:
+            for hosted in registered:
+                hosted.log_end_waits.discard(ask.wait)
+                hosted.high_watermark_waits.discard(ask.wait)
+
+    def _register(self, ask: FetchAsk) -> list[HostedPartition]:
+        registered = []
+        for part in ask.parts:
+            hosted = self._broker.hosted.get(part.key)
+            if hosted is not None:
+                waits = hosted.high_watermark_waits if ask.role is FetchRole.CONSUMER else hosted.log_end_waits
+                waits.add(ask.wait)
+                registered.append(hosted)
+        return registered
+
+    async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
+        """The results, whether they are to be answered at once, and whether the event loop ran meanwhile."""
+        budget = self._max_bytes if ask.max_bytes <= 0 else min(ask.max_bytes, self._max_bytes)
+        limit, total = budget, 0
+        results: list[FetchedPart] = []
+        final, awaited = False, False
+        for index, part in enumerate(ask.parts):
+            result = FetchedPart(part.key)
+            results.append(result)
+            hosted = self._broker.hosted.get(part.key)
+            if hosted is None:
+                result.error = self._broker.absent(part.key)
+            else:
+                bound = self._bound(ask, index, part, hosted, result)
+                # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
+                if bound > part.fetch_offset and budget > 0:
+                    part_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
+                    pieces = hosted.cached(part.fetch_offset, bound, part_bytes)
+                    if pieces is None:
+                        awaited = True
+                        await self._read_storage(ask, hosted, part, bound, part_bytes, result)
+                    else:
+                        result.pieces = pieces
+                    if not ask.accepts_columns and ask.role is FetchRole.CONSUMER and result.pieces:
+                        result.error, result.pieces = rows_before_columns(result.pieces)
+                    size = size_of(result.pieces)
+                    budget -= size
+                    total += size
+            if result.error is not ErrorCode.NONE or result.diverging is not None:
+                final = True
+                if result.error in _LEADER_IS_ELSEWHERE:
+                    result.leader, result.leader_epoch = self._broker.leader_of(part.key)
+        return results, final or total >= min(max(ask.min_bytes, 0), limit), awaited
+
+    def _bound(self, ask: FetchAsk, index: int, part: FetchPart, hosted: HostedPartition, result: FetchedPart) -> int:
+        """The end of what this role may read; at or below the fetch offset: nothing. Fills in errors and offsets."""
+        partition = hosted.partition
+        match ask.role:
+            case FetchRole.REPLICA:
+                return self._replica_bound(ask.verdicts[index], part, hosted, result)
+            case FetchRole.CONSUMER:
+                result.error = partition.check_consumer_fetch(part.leader_epoch, part.fetch_offset)
+                result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
+                if result.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    result.message = (
+                        f"offset {part.fetch_offset} is not between the log start {partition.log_start_offset} and the "
+                        "log end: seek to an offset that exists"
+                    )
+                return -1 if result.error is not ErrorCode.NONE else partition.consumer_bound()  # RULES 5.7
+            case FetchRole.DEBUG:
+                result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
+                result.log_end_offset = partition.log_end_offset
+                # A follower's log is known to log-storage alone, which refuses what is out of range.
+                return partition.log_end_offset if partition.leadership is not None else UNBOUNDED
+        raise AssertionError(ask.role)
+
+    def _replica_bound(
+        self, verdict: FetchVerdict | None, part: FetchPart, hosted: HostedPartition, result: FetchedPart
+    ) -> int:
+        partition = hosted.partition
+        if verdict is None:
+            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # came to be hosted while the request waited
+            return -1
+        if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
+            result.error, result.diverging = verdict.error, verdict.diverging
+            result.high_watermark, result.log_start_offset = verdict.high_watermark, verdict.log_start_offset
+            result.log_end_offset = verdict.log_end_offset
+            return -1
+        if partition.leadership is None or partition.leader_epoch != part.leader_epoch:
+            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # leadership ended while the request waited
+            return -1
+        # RULES 4.6: as they are now, not as they were when the request came in.
+        result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
+        result.log_end_offset = partition.log_end_offset
+        return partition.log_end_offset
+
+    async def _read_storage(
+        self,
+        ask: FetchAsk,
+        hosted: HostedPartition,
+        part: FetchPart,
+        bound: int,
+        max_bytes: int,
+        result: FetchedPart,
+    ) -> None:
+        partition = hosted.partition
+        debug_anything = bound == UNBOUNDED
+        leader_epoch = partition.leader_epoch
+        try:
+            answer = await self._broker.storage.read(
+                part.key, part.fetch_offset, -1 if debug_anything else bound, max_bytes
+            )
+        except StorageUnavailableError as error:
+            result.error, result.message = ErrorCode.LOG_STORAGE_ERROR, str(error)
+            return
+        still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
+        if ask.role is not FetchRole.DEBUG and not still_leads:
+            # What was read may be another leader's by now, copied over ours.
+            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return
+        result.error, result.message = answer.error.code, answer.error.message
+        if answer.records:
+            result.pieces = (answer.records,)
+        if debug_anything:
+            result.log_end_offset, result.log_start_offset = answer.log_end_offset, answer.log_start_offset

@@ -1,0 +1,189 @@
+"""This broker's registration, and what it hangs on: log-storage's incarnation, lease, tail (RULES 1.4, 7.2, 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.leased_key import boottime_ms
+from highwater.metadata.models import BrokerRegistration
+from highwater.metadata.registration import BrokerRegistrar, DuplicateBrokerIdError
+from highwater.metadata.store import Store
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.broker import Broker
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.liveness")
+
+RETRY_S = 0.1
+TAIL_POLL_S = 0.5
+# How long an instruction waits for a registration that the controller saw before this broker heard of it itself.
+EPOCH_WAIT_S = 2.0
+
+
+class Liveness:
+    """Registers, and registers anew whenever the registration is lost or log-storage restarts; until then nothing is
+    led.
+
+    `registered` is called after each registration, `failed` where another process has taken this broker id.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        store: Store,
+        keys: Keys,
+        *,
+        address: str,
+        rack: str,
+        session_timeout_ms: int,
+        registered: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._keys = keys
+        self._address = address
+        self._rack = rack
+        self._session_timeout_ms = session_timeout_ms
+        self._registered = registered
+        self._failed = failed
+        self._registrar = BrokerRegistrar(
+            store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
+        )
+        self._due = asyncio.Event()
+        self._due.set()
+        self._epoch_changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._tail: asyncio.Task[None] | None = None
+        self._shutting_down = False
+
+    @property
+    def broker_epoch(self) -> int | None:
+        return self._broker.broker_epoch
+
+    def lease_confirmed(self) -> bool:
+        """RULES 8.1: whether the lease was confirmed within its TTL."""
+        return boottime_ms() < self._registrar.confirmed_until_ms
+
+    async def registered_under(self, broker_epoch: int) -> bool:
+        """Whether an instruction for `broker_epoch` is for this registration. The controller may see a registration
+        before the answer to it arrives here: a higher epoch is waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + EPOCH_WAIT_S
+        while self._broker.broker_epoch is None or self._broker.broker_epoch < broker_epoch:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._epoch_changed.wait()
+            except TimeoutError:
+                return False
+        return self._broker.broker_epoch == broker_epoch
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self._run(), name="liveness")
+
+    async def announce_shutdown(self) -> None:
+        """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
+        self._shutting_down = True
+        registration = self._registrar.registration
+        if registration is not None:
+            await self._registrar.update(replace(registration, shutting_down=True))
+
+    async def stop(self, *, deregister: bool) -> None:
+        for task in (self._running, self._tail):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if deregister:
+            await self._registrar.deregister()
+        else:
+            await self._registrar.close()
+
+    def log_storage_seen(self, incarnation: str) -> None:
+        """Some answer of log-storage came from this incarnation."""
+        known = self._broker.log_storage_incarnation
+        if incarnation == known:
+            return
+        if known:
+            logger.warning("log-storage restarted: registering anew %s", pairs(incarnation=incarnation))
+        # RULES 1.4, 3.5: what was led under the old incarnation is led no more.
+        self._broker.broker_epoch = None
+        self._broker.log_storage_restarted(incarnation)
+        self._due.set()
+
+    def _lost(self) -> None:
+        self._broker.registration_lost()
+        self._due.set()
+
+    async def _probe(self) -> None:
+        await self._broker.storage.probe(self._session_timeout_ms / 2000)
+
+    async def _run(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._register()
+            except StorageUnavailableError as error:
+                logger.warning("cannot register before log-storage answers: %s", error)
+                self._due.set()
+                await asyncio.sleep(RETRY_S)
+            except DuplicateBrokerIdError as error:
+                self._broker.registration_lost()
+                self._failed(error)
+                return
+
+    async def _register(self) -> None:
+        described = await self._broker.storage.describe()
+        # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2).
+        incarnation = await self._broker.storage.probe(self._session_timeout_ms / 2000)
+        self._due.clear()  # both answers were shown to `log_storage_seen`
+        if incarnation != described.incarnation:
+            raise StorageUnavailableError("log-storage restarted between two answers")
+        self._broker.registration_lost()
+        registration = BrokerRegistration(
+            broker_id=self._broker.broker_id,
+            address=self._address,
+            incarnation=self._broker.incarnation,
+            log_storage_incarnation=incarnation,
+            rack=self._rack,
+            tail_lost=described.tail_lost,
+            shutting_down=self._shutting_down,
+        )
+        broker_epoch = await self._registrar.register(registration)
+        if self._due.is_set():
+            return  # log-storage restarted meanwhile: this registration speaks of an incarnation that is gone
+        self._broker.registered(broker_epoch)
+        self._epoch_changed.set()
+        self._epoch_changed = asyncio.Event()
+        self._registered()
+        if self._tail is not None:
+            self._tail.cancel()
+        self._tail = asyncio.create_task(self._settle_tail(registration, broker_epoch), name="tail")
+
+    async def _settle_tail(self, registration: BrokerRegistration, broker_epoch: int) -> None:
+        """RULES 7.2: once the registration is ordinary, and only then, the present boot is recorded as the last one
+        that used the log directories."""
+        try:
+            if registration.tail_lost:
+                await self._tail_settled(broker_epoch)
+            if registration.tail_lost and not await self._registrar.update(
+                replace(registration, tail_lost=False, shutting_down=self._shutting_down)
+            ):
+                return
+            await self._broker.storage.record_boot()
+        except StorageUnavailableError as error:
+            logger.warning("the boot is not recorded, the next start may count as a lost tail: %s", error)
+
+    async def _tail_settled(self, broker_epoch: int) -> None:
+        """Returns once the controller has taken this broker out of what its lost tail touches."""
+        while True:
+            with contextlib.suppress(StoreError):
+                entry = await self._store.get(self._keys.broker_tail(self._broker.broker_id))
+                if entry is not None and int(entry.value) == broker_epoch:
+                    return
+            await asyncio.sleep(TAIL_POLL_S)

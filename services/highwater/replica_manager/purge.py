@@ -1,0 +1,102 @@
+"""Deleting logs that nobody wants any more (RULES 9.3): after a linearizable read under the same cluster id, and only
+what that read shows to be gone, marked, or assigned elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import NO_EPOCH, PartitionKey
+from highwater.metadata.partition_states import read_states
+from highwater.metadata.store import Store
+from highwater.metadata.topics import TopicsRead, read_topics
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage import LogStorage, StorageError
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.purge")
+
+KEPT = StorageError(
+    ErrorCode.INVALID_REQUEST, "the topic exists and this replica is assigned here: the log is kept (RULES 9.3)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doom:
+    """A log that may be deleted, and the leader epoch to say so with (-1: a dead topic id)."""
+
+    key: PartitionKey
+    leader_epoch: int
+
+
+class Purge:
+    """`cluster_id` is the one that this broker's logs belong to; under another one nothing is deleted: an etcd that
+    has lost everything must not take the records with it."""
+
+    def __init__(self, broker_id: int, storage: LogStorage, store: Store, keys: Keys) -> None:
+        self._broker_id = broker_id
+        self._storage = storage
+        self._store = store
+        self._keys = keys
+        self.cluster_id = ""
+
+    async def delete(self, wanted: Iterable[PartitionKey]) -> dict[PartitionKey, StorageError]:
+        """Deletes what the rules allow of `wanted`. NONE: gone; anything else: why it is still there."""
+        wanted = list(wanted)
+        try:
+            dooms, kept = await self._judge(wanted)
+        except StoreError as error:
+            return dict.fromkeys(wanted, StorageError(ErrorCode.LOG_STORAGE_ERROR, f"etcd: {error}"))
+        results: dict[PartitionKey, StorageError] = dict.fromkeys(kept, KEPT)
+        for doom in dooms:
+            try:
+                results[doom.key] = await self._storage.delete_log(doom.key, doom.leader_epoch)
+            except StorageUnavailableError as error:
+                results[doom.key] = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+            if results[doom.key].code is ErrorCode.UNKNOWN_TOPIC_ID:
+                results[doom.key] = StorageError(ErrorCode.NONE)  # deleted before
+            logger.info(
+                "deleted a log %s",
+                pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=results[doom.key].code.name),
+            )
+        return results
+
+    async def delete_strays(self, hosted: Sequence[PartitionKey]) -> None:
+        """Deletes the logs of topics that were deleted, or moved, while this broker was away (RULES 9.2)."""
+        described = await self._storage.describe()
+        strays = [log.key for log in described.logs if log.key not in hosted]
+        if strays:
+            # The logs were listed first: a topic made after the read below cannot have one among them.
+            await self.delete(strays)
+
+    async def _judge(self, wanted: Sequence[PartitionKey]) -> tuple[list[_Doom], list[PartitionKey]]:
+        read = await read_topics(self._store, self._keys)
+        if not self.cluster_id or read.cluster_id != self.cluster_id:
+            logger.error(
+                "this etcd is of another cluster, no log is deleted %s",
+                pairs(cluster_id=read.cluster_id or "none", ours=self.cluster_id or "none"),
+            )
+            return [], list(wanted)
+        dooms, kept = [], []
+        for key in wanted:
+            doom = await self._doom(key, read)
+            if doom is None:
+                kept.append(key)
+            else:
+                dooms.append(doom)
+        return dooms, kept
+
+    async def _doom(self, key: PartitionKey, read: TopicsRead) -> _Doom | None:
+        topic = read.topics.get(key.topic_id)
+        if topic is None or key.topic_id in read.marked:
+            return _Doom(key, NO_EPOCH)
+        replicas = topic.assignment.replicas
+        if key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
+            return None
+        name = (topic.assignment.topic, key.partition)
+        states, _ = await read_states(self._store, self._keys, [name])
+        state = states.get(name)
+        return None if state is None else _Doom(key, state.state.leader_epoch)

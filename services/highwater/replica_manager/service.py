@@ -1,0 +1,229 @@
+"""The replica-manager as a service: everything wired together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from highwater.metadata.cluster_id import ensure_cluster_id
+from highwater.metadata.cluster_watch import watch_brokers
+from highwater.metadata.controller_election import read_controller_epoch
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.metadata.store import Store
+from highwater.replica_manager.actions import PartitionSettings
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.broker_servicer import BrokerServicer
+from highwater.replica_manager.control import Control
+from highwater.replica_manager.control_servicer import ReplicaControlServicer
+from highwater.replica_manager.delete_records import DeletingRecords
+from highwater.replica_manager.fetch import Fetching
+from highwater.replica_manager.isr_writer import IsrChanges
+from highwater.replica_manager.liveness import Liveness
+from highwater.replica_manager.offsets import Offsets
+from highwater.replica_manager.produce import Producing
+from highwater.replica_manager.purge import Purge
+from highwater.replica_manager.shutdown import move_leadership_away
+from highwater.replica_manager.storage import LogStorage
+from highwater.rpc.server import RpcServer
+from highwater.rpc.settings import ReplicaManagerSettings
+from highwater.telemetry.log import get_logger
+
+logger = get_logger("replica_manager.service")
+
+SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl")
+READY = "ready"
+RETRY_S = 0.2
+MAX_TICK_MS = 100  # a session that is closed for 500 ms must be noticed (RULES 5.6)
+
+
+class ReplicaManagerService:
+    """`start` returns when it listens; it serves, by its health, once it is registered. `failed` is done, with the
+    reason, where it cannot go on."""
+
+    def __init__(self, settings: ReplicaManagerSettings) -> None:
+        self._settings = settings
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._keys = Keys(settings.cluster)
+        self._store = Store(settings.etcd)
+        storage = LogStorage(settings.log_storage, incarnation=self._log_storage_seen, broken=_no_reaction)
+        self.broker = Broker(
+            settings.broker_id,
+            PartitionSettings(
+                replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
+                min_insync_replicas=settings.min_insync_replicas,
+            ),
+            storage,
+            tail_cache_bytes=settings.tail_cache_bytes,
+            message_max_bytes=settings.message_max_bytes,
+            lease_confirmed=self._lease_confirmed,
+            now_ms=_monotonic_ms,
+        )
+        self.broker.isr_changes = IsrChanges(
+            self._store,
+            self._keys,
+            settings.broker_id,
+            broker_epoch=lambda: self.broker.broker_epoch,
+            outcomes=self.broker,
+        )
+        self.server = RpcServer(settings.listen)
+        self.liveness = Liveness(
+            self.broker,
+            self._store,
+            self._keys,
+            address=settings.advertised_listener,
+            rack=settings.rack,
+            session_timeout_ms=settings.broker_session_timeout_ms,
+            registered=self._registered,
+            failed=self._fail,
+        )
+        self._purge = Purge(settings.broker_id, storage, self._store, self._keys)
+        self.control = Control(self.broker, self.liveness, self._purge)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.server.addresses
+
+    async def start(self) -> None:
+        broker, settings = self.broker, self._settings
+        BrokerServicer(
+            broker,
+            Producing(broker, max_requests=settings.queued_max_requests, max_bytes=settings.queued_max_request_bytes),
+            Fetching(broker, max_bytes=settings.fetch_max_bytes),
+            Offsets(broker),
+            DeletingRecords(broker),
+            ProducerIdAllocator(self._store, self._keys),
+            cluster_id=lambda: self._purge.cluster_id,
+        ).add_to(self.server.grpc)
+        ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
+        # RULES 1.2: before any instruction is taken.
+        self.control.controller_epoch = await self._controller_epoch()
+        await self.server.start(SERVICES)
+        broker.storage.start()
+        self.liveness.start()
+        self._spawn(self._watch_brokers(), "watch-brokers")
+        self._spawn(self._tick(), "tick")
+        self._spawn(self._checkpoint(), "checkpoint")
+        self._spawn(self._report_readiness(), "readiness")
+
+    async def controlled_shutdown(self) -> None:
+        """Leadership moves away first; then `stop`."""
+        await move_leadership_away(
+            self._store,
+            self._keys,
+            self.broker.broker_id,
+            self.liveness,
+            max_wait_ms=self._settings.controlled_shutdown_max_wait_ms,
+        )
+
+    async def stop(self, *, deregister: bool = True) -> None:
+        """Without `deregister` the registration is left to its lease, as a killed process leaves it."""
+        await self.server.set_serving(False)
+        await self.liveness.stop(deregister=deregister)
+        self.broker.registration_lost()  # what waits is answered
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.server.stop()
+        assert self.broker.isr_changes is not None
+        await self.broker.isr_changes.stop()
+        await self.broker.fencer.stop()
+        await self.broker.storage.stop()
+        await self._store.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def _log_storage_seen(self, incarnation: str) -> None:
+        self.liveness.log_storage_seen(incarnation)
+
+    def _lease_confirmed(self) -> bool:
+        return self.liveness.lease_confirmed()
+
+    def _registered(self) -> None:
+        self._spawn(self._after_registration(), "after-registration")
+
+    async def _after_registration(self) -> None:
+        await self.server.set_serving(True)
+        while True:
+            try:
+                if not self._purge.cluster_id:
+                    self._purge.cluster_id = await ensure_cluster_id(self._store, self._keys, uuid.uuid4().hex)
+                await self._purge.delete_strays(list(self.broker.hosted))
+                return
+            except (StoreError, StorageUnavailableError) as error:
+                logger.warning("strays are not looked for yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _controller_epoch(self) -> int:
+        while True:
+            try:
+                return await read_controller_epoch(self._store, self._keys)
+            except StoreError as error:
+                logger.warning("waiting for etcd: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _watch_brokers(self) -> None:
+        async with contextlib.aclosing(watch_brokers(self._store, self._keys)) as updates:
+            async for brokers in updates:
+                self.broker.brokers_changed(brokers)
+
+    async def _tick(self) -> None:
+        period_s = min(self._settings.replica_lag_time_max_ms / 2, MAX_TICK_MS) / 1000
+        while True:
+            await asyncio.sleep(period_s)
+            self.broker.tick()
+
+    async def _checkpoint(self) -> None:
+        """Leaders' high watermarks, for log-storage's checkpoint; followers' go with their appends (RULES 4.6)."""
+        written: dict[Any, tuple[int, int]] = {}
+        while True:
+            await asyncio.sleep(self._settings.replica_high_watermark_checkpoint_interval_ms / 1000)
+            marks = {
+                key: (hosted.partition.leader_epoch, hosted.partition.high_watermark)
+                for key, hosted in self.broker.hosted.items()
+                if hosted.partition.leadership is not None
+            }
+            changed = [(key, *mark) for key, mark in marks.items() if written.get(key) != mark]
+            if changed:
+                try:
+                    await self.broker.storage.checkpoint_high_watermarks(changed)
+                    written = marks
+                except StorageUnavailableError as error:
+                    logger.warning("high watermarks are not checkpointed: %s", error)
+
+    async def _report_readiness(self) -> None:
+        """The health name "ready": registered, and every replica hosted here is back in its ISR (DESIGN §4)."""
+        reported = None
+        while True:
+            ready = self.broker.broker_epoch is not None and self.broker.all_in_sync()
+            if ready != reported:
+                await self.server.set_status(READY, ready)
+                reported = ready
+            await asyncio.sleep(RETRY_S)
+
+
+def _no_reaction() -> None:
+    """A broken append stream is settled partition by partition, by what was outstanding on it (RULES 3.4)."""
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,60 @@
+"""Controlled shutdown: leadership moves first, then the process stops (DESIGN §4)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.metadata.controller_election import read_controller
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.store import Store
+from highwater.replica_manager.liveness import Liveness
+from highwater.rpc.channel import open_channel
+from highwater.rpc.errors import from_proto
+from highwater.telemetry.log import get_logger, pairs
+from highwater.v1 import controller_pb2, controller_pb2_grpc
+
+logger = get_logger("replica_manager.shutdown")
+
+RETRY_S = 0.1
+CALL_TIMEOUT_S = 5.0
+
+
+async def move_leadership_away(
+    store: Store, keys: Keys, broker_id: int, liveness: Liveness, *, max_wait_ms: int
+) -> bool:
+    """Marks the broker as shutting down and asks the controller until it leads nothing. False: the time was up
+    first, and what it led has no leader until the registration is gone."""
+    try:
+        async with asyncio.timeout(max_wait_ms / 1000):
+            await liveness.announce_shutdown()
+            while True:
+                remaining = await _ask(store, keys, broker_id, liveness.broker_epoch)
+                if remaining == 0 or liveness.broker_epoch is None:
+                    return True
+                await asyncio.sleep(RETRY_S)
+    except TimeoutError:
+        logger.warning("stopping although leadership has not moved away %s", pairs(waited_ms=max_wait_ms))
+        return False
+
+
+async def _ask(store: Store, keys: Keys, broker_id: int, broker_epoch: int | None) -> int | None:
+    """How many partitions the broker still leads; None where no controller said."""
+    if broker_epoch is None:
+        return None
+    try:
+        controller = await read_controller(store, keys)
+        if controller is None:
+            return None
+        async with open_channel(controller.address) as channel:
+            response = await controller_pb2_grpc.ControllerStub(channel).ControlledShutdown(
+                controller_pb2.ControlledShutdownRequest(broker_id=broker_id, broker_epoch=broker_epoch),
+                timeout=CALL_TIMEOUT_S,
+            )
+    except (StoreError, grpc.aio.AioRpcError) as error:
+        logger.info("the controller does not answer yet: %s", error)
+        return None
+    return None if from_proto(response.error) is not ErrorCode.NONE else len(response.remaining)

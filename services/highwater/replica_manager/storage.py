@@ -1,0 +1,239 @@
+"""The replica-manager's client of its own log-storage: the calls beside the append stream.
+
+Every answer carries the incarnation that gave it; each one is shown to `incarnation`, so that a restart is noticed by
+whichever answer comes first (RULES 1.4). A call that is not answered raises `StorageUnavailableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.actions import FenceAnswer, Role
+from highwater.replica_manager.append_stream import Append, AppendStream, StorageUnavailableError
+from highwater.rpc.channel import open_channel
+from highwater.rpc.errors import from_proto
+from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
+
+CALL_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for so long is not live
+
+_Response = TypeVar("_Response")
+_ROLES = {Role.LEADER: log_storage_pb2.LEADER, Role.FOLLOWER: log_storage_pb2.FOLLOWER}
+
+
+@dataclass(frozen=True, slots=True)
+class StorageError:
+    """What log-storage refused, and its sentence about it."""
+
+    code: ErrorCode
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    error: StorageError
+    records: bytes
+    log_end_offset: int
+    log_start_offset: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer:
+    error: StorageError
+    offset: int  # -1: none
+    timestamp: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogDescription:
+    key: PartitionKey
+    topic: str
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    incarnation: str
+    logs: tuple[LogDescription, ...]
+    tail_lost: bool  # in any log directory (RULES 7.2)
+
+
+def to_key(key: PartitionKey) -> common_pb2.PartitionKey:
+    return common_pb2.PartitionKey(topic_id=key.topic_id, partition=key.partition)
+
+
+def from_key(key: common_pb2.PartitionKey) -> PartitionKey:
+    return PartitionKey(key.topic_id, key.partition)
+
+
+class LogStorage:
+    """`broken` is called when the append stream breaks, `incarnation` with the incarnation of every answer."""
+
+    def __init__(self, address: str, *, incarnation: Callable[[str], None], broken: Callable[[], None]) -> None:
+        # Two connections: a long read must not stand before an append in the transport's queue.
+        self._append_channel = open_channel(address)
+        self._channel = open_channel(address)
+        self._seen = incarnation
+        self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
+        self.appends = AppendStream(self._append_channel, incarnation=incarnation, broken=broken)
+
+    def start(self) -> None:
+        self.appends.start()
+
+    async def stop(self) -> None:
+        await self.appends.stop()
+        await self._append_channel.close(None)
+        await self._channel.close(None)
+
+    def append(self, append: Append) -> None:
+        self.appends.send(append)
+
+    async def probe(self, timeout_s: float) -> str:
+        """The incarnation that answered an empty append (RULES 8.2)."""
+        return await self.appends.probe(timeout_s)
+
+    async def create_log(self, topic: str, key: PartitionKey, config: Mapping[str, str]) -> StorageError:
+        """INCONSISTENT_TOPIC_ID: another topic's log is in the way (RULES 9.3)."""
+        request = log_storage_pb2.CreateLogRequest(topic=topic, partition=to_key(key), config=dict(config))
+        response = await _answered(self._stub.CreateLog(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return _error(response.error)
+
+    async def delete_log(self, key: PartitionKey, leader_epoch: int) -> StorageError:
+        request = log_storage_pb2.DeleteLogRequest(partition=to_key(key), leader_epoch=leader_epoch)
+        response = await _answered(self._stub.DeleteLog(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return _error(response.error)
+
+    async def fence(
+        self, role: Role, replica_manager_incarnation: str, partitions: Sequence[tuple[PartitionKey, int]]
+    ) -> list[FenceAnswer]:
+        """RULES 3.1, 3.2: `partitions` are (key, leader epoch); the answers come in their order."""
+        request = log_storage_pb2.FenceEpochRequest(
+            role=_ROLES[role],
+            replica_manager_incarnation=replica_manager_incarnation if role is Role.LEADER else "",
+            partitions=[
+                log_storage_pb2.FencePartition(partition=to_key(key), leader_epoch=leader_epoch)
+                for key, leader_epoch in partitions
+            ],
+        )
+        response = await _answered(self._stub.FenceEpoch(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return [
+            FenceAnswer(
+                role=role,
+                leader_epoch=leader_epoch,
+                error=from_proto(result.error),
+                log_end_offset=result.log.log_end_offset,
+                last_epoch=result.log.last_epoch,
+                log_start_offset=result.log.log_start_offset,
+                high_watermark=result.log.high_watermark,
+                incarnation=response.incarnation,
+                epochs=tuple((entry.leader_epoch, entry.start_offset) for entry in result.epochs),
+            )
+            for (_, leader_epoch), result in zip(partitions, response.results, strict=True)
+        ]
+
+    async def read(self, key: PartitionKey, offset: int, max_offset: int, max_bytes: int) -> ReadAnswer:
+        """Whole batches from the one that holds `offset`; none with a base offset at or above `max_offset` (-1: no
+        bound)."""
+        request = log_storage_pb2.ReadRequest(
+            partition=to_key(key), offset=offset, max_offset=max_offset, max_bytes=max_bytes
+        )
+        response = await _answered(self._stub.Read(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return ReadAnswer(
+            _error(response.error),
+            response.records,
+            response.log.log_end_offset,
+            response.log.log_start_offset,
+            response.incarnation,
+        )
+
+    async def list_offsets(self, key: PartitionKey, timestamp: int, max_offset: int) -> OffsetAnswer:
+        request = log_storage_pb2.LogListOffsetsRequest(
+            partition=to_key(key), timestamp=timestamp, max_offset=max_offset
+        )
+        response = await _answered(self._stub.ListOffsets(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return OffsetAnswer(_error(response.error), response.offset, response.timestamp, response.leader_epoch)
+
+    async def raise_log_start(
+        self, key: PartitionKey, leader_epoch: int, log_start_offset: int
+    ) -> tuple[StorageError, int]:
+        """The error and the log start afterwards."""
+        request = log_storage_pb2.RaiseLogStartRequest(
+            partition=to_key(key), leader_epoch=leader_epoch, log_start_offset=log_start_offset
+        )
+        response = await _answered(self._stub.RaiseLogStart(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return _error(response.error), response.log.log_start_offset
+
+    async def checkpoint_high_watermarks(self, marks: Sequence[tuple[PartitionKey, int, int]]) -> None:
+        """`marks` are (key, leader epoch, high watermark) of what this broker leads. What is refused is fenced
+        already, so its mark is of no use."""
+        request = log_storage_pb2.CheckpointHighWatermarksRequest(
+            partitions=[
+                log_storage_pb2.PartitionHighWatermark(
+                    partition=to_key(key), leader_epoch=leader_epoch, high_watermark=high_watermark
+                )
+                for key, leader_epoch, high_watermark in marks
+            ]
+        )
+        response = await _answered(self._stub.CheckpointHighWatermarks(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+
+    async def describe(self, timeout_s: float = CALL_TIMEOUT_S) -> Description:
+        response = await _answered(
+            self._stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), timeout=timeout_s, wait_for_ready=True)
+        )
+        self._seen(response.incarnation)
+        return Description(
+            response.incarnation,
+            tuple(
+                LogDescription(
+                    from_key(log.partition),
+                    log.topic,
+                    log.log.log_start_offset,
+                    log.log.log_end_offset,
+                    log.log.high_watermark,
+                    log.log.last_epoch,
+                )
+                for log in response.logs
+            ),
+            any(directory.tail_lost for directory in response.log_dirs),
+        )
+
+    async def alter_config(self, key: PartitionKey, config: Mapping[str, str]) -> StorageError:
+        request = log_storage_pb2.AlterLogConfigRequest(partition=to_key(key), config=dict(config))
+        response = await _answered(self._stub.AlterLogConfig(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return _error(response.error)
+
+    async def record_boot(self) -> None:
+        """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2)."""
+        request = log_storage_pb2.FlushRequest(record_boot=True)
+        response = await _answered(self._stub.Flush(request, timeout=60))
+        self._seen(response.incarnation)
+
+
+async def _answered(call: Awaitable[_Response]) -> _Response:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise StorageUnavailableError(f"log-storage: {error.code().name}: {error.details()}") from error
+
+
+def _error(error: common_pb2.Error) -> StorageError:
+    return StorageError(from_proto(error), error.message)
