@@ -210,9 +210,9 @@ class Cluster:
     def deletion_marked(self, name: str, topic_id: bytes, now_ms: int) -> list[Action]:
         """The marker was put: live replicas are told to stop, offline ones block nothing."""
         topic = self.topics.named(name)
-        if topic is None or topic.topic_id != topic_id:
+        if topic is None:
             return [RemoveTopic(name, topic_id)]  # a marker without its topic would keep the name from being used
-        if topic.deletion is not None:
+        if topic.topic_id != topic_id or topic.deletion is not None:
             return []
         stops: dict[int, list[StopPartition]] = defaultdict(list)
         for partition in topic.partitions:

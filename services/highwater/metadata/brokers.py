@@ -8,7 +8,7 @@ from highwater.metadata.etcd_errors import ControllerDeposed
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import LiveBroker
 from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete, Get, created_at
+from highwater.metadata.transactions import Delete, Get, Put, created_at
 
 
 async def read_brokers(store: Store, keys: Keys) -> dict[int, LiveBroker]:
@@ -27,6 +27,20 @@ async def expel_broker(store: Store, keys: Keys, term: ControllerTerm, broker_id
     key = keys.broker(broker_id)
     guard = term.guard(keys)
     result = await store.txn((guard, created_at(key, broker_epoch)), (Delete(key),), (Get(guard.key),))
+    if not result.succeeded and not guard.holds(result.entries[0]):
+        raise ControllerDeposed(f"controller epoch {term.controller_epoch} has ended")
+    return result.succeeded
+
+
+async def record_tail(store: Store, keys: Keys, term: ControllerTerm, broker_id: int, broker_epoch: int) -> bool:
+    """Puts the broker epoch into `/brokers/tail/<id>`, so that this registration is ordinary (RULES 7.2); False where
+    it has ended. Raises as `expel_broker`; repeating it is harmless."""
+    guard = term.guard(keys)
+    result = await store.txn(
+        (guard, created_at(keys.broker(broker_id), broker_epoch)),
+        (Put(keys.broker_tail(broker_id), str(broker_epoch).encode()),),
+        (Get(guard.key),),
+    )
     if not result.succeeded and not guard.holds(result.entries[0]):
         raise ControllerDeposed(f"controller epoch {term.controller_epoch} has ended")
     return result.succeeded

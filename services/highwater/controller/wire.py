@@ -1,0 +1,103 @@
+"""The controller's values as protobuf messages, and back. Nothing but this file and the server's edge knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from highwater.controller.actions import InstructionAnswer, PartitionInstruction, StopPartition
+from highwater.controller.election import LogTail
+from highwater.controller.topic_admin import NewTopic
+from highwater.controller.topic_table import Topic
+from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState
+from highwater.rpc.errors import from_proto
+from highwater.v1 import common_pb2, controller_pb2, replica_control_pb2
+
+
+def partition_key(key: PartitionKey) -> common_pb2.PartitionKey:
+    return common_pb2.PartitionKey(topic_id=key.topic_id, partition=key.partition)
+
+
+def key_of(message: common_pb2.PartitionKey) -> PartitionKey:
+    return PartitionKey(message.topic_id, message.partition)
+
+
+def endpoint(broker: LiveBroker) -> common_pb2.BrokerEndpoint:
+    registration = broker.registration
+    return common_pb2.BrokerEndpoint(
+        broker_id=registration.broker_id,
+        broker_epoch=broker.broker_epoch,
+        address=registration.address,
+        rack=registration.rack,
+    )
+
+
+def partition_state(versioned: VersionedState, replicas: Iterable[int]) -> common_pb2.PartitionState:
+    state = versioned.state
+    return common_pb2.PartitionState(
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        leader_broker_epoch=state.leader_broker_epoch,
+        isr=state.isr,
+        elr=state.elr,
+        lost=state.lost,
+        unclean_epoch=state.unclean_epoch,
+        controller_epoch=state.controller_epoch,
+        state_revision=versioned.revision,
+        replicas=replicas,
+    )
+
+
+def instruction(told: PartitionInstruction) -> replica_control_pb2.PartitionInstruction:
+    return replica_control_pb2.PartitionInstruction(
+        topic=told.topic,
+        partition=partition_key(told.key),
+        state=partition_state(told.versioned, told.replicas),
+        config=told.config,
+    )
+
+
+def stop(stopped: StopPartition) -> replica_control_pb2.StopPartition:
+    return replica_control_pb2.StopPartition(
+        partition=partition_key(stopped.key), leader_epoch=stopped.leader_epoch, delete_log=stopped.delete_log
+    )
+
+
+def topic_state(topic: Topic) -> replica_control_pb2.TopicState:
+    return replica_control_pb2.TopicState(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        config=topic.config,
+        partitions=[
+            replica_control_pb2.IndexedPartitionState(
+                partition=partition.key.partition, state=partition_state(partition.versioned, partition.replicas)
+            )
+            for partition in topic.partitions
+            if partition.versioned is not None
+        ],
+    )
+
+
+def answers(
+    response: replica_control_pb2.LeaderAndIsrResponse, told: Mapping[PartitionKey, PartitionInstruction]
+) -> list[InstructionAnswer]:
+    """The answers for the partitions that were told; others are dropped."""
+    found = []
+    for result in response.results:
+        key = key_of(result.partition)
+        if key in told:
+            tail = None
+            if result.HasField("tail"):
+                tail = LogTail(result.tail.last_epoch, result.tail.log_end_offset)
+            epoch = told[key].versioned.state.leader_epoch
+            found.append(InstructionAnswer(key, epoch, from_proto(result.error), tail))
+    return found
+
+
+def new_topic(message: controller_pb2.NewTopic) -> NewTopic:
+    return NewTopic(
+        message.topic,
+        message.partitions,
+        message.replication_factor,
+        dict(message.config),
+        {each.partition: tuple(each.replicas) for each in message.assignment},
+    )
