@@ -66,9 +66,6 @@ class FetcherManager(Generic[Fetcher]):
     def followers(self) -> Mapping[PartitionKey, Follower]:
         return MappingProxyType(self._followers)
 
-    def followers_of(self, identity: FetcherId) -> list[Follower]:
-        return [self._followers[key] for key, home in self._homes.items() if home == identity]
-
     async def apply(self, following: Following) -> None:
         """Level-triggered: `following` is the whole of it, and saying it again only ends back-offs. Returns when what
         was stopped has stopped."""
