@@ -5,18 +5,17 @@ decode                                                      one batch -> Batch (
 read_header, iter_batches, verify                           what a broker looks at: headers and CRCs
 stamp, with_producer, with_log_append_time                  change a header without touching the payload
 retain                                                      what compaction keeps of a batch
+
+What needs Arrow or a codec is imported at first use: a replica-manager and a fetcher look at headers only, and Arrow would
+double their memory.
 """
 
-from highwater.records.batch import (
-    Batch,
-    BatchOptions,
-    decode,
-    encode_arrays,
-    encode_columns,
-    encode_lists,
-    encode_rows,
-)
-from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, Codec
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from highwater.records.codec import Codec
 from highwater.records.errors import CorruptBatchError
 from highwater.records.header import (
     HEADER_BYTES,
@@ -33,8 +32,20 @@ from highwater.records.header import (
     verify,
 )
 from highwater.records.record import Record, RecordHeader
-from highwater.records.retain import retain
 from highwater.records.stamp import STAMP_BYTES, stamp, with_log_append_time, with_producer
+
+if TYPE_CHECKING:
+    from highwater.records.batch import (
+        Batch,
+        BatchOptions,
+        decode,
+        encode_arrays,
+        encode_columns,
+        encode_lists,
+        encode_rows,
+    )
+    from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES
+    from highwater.records.compaction import retain
 
 __all__ = [
     "DEFAULT_MAX_PAYLOAD_BYTES",
@@ -67,3 +78,24 @@ __all__ = [
     "with_log_append_time",
     "with_producer",
 ]
+
+_AT_FIRST_USE = {
+    "Batch": "batch",
+    "BatchOptions": "batch",
+    "decode": "batch",
+    "encode_arrays": "batch",
+    "encode_columns": "batch",
+    "encode_lists": "batch",
+    "encode_rows": "batch",
+    "DEFAULT_MAX_PAYLOAD_BYTES": "codecs",
+    "retain": "compaction",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _AT_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

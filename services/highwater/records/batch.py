@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from highwater.records import columns as columnar
-from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, Codec, compress, decompress
+from highwater.records.codec import Codec
+from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, compress, decompress
 from highwater.records.errors import CorruptBatchError, CorruptPayloadError
 from highwater.records.header import (
     COLUMNAR_BIT,

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from enum import IntEnum
 
 import cramjam
 import lz4.frame
 import zstandard
 
+from highwater.records.codec import Codec
 from highwater.records.errors import CorruptPayloadError
 
 # What a payload may expand to unless a caller says otherwise; a guard against decompression bombs.
@@ -35,16 +35,6 @@ _INT32 = struct.Struct(">i")
 _ZSTD_STEP_BYTES = 1 << 10
 # Snappy's densest element makes 64 bytes of 3; a block that declares more is lying.
 _SNAPPY_MAX_RATIO = 22
-
-
-class Codec(IntEnum):
-    """The codec of a batch's payload, as in bits 0-2 of its attributes."""
-
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
 
 
 def compress(codec: Codec, data: bytes | memoryview, level: int | None = None) -> bytes | memoryview:

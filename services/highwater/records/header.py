@@ -33,7 +33,7 @@ from typing import TypeAlias
 import google_crc32c
 import numpy as np
 
-from highwater.records.codecs import Codec
+from highwater.records.codec import Codec
 from highwater.records.errors import CorruptBatchError
 
 ReadableBuffer: TypeAlias = bytes | bytearray | memoryview | mmap

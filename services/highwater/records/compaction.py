@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from highwater.records import columns as columnar
 from highwater.records.batch import decode
-from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, Codec, compress
+from highwater.records.codec import Codec
+from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, compress
 from highwater.records.header import (
     CODEC_MASK,
     COLUMNAR_BIT,
