@@ -6,8 +6,8 @@ read_header, iter_batches, verify                           what a broker looks 
 stamp, with_producer, with_log_append_time                  change a header without touching the payload
 retain                                                      what compaction keeps of a batch
 
-What needs Arrow or a codec is imported at first use: a replica-manager and a fetcher look at headers only, and Arrow would
-double their memory.
+What needs Arrow or a codec is imported at first use: a replica-manager and a fetcher look at headers only, and Arrow
+would add half again to their memory.
 """
 
 from __future__ import annotations
