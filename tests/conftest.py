@@ -8,6 +8,8 @@ from uuid import uuid4
 
 import pytest
 
+from highwater.metadata.controller_election import ControllerElection
+from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
@@ -16,15 +18,19 @@ from highwater.metadata.store import Store
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
     """One etcd for the whole run; do not stop it. `etcd.address` is `host:port`."""
-    with LocalEtcd(tmp_path_factory.mktemp("etcd"), fsync=False) as running:
-        yield running
+    running = LocalEtcd(tmp_path_factory.mktemp("etcd"), fsync=False)
+    running.start()
+    yield running
+    running.kill()  # its data is thrown away: no need for the second that an orderly stop takes
 
 
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[LocalEtcd]:
     """An etcd for this test alone, to be killed and restarted at will."""
-    with LocalEtcd(tmp_path / "etcd", fsync=False) as running:
-        yield running
+    running = LocalEtcd(tmp_path / "etcd", fsync=False)
+    running.start()
+    yield running
+    running.kill()
 
 
 @pytest.fixture
@@ -42,3 +48,13 @@ def keys(cluster_name: str) -> Keys:
 async def store(etcd: LocalEtcd) -> AsyncIterator[Store]:
     async with Store([etcd.address]) as opened:
         yield opened
+
+
+@pytest.fixture
+async def term(store: Store, keys: Keys) -> AsyncIterator[ControllerTerm]:
+    """The term of a controller elected for this test."""
+    election = ControllerElection(
+        store, keys, controller_id=0, address="c:0", incarnation="x", session_timeout_ms=10_000
+    )
+    yield await election.campaign()
+    await election.resign()

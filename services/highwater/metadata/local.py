@@ -134,6 +134,10 @@ class LocalEtcd:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def healthy(self) -> bool:
+        return etcd_healthy(self.address)
+
     def start(self, timeout_s: float = 20.0) -> None:
         """Starts it and returns when it is healthy. Raises `EtcdStartError`."""
         self.spawn()
@@ -153,7 +157,7 @@ class LocalEtcd:
         """Raises `EtcdStartError` when it ended or did not become healthy in time; it is stopped then."""
         assert self._process is not None, "start it first"
         deadline = time.monotonic() + timeout_s
-        while not etcd_healthy(self.address):
+        while not self.healthy:
             ended = self._process.poll() is not None
             if ended or time.monotonic() > deadline:
                 self.kill()

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from highwater.metadata.connections import Connections, TlsSettings
+from highwater.metadata.etcd_errors import (
+    Compacted,
+    LeaseNotFound,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+    Unavailable,
+    classify,
+)
+
+
+def answer(code: grpc.StatusCode, details: str) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(), details)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "write", "read"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", OutcomeUnknown, Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out", OutcomeUnknown, Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: leader changed", OutcomeUnknown, Unavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", OutcomeUnknown, Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader", Unavailable, Unavailable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Unavailable, Unavailable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Refused, Refused),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: too many operations", Refused, Refused),
+        (grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found", LeaseNotFound, LeaseNotFound),
+        (grpc.StatusCode.OUT_OF_RANGE, "mvcc: required revision has been compacted", Compacted, Compacted),
+    ],
+)
+def test_an_unanswered_write_is_of_unknown_outcome_and_an_unanswered_read_is_not(
+    code: grpc.StatusCode, details: str, write: type[StoreError], read: type[StoreError]
+) -> None:
+    assert type(classify(answer(code, details), wrote=True)) is write
+    assert type(classify(answer(code, details), wrote=False)) is read
+
+
+def test_endpoints_may_be_urls() -> None:
+    assert Connections(["http://a:1", "b:2", "https://c:3/"], None).endpoints == ("a:1", "b:2", "c:3")
+
+
+def test_an_etcd_without_endpoints_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="no etcd endpoint"):
+        Connections([], None)
+
+
+def test_half_a_client_certificate_is_a_mistake(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match="or neither"):
+        TlsSettings(certificate_file=tmp_path / "c.pem").credentials()
