@@ -39,6 +39,11 @@ class FenceJournal:
         self._descriptor = -1
         self._rewrite()
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed: fences in memory may not be on disk."""
+        return self._failure is not None
+
     def get(self, key: PartitionKey) -> Fence | None:
         return self.fences.get(key)
 

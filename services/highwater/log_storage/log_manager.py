@@ -94,6 +94,8 @@ class LogManager:
             list(threads.map(lambda hosted: self._open(hosted, known(*hosted.topic_partition)), found))
         for hosted in found:
             self._add(hosted)
+        # Without the entries of logs that are gone: a topic made again under its old name must not inherit them.
+        self.write_checkpoints(log_dir)
         _log.info(
             "opened %s %s",
             log_dir.path,
@@ -124,8 +126,7 @@ class LogManager:
         for log_dir in self.log_dirs:
             try:
                 healthy = self._close_directory(log_dir)
-                for name in (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS):
-                    self.write_checkpoint(log_dir, name)
+                self.write_checkpoints(log_dir)
                 if healthy:
                     log_dir.mark_clean()
             except OSError as error:
@@ -199,7 +200,7 @@ class LogManager:
         if other is not None:
             raise LogError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{self._hosted[other].directory} belongs to another topic of this name, {other}: delete that log first",
+                f"{self._hosted[other].directory} belongs to another topic of this name, {other}: delete it first",
             )
         log_dir = min(self.log_dirs, key=lambda candidate: sum(1 for _ in self.in_directory(candidate)))
         try:
@@ -249,8 +250,7 @@ class LogManager:
             del self._hosted[key]
             del self._names[hosted.topic_partition]
             hosted.log, hosted.failure = None, "deleted"
-            for name in (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS):
-                self.write_checkpoint(hosted.log_dir, name)
+            self.write_checkpoints(hosted.log_dir)
             hosted.log_dir.fences.forget([key])
         except OSError as error:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
@@ -278,12 +278,16 @@ class LogManager:
 
     def _lower_checkpoints(self, log_dir: LogDir) -> None:
         try:
-            for name in (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS):
-                self.write_checkpoint(log_dir, name)
+            self.write_checkpoints(log_dir)
         except OSError as error:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot write a checkpoint: {error}") from error
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def write_checkpoints(self, log_dir: LogDir) -> None:
+        """Writes all offset checkpoints of a directory. Raises `OSError`."""
+        for name in _CHECKPOINTED:
+            self.write_checkpoint(log_dir, name)
 
     def write_checkpoint(self, log_dir: LogDir, name: str) -> None:
         """Writes one of the offset checkpoints of a directory. An offline log's entry is kept as it last was. May be

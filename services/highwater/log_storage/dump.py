@@ -1,0 +1,90 @@
+"""What is in the files of a log, for `highwater log dump FILE`: plain iterators over a file that nobody needs to have
+open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.log_storage.index_file import IndexFile
+from highwater.log_storage.offset_index import OffsetIndex
+from highwater.log_storage.scan import scan_batches
+from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from highwater.log_storage.time_index import TimeIndex
+from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, Record, decode, read_header
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """`header` is None where not even a header stands at `position`: then it is the last."""
+
+    position: int
+    header: BatchHeader | None
+    problem: str  # what is wrong with it; empty: valid
+    records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedEntry:
+    """Of an offset index: (last offset, position). Of a time index: (timestamp in ms, last offset)."""
+
+    first: int
+    second: int
+
+
+def dump_segment(path: Path, *, records: bool = False) -> Iterator[DumpedBatch]:
+    """Every batch of a `.log` file. One with a bad CRC is reported and passed over; behind a bad header nothing can be
+    found. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        position = 0
+        while position < size:
+            batch = _dump_batch(file.fileno(), position, size, records)
+            yield batch
+            if batch.header is None:
+                return
+            position += batch.header.size_bytes
+
+
+def _dump_batch(descriptor: int, position: int, size: int, records: bool) -> DumpedBatch:
+    try:
+        header = read_header(os.pread(descriptor, HEADER_BYTES, position))
+    except CorruptBatchError as error:
+        return DumpedBatch(position, None, error.reason)
+    try:
+        end = min(position + header.size_bytes, size)
+        for _ in scan_batches(descriptor, position, end, verify=True):
+            pass
+        if not records:
+            return DumpedBatch(position, header, "")
+        decoded = decode(os.pread(descriptor, header.size_bytes, position)).records()
+        return DumpedBatch(position, header, "", tuple(decoded))
+    except CorruptBatchError as error:
+        return DumpedBatch(position, header, error.reason)
+
+
+def dump_index(path: Path) -> Iterator[DumpedEntry]:
+    """Every entry of an `.index` or `.timeindex` file. Raises `OSError`, `ValueError` for another name."""
+    base_offset = base_offset_of(path)
+    index: IndexFile
+    if path.name.endswith(TIME_INDEX_SUFFIX):
+        index = TimeIndex(path, base_offset, os.path.getsize(path))
+    else:
+        index = OffsetIndex(path, base_offset, os.path.getsize(path))
+    index.load()
+    for number in range(len(index)):
+        first, second = index.entry(number)
+        if isinstance(index, TimeIndex):
+            yield DumpedEntry(first, base_offset + second)
+        else:
+            yield DumpedEntry(base_offset + first, second)
+
+
+def base_offset_of(path: Path) -> int:
+    """From the file's name. Raises `ValueError` where it is not a segment's or an index's."""
+    number, dot, suffix = path.name.partition(".")
+    if not number.isdigit() or dot + suffix not in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        raise ValueError(f"{path} is not a segment: write <20 digits>.log, .index or .timeindex")
+    return int(number)

@@ -1,0 +1,137 @@
+"""The log-storage process: opens the logs, serves them, and does what is due from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.servicer import LogStorageServicer
+from highwater.rpc.server import RpcServer
+from highwater.rpc.settings import LogStorageSettings
+from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2_grpc
+
+SERVICE_NAME = "highwater.v1.LogStorage"
+THREADS = 8  # for fsync, recovery and large reads
+HOUSEKEEPING_MS = 1_000
+
+_log = get_logger("log_storage")
+
+
+class LogStorageService:
+    """`start`, then `addresses`; `stop` is a clean stop. `incarnation` is new with every object (RULES 3.1)."""
+
+    def __init__(self, settings: LogStorageSettings) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self.metrics = Metrics("log-storage")
+        self._settings = settings
+        self._server = RpcServer(settings.listen)
+        self._threads = ThreadPoolExecutor(THREADS, "log-storage")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._manager: LogManager | None = None
+        self._servicer: LogStorageServicer | None = None
+        self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._server.addresses
+
+    async def start(self) -> None:
+        """Locks and opens the log directories, then serves. Raises `UserError`."""
+        settings = self._settings
+        manager = LogManager(
+            settings.log_dirs,
+            LogConfig(
+                segment_bytes=settings.log_segment_bytes,
+                index_interval_bytes=settings.log_index_interval_bytes,
+                index_max_bytes=settings.log_index_size_max_bytes,
+                roll_ms=settings.log_roll_ms,
+                message_max_bytes=settings.message_max_bytes,
+                flush_messages=settings.flush_messages,
+            ),
+            broker_id=settings.broker_id,
+            recovery_threads=settings.num_recovery_threads_per_data_dir,
+        )
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, manager.load)
+            servicer = LogStorageServicer(manager, self.incarnation, self._threads, self.metrics)
+            log_storage_pb2_grpc.add_LogStorageServicer_to_server(servicer, self._server.grpc)
+            await self._server.start([SERVICE_NAME])
+        except BaseException:
+            manager.unlock()
+            raise
+        self._manager, self._servicer = manager, servicer
+        self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager))
+        self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
+            lambda: sum(1 for hosted in manager if hosted.offline_reason)
+        )
+        self._tasks = [
+            asyncio.create_task(self._repeat(interval_ms, work))
+            for interval_ms, work in (
+                (settings.replica_high_watermark_checkpoint_interval_ms, servicer.checkpoint_high_watermarks),
+                (settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
+                (HOUSEKEEPING_MS, self._housekeep),
+            )
+        ]
+        await self._server.set_serving(True)
+        _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
+
+    async def stop(self) -> None:
+        """Stops serving, writes everything to disk and marks the directories as cleanly stopped."""
+        await self._server.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._servicer is not None:
+            await self._servicer.settle()
+        if self._manager is not None:
+            self._remove_due(everything=True)
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._manager.close)
+        self._threads.shutdown()
+
+    async def _repeat(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await work()
+            except (LogError, OSError) as error:
+                _log.error("%s", error)
+
+    async def _checkpoint(self) -> None:
+        assert self._manager is not None
+        assert self._servicer is not None
+        await self._servicer.checkpoint_recovery_points()
+        before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
+        for hosted in self._manager:
+            if hosted.log is not None and not hosted.busy:
+                hosted.log.producers.expire(before_ms)
+
+    async def _housekeep(self) -> None:
+        """Flushes logs that have rolled, and removes segments some time after they were let go."""
+        assert self._manager is not None
+        assert self._servicer is not None
+        for hosted in self._manager:
+            log = hosted.log
+            if log is None or log.failure is not None:
+                continue
+            if log.removable:
+                self._to_remove.append((monotonic_ms() + self._settings.file_delete_delay_ms, log.removable))
+                log.removable = []
+            if log.segments[-1].base_offset > log.recovery_point:
+                await self._servicer.flush(hosted)
+        self._remove_due()
+
+    def _remove_due(self, *, everything: bool = False) -> None:
+        now_ms = monotonic_ms()
+        due = [paths for when_ms, paths in self._to_remove if everything or when_ms <= now_ms]
+        self._to_remove = [] if everything else [item for item in self._to_remove if item[0] > now_ms]
+        for paths in due:
+            for path in paths:
+                path.unlink(missing_ok=True)
