@@ -69,6 +69,10 @@ class Cluster:
     def led_by(self, broker_id: int) -> list[PartitionKey]:
         return [key for key, partition in self.topics.hosted(broker_id).items() if partition.leader == broker_id]
 
+    def is_settled(self, broker_id: int) -> bool:
+        """Whether no write is under way for any partition that the broker hosts."""
+        return all(partition.pending is None for partition in self.topics.hosted(broker_id).values())
+
     # Everything at once (RULES 8.4)
 
     def load(self, snapshot: ClusterSnapshot, now_ms: int) -> list[Action]:

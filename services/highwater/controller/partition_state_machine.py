@@ -140,3 +140,8 @@ class PartitionStateMachine:
         state = self.versioned.state
         replica = self.replica_states.get(state.leader)
         return replica is not None and replica.serves(state.leader_broker_epoch, state.leader_epoch)
+
+    @property
+    def under_replicated(self) -> bool:
+        """Whether the ISR is smaller than the assignment."""
+        return self.versioned is None or len(self.versioned.state.isr) < len(self.replicas)

@@ -52,7 +52,8 @@ RETRY_PAUSE_S = 0.1
 
 class Reign:
     """Everything that the acting controller does by itself: it watches etcd, lets the state machines decide, writes,
-    instructs brokers and probes them. `run` ends by raising, `ControllerDeposed` as a rule; then nothing of it is left."""
+    instructs brokers and probes them. `run` ends by raising, `ControllerDeposed` as a rule; nothing of it is left
+    then."""
 
     def __init__(
         self,
@@ -88,8 +89,10 @@ class Reign:
                 tasks.create_task(self._follow_etcd())
                 tasks.create_task(self._tick())
                 tasks.create_task(self._until_deposed())
-        except* ControllerDeposed as group:
-            raise ControllerDeposed(str(group.exceptions[0])) from group
+        except ExceptionGroup as group:
+            if group.split(ControllerDeposed)[1] is not None:
+                raise
+            raise ControllerDeposed(_first(group)) from group
         finally:
             self._tasks = None
             self._moved()
@@ -108,7 +111,7 @@ class Reign:
 
     def depose(self, reason: str) -> None:
         """Ends the term: there is another controller, or this one is to stop."""
-        if not self._deposed.done():
+        if self._tasks is not None and not self._deposed.done():
             self._deposed.set_exception(ControllerDeposed(reason))
 
     async def _until_deposed(self) -> None:
@@ -208,8 +211,7 @@ class Reign:
         """One sender and one probe for each registration there is."""
         for broker_id, (sender, tasks) in list(self._senders.items()):
             broker = self.cluster.brokers.get(broker_id)
-            # Another address needs another connection, as another registration does.
-            if broker is None or not _same_place(broker, sender.broker):
+            if broker is None or broker.broker_epoch != sender.broker.broker_epoch:
                 del self._senders[broker_id]
                 for task in tasks:
                     task.cancel()
@@ -275,8 +277,12 @@ class Reign:
         due = self._notifications.take(now_ms)
         if not due:
             return
-        named = {self.cluster.topics.named(topic): partition for each in due for topic, partition in each.partitions}
-        keys = [PartitionKey(topic.topic_id, partition) for topic, partition in named.items() if topic is not None]
+        keys = [
+            PartitionKey(topic.topic_id, partition)
+            for each in due
+            for name, partition in each.partitions
+            if (topic := self.cluster.topics.named(name)) is not None
+        ]
         self.perform(self.cluster.isr_changed(keys))
         try:
             await remove_notifications(self._store, self._keys, self.term, due)
@@ -285,5 +291,8 @@ class Reign:
                 self._notifications.add(notification, now_ms)
 
 
-def _same_place(broker: LiveBroker, other: LiveBroker) -> bool:
-    return (broker.broker_epoch, broker.registration.address) == (other.broker_epoch, other.registration.address)
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

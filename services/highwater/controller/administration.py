@@ -1,0 +1,210 @@
+"""What clients and brokers ask of the acting controller: topics made and deleted, leaderships moved. Without protobuf.
+
+Each request is carried out by the reign (`reign.py`); here it is checked, started and waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from highwater.controller.reign import Reign
+from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import PartitionKey, TopicAssignment
+from highwater.metadata.store import Store
+from highwater.metadata.topics import TopicExistsError, TopicMarkedForDeletionError, create_topic, mark_for_deletion
+from highwater.rpc.settings import ControllerSettings
+
+RETRY_PAUSE_S = 0.1
+METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer
+MOVE_PATIENCE_S = 2.0  # for new leaders to take up what a leaving broker gave up
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOutcome:
+    topic: str
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+    topic_id: bytes = b""
+    partitions: int = 0
+    replication_factor: int = 0
+
+
+class Administration:
+    """Bound to one reign. Raises `ControllerDeposed` where it ended meanwhile."""
+
+    def __init__(self, reign: Reign, store: Store, keys: Keys, settings: ControllerSettings) -> None:
+        self._reign = reign
+        self._cluster = reign.cluster
+        self._store = store
+        self._keys = keys
+        self._settings = settings
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool, timeout_s: float
+    ) -> list[TopicOutcome]:
+        """Answers when every partition has a leader that has taken up its leadership, so that a produce works."""
+        deadline = time.monotonic() + timeout_s
+        leaders = [p.replicas[0] for p in self._cluster.topics.partitions()]
+        outcomes = []
+        seen: set[str] = set()
+        for new in topics:
+            if new.topic in seen:
+                outcomes.append(
+                    TopicOutcome(new.topic, ErrorCode.INVALID_REQUEST, f"topic {new.topic!r} is named twice")
+                )
+                continue
+            seen.add(new.topic)
+            planned = plan_topic(new, self._surroundings(leaders), shift=len(self._cluster.topics) + len(outcomes))
+            if isinstance(planned, Refusal):
+                outcomes.append(TopicOutcome(new.topic, planned.error, planned.message))
+                continue
+            leaders += [replicas[0] for replicas in planned]
+            assignment = TopicAssignment(new.topic, uuid.uuid4().bytes, planned)
+            outcomes.append(
+                TopicOutcome(new.topic, partitions=len(planned), replication_factor=len(planned[0]))
+                if validate_only
+                else await self._create(new, assignment, deadline)
+            )
+        made = {each.topic for each in outcomes if each.topic_id}
+        served = await self._reign.until(
+            lambda: all(map(self._cluster.is_served, made)), max(deadline - time.monotonic(), 0)
+        )
+        if served and made:
+            patience_s = min(METADATA_PATIENCE_S, max(deadline - time.monotonic(), 0))
+            await self._reign.until(self._reign.everyone_knows, patience_s)
+        return [self._checked(each) if each.topic_id else each for each in outcomes]
+
+    def _surroundings(self, leaders: Sequence[int]) -> Surroundings:
+        cluster = self._cluster
+        return Surroundings(
+            brokers=sorted(each for each in cluster.brokers if not cluster.is_shutting_down(each)),
+            topics=[topic.name for topic in cluster.topics if topic.deletion is None],
+            preferred_leaders=leaders,
+            num_partitions=self._settings.num_partitions,
+            default_replication_factor=self._settings.default_replication_factor,
+        )
+
+    async def _create(self, new: NewTopic, assignment: TopicAssignment, deadline: float) -> TopicOutcome:
+        """RULES 9.1. The watch brings the topic to the cluster, which writes its states."""
+        try:
+            await self._until_answered(
+                lambda: create_topic(self._store, self._keys, self._reign.term, assignment, new.config), deadline
+            )
+        except (TopicExistsError, TopicMarkedForDeletionError) as error:
+            return TopicOutcome(new.topic, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
+        except (Unavailable, OutcomeUnknown) as error:
+            message = f"topic {new.topic!r} may or may not have been created: {error}"
+            return TopicOutcome(new.topic, ErrorCode.REQUEST_TIMED_OUT, message)
+        return TopicOutcome(
+            new.topic,
+            topic_id=assignment.topic_id,
+            partitions=len(assignment.replicas),
+            replication_factor=len(assignment.replicas[0]),
+        )
+
+    def _checked(self, outcome: TopicOutcome) -> TopicOutcome:
+        if self._cluster.is_served(outcome.topic):
+            return outcome
+        return TopicOutcome(
+            outcome.topic,
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"topic {outcome.topic!r} was created, but not all of its partitions have a serving leader yet",
+            outcome.topic_id,
+            outcome.partitions,
+            outcome.replication_factor,
+        )
+
+    async def delete_topics(self, names: Sequence[str], *, timeout_s: float) -> list[TopicOutcome]:
+        """Answers when the topics are gone from etcd and from the live brokers (RULES 9.2)."""
+        deadline = time.monotonic() + timeout_s
+        outcomes = [await self._mark(name, deadline) for name in dict.fromkeys(names)]
+        marked = {each.topic: each.topic_id for each in outcomes if each.topic_id and each.error is ErrorCode.NONE}
+        await self._reign.until(
+            lambda: not any(map(self._exists, marked.values())), max(deadline - time.monotonic(), 0)
+        )
+        return [
+            TopicOutcome(
+                each.topic,
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"topic {each.topic!r} is being deleted, but that is not done yet",
+                each.topic_id,
+            )
+            if each.topic in marked and self._exists(each.topic_id)
+            else each
+            for each in outcomes
+        ]
+
+    async def _mark(self, name: str, deadline: float) -> TopicOutcome:
+        topic = self._cluster.topics.named(name)
+        unknown = TopicOutcome(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        if topic is None:
+            return unknown
+        try:
+            marked = await self._until_answered(
+                lambda: mark_for_deletion(self._store, self._keys, self._reign.term, topic.versioned), deadline
+            )
+        except (Unavailable, OutcomeUnknown) as error:
+            message = f"topic {name!r} may or may not be being deleted: {error}"
+            return TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, message)
+        return TopicOutcome(name, topic_id=topic.topic_id) if marked else unknown
+
+    def _exists(self, topic_id: bytes) -> bool:
+        return self._cluster.topics.identified(topic_id) is not None
+
+    async def shut_down(self, broker_id: int, broker_epoch: int) -> list[PartitionKey] | None:
+        """Moves the leaderships of a broker that is about to stop; returns what it still leads, because nobody else
+        may. None: it is not registered under this broker epoch."""
+        if not self._cluster.is_registered(broker_id, broker_epoch):
+            return None
+        led = self._cluster.led_by(broker_id)
+        self._reign.perform(self._cluster.shut_down(broker_id, broker_epoch))
+        await self._reign.until(lambda: self._cluster.is_settled(broker_id), MOVE_PATIENCE_S)
+        remaining = self._cluster.led_by(broker_id)
+        moved = self._cluster.topics.partitions(set(led) - set(remaining))
+        # The process may stop when its successors are at work.
+        await self._reign.until(lambda: all(partition.served for partition in moved), MOVE_PATIENCE_S)
+        return remaining
+
+    async def elect_preferred(
+        self, wanted: Iterable[tuple[str, int]], *, timeout_s: float
+    ) -> list[tuple[tuple[str, int], ErrorCode]]:
+        """Gives partitions (none: all) back to their preferred leaders, where those are live and in the ISR."""
+        names = list(wanted) or [(p.topic, p.key.partition) for p in self._cluster.topics.partitions()]
+        found = {}
+        for name, number in names:
+            topic = self._cluster.topics.named(name)
+            if topic is not None and 0 <= number < len(topic.partitions):
+                found[name, number] = topic.partitions[number]
+        needless = {place for place, each in found.items() if each.leader == each.replicas[0]}
+        self._reign.perform(self._cluster.prefer(each.key for each in found.values()))
+        await self._reign.until(lambda: all(each.pending is None for each in found.values()), timeout_s)
+
+        def outcome(place: tuple[str, int]) -> ErrorCode:
+            if place not in found:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if place in needless:
+                return ErrorCode.ELECTION_NOT_NEEDED
+            done = found[place].leader == found[place].replicas[0]
+            return ErrorCode.NONE if done else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+        return [(place, outcome(place)) for place in names]
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[_Answer]], deadline: float) -> _Answer:
+        """For what may be repeated; raises the last trouble with etcd at the deadline."""
+        while True:
+            try:
+                return await ask()
+            except (Unavailable, OutcomeUnknown):
+                if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)

@@ -1,0 +1,159 @@
+"""A controller's process: it stands for election, acts while it is elected, and answers either way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+from highwater.controller.administration import Administration
+from highwater.controller.cluster import Cluster
+from highwater.controller.election import ElectionPolicy
+from highwater.controller.reign import Reign
+from highwater.controller.servicer import ControllerServicer
+from highwater.metadata.cluster_id import ensure_cluster_id
+from highwater.metadata.controller_election import ControllerElection
+from highwater.metadata.controller_term import ControllerTerm
+from highwater.metadata.etcd_errors import ControllerDeposed, StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import NO_LEADER, ControllerRegistration
+from highwater.metadata.store import Store
+from highwater.rpc.server import RpcServer
+from highwater.rpc.settings import ControllerSettings
+from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import controller_pb2_grpc
+
+_log = get_logger(__name__)
+
+SERVICE_NAME = "highwater.v1.Controller"
+PAUSE_AFTER_FAULT_S = 1.0
+
+
+class ControllerService:
+    """`start`, then it serves until `stop`. An advertised port 0 stands for the port that was bound."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.settings = settings
+        self.address = settings.advertised_listener
+        self._keys = Keys(settings.cluster)
+        self._store = Store(settings.etcd)
+        self._server = RpcServer(settings.listen)
+        self._election: ControllerElection | None = None
+        self._reign: Reign | None = None
+        self._cluster_id = ""
+        self._terms: asyncio.Task[None] | None = None
+        self._metrics = Metrics("controller")
+
+    @property
+    def reign(self) -> Reign | None:
+        """What this controller does while it acts; None while it does not."""
+        return self._reign
+
+    async def start(self) -> None:
+        """Raises `AddressInUseError`. etcd may come later."""
+        servicer = ControllerServicer(self._administration, self._cluster, self._acting, lambda: self._cluster_id)
+        controller_pb2_grpc.add_ControllerServicer_to_server(servicer, self._server.grpc)
+        await self._server.start([SERVICE_NAME])
+        if self.address.endswith(":0"):
+            self.address = self._server.addresses[0]
+        self._export_metrics()
+        self._election = ControllerElection(
+            self._store,
+            self._keys,
+            controller_id=self.settings.controller_id,
+            address=self.address,
+            incarnation=uuid.uuid4().hex,
+            session_timeout_ms=self.settings.controller_session_timeout_ms,
+        )
+        self._terms = asyncio.create_task(self._serve_terms(self._election))
+        await self._server.set_serving(True)
+
+    async def stop(self) -> None:
+        """Resigns, so that another controller acts at once."""
+        if self._terms is not None:
+            self._terms.cancel()
+            await asyncio.gather(self._terms, return_exceptions=True)
+        await self._server.stop()
+        await self._store.close()
+
+    async def _serve_terms(self, election: ControllerElection) -> None:
+        await self._read_cluster_id()
+        while True:
+            term = await election.campaign()
+            try:
+                await self._serve_term(election, term)
+            except ControllerDeposed as error:
+                _log.warning("deposed %s", pairs(epoch=term.controller_epoch, reason=error))
+            except Exception:
+                # Another controller, or a fresh start of this one, lists everything anew.
+                _log.exception("the term ends by a fault %s", pairs(epoch=term.controller_epoch))
+                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+            finally:
+                self._reign = None
+                await election.resign()
+
+    async def _serve_term(self, election: ControllerElection, term: ControllerTerm) -> None:
+        settings = self.settings
+        reign = Reign(
+            self._store,
+            self._keys,
+            term,
+            ElectionPolicy(settings.min_insync_replicas, settings.unclean_leader_election_enable),
+            address=self.address,
+            clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+        )
+        self._reign = reign
+        running = asyncio.create_task(reign.run())
+        losing = asyncio.create_task(election.lost())
+        try:
+            await asyncio.wait((running, losing), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                reign.depose("its lease has ended")
+            await running
+        finally:
+            for task in (running, losing):
+                task.cancel()
+            await asyncio.gather(running, losing, return_exceptions=True)
+
+    async def _read_cluster_id(self) -> None:
+        while not self._cluster_id:
+            try:
+                self._cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+            except StoreError as error:
+                _log.warning("waiting for etcd: %s", error)
+                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+
+    # What the servicer asks
+
+    def _administration(self) -> Administration | None:
+        reign = self._reign
+        if reign is None or not reign.loaded or reign.ended:
+            return None
+        return Administration(reign, self._store, self._keys, self.settings)
+
+    def _cluster(self) -> Cluster | None:
+        reign = self._reign
+        return None if reign is None or not reign.loaded else reign.cluster
+
+    def _acting(self) -> ControllerRegistration | None:
+        return None if self._election is None else self._election.acting
+
+    def _export_metrics(self) -> None:
+        def gauge(what: str, documentation: str, value: Callable[[Cluster], int]) -> None:
+            def read() -> float:
+                cluster = self._cluster()
+                return 0.0 if cluster is None else float(value(cluster))
+
+            self._metrics.gauge(what, documentation).set_function(read)
+
+        gauge("active", "1 while this controller acts.", lambda cluster: 1)
+        gauge("live_brokers", "Registered brokers.", lambda cluster: len(cluster.brokers))
+        gauge("partitions", "Partitions of all topics.", lambda cluster: len(cluster.topics.partitions()))
+        gauge(
+            "offline_partitions",
+            "Partitions without a leader.",
+            lambda cluster: sum(each.leader == NO_LEADER for each in cluster.topics.partitions()),
+        )
+        self._metrics.serve(self.settings.metrics_listen)
