@@ -223,13 +223,16 @@ class Log:
         appended = Appended(NO_OFFSET, NO_OFFSET, False, NO_TIME)
         if records:
             given = appending.read_given(records)
-            batches = appending.check_replicated(given, self.log_end_offset, self._last_epoch, fenced_epoch)
+            first_offset = self._first_offset(given)
+            batches = appending.check_replicated(given, first_offset, self._last_epoch, fenced_epoch)
+            if first_offset < self.log_end_offset:
+                self._replace_segments(first_offset)
             view = memoryview(records)
             self._write(
                 batches, [[view[batch.position : batch.position + batch.header.size_bytes]] for batch in batches]
             )
             for batch in batches:
-                self._note_epoch(batch.header.partition_leader_epoch, batch.base_offset)
+                self._note_epoch(batch.header.partition_leader_epoch, max(batch.base_offset, self.log_start_offset))
                 self.producers.update(batch.header, batch.base_offset, now_ms)  # RULES 6.2
             appended = Appended(self.log_end_offset, batches[-1].last_offset, False, NO_TIME)
             self.log_end_offset = batches[-1].last_offset + 1
@@ -237,6 +240,15 @@ class Log:
         if leader_log_start_offset > self.log_start_offset:
             self._raise_log_start(min(leader_log_start_offset, self.high_watermark))
         return appended
+
+    def _first_offset(self, given: Sequence[appending.GivenBatch]) -> int:
+        """Where a follower's batches have to begin: at the log end. Only where the leader's log starts inside a batch
+        (after DeleteRecords) and so does this one, still without a batch, does the first one begin below it."""
+        if given and len(self.segments) == 1 and not self.segments[0].size_bytes:
+            header = given[0].header
+            if header.base_offset < self.log_start_offset == self.log_end_offset <= header.last_offset:
+                return header.base_offset
+        return self.log_end_offset
 
     def _check_expected(self, expected_offset: int) -> None:
         if expected_offset != self.log_end_offset:  # RULES 3.4
@@ -471,19 +483,22 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drops everything; the log starts and ends at `offset`. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        try:
-            while self.segments:
-                self.segments[-1].remove()
-                self.segments.pop()
-            self.segments.append(self._new_segment(offset))
-        except OSError as error:
-            raise self.fail(error) from error
+        self._replace_segments(offset)
         self.epochs.clear()
         self.producers.clear()
         self._last_epoch = self.epochs.latest_epoch
         self.log_start_offset = self.high_watermark = offset
         self._set_end(offset)
         self.recovery_point = self.synced_offset = offset
+
+    def _replace_segments(self, base_offset: int) -> None:
+        try:
+            while self.segments:
+                self.segments[-1].remove()
+                self.segments.pop()
+            self.segments.append(self._new_segment(base_offset))
+        except OSError as error:
+            raise self.fail(error) from error
 
     def raise_log_start(self, offset: int) -> None:
         """Raises the log start and lets go of the segments below it. Lower than the present one: no effect.

@@ -18,7 +18,7 @@ from highwater.log_storage import checkpoints
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log import NO_OFFSET, NO_TIME, Appended, LogState
+from highwater.log_storage.log import NO_OFFSET, NO_TIME, Appended, Log, LogState
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager, monotonic_ms
 from highwater.log_storage.segment import Segment
@@ -287,6 +287,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             hosted = self._manager.get(_key(request.partition))
             async with hosted.alone():
                 _admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
+                _check_decided_on(hosted.online(), request)
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
         except LogError as error:
             _refuse(response, error)
@@ -482,6 +483,22 @@ def _admit(hosted: HostedLog, role: Role, leader_epoch: int, incarnation: str) -
         raise LogError(
             code,
             f"a write as {role.name} under leader epoch {leader_epoch} to {hosted.directory}: the fence is {fence}",
+        )
+
+
+def _check_decided_on(
+    log: Log, request: log_storage_pb2.TruncateToRequest | log_storage_pb2.TruncateFullyAndStartAtRequest
+) -> None:
+    """A truncation that arrives late must not cut what was acknowledged since (RULES 3.4, 4.1). Raises `LogError`
+    (OFFSET_MISMATCH)."""
+    if not request.HasField("expected_log_end_offset"):
+        return
+    decided_on = (request.expected_log_end_offset, request.expected_last_epoch)
+    if decided_on != (log.state.log_end_offset, log.state.last_epoch):
+        raise LogError(
+            ErrorCode.OFFSET_MISMATCH,
+            f"the truncation was decided on a log that ends at {decided_on[0]} in epoch {decided_on[1]}; this one ends "
+            f"at {log.state.log_end_offset} in epoch {log.state.last_epoch}",
         )
 
 
