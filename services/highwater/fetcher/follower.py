@@ -62,7 +62,6 @@ class _Disagreement:
     leader_log_start_offset: int
     leader_log_end_offset: int
     diverging: DivergingEpoch | None  # None: out of range
-    realign_at: int | None  # the leader's batch begins here, below our (empty) log's start
 
 
 class Follower:
@@ -272,12 +271,11 @@ class Follower:
     def _take_records(self, answer: FetchAnswer, fetched: FetchedRecords, log: LogState, now_ms: int) -> list[Action]:
         assert self._followed is not None
         if fetched.base_offset < self._fetch_offset:
-            # After DeleteRecords the leader's log may start inside a batch; so does a log that was started at it.
+            # After DeleteRecords the leader's log may start inside a batch; an empty log started there takes it whole.
             empty = log.log_start_offset == log.log_end_offset == self._fetch_offset
-            if empty and fetched.next_offset > self._fetch_offset:
-                return self._disagreed(answer, realign_at=fetched.base_offset)
-            message = f"the leader answered a fetch at {self._fetch_offset} with batches from {fetched.base_offset}"
-            return self._delay(ErrorCode.CORRUPT_MESSAGE, message, now_ms, self._retry_ms)
+            if not empty or fetched.next_offset <= self._fetch_offset:
+                message = f"the leader answered a fetch at {self._fetch_offset} with batches from {fetched.base_offset}"
+                return self._delay(ErrorCode.CORRUPT_MESSAGE, message, now_ms, self._retry_ms)
         append = Append(
             self._generation,
             self._followed.leader_epoch,
@@ -311,7 +309,7 @@ class Follower:
             )
         ]
 
-    def _disagreed(self, answer: FetchAnswer, realign_at: int | None = None) -> list[Action]:
+    def _disagreed(self, answer: FetchAnswer) -> list[Action]:
         actions = self._read_log()
         self._disagreement = _Disagreement(
             answer.position.fetch_offset,
@@ -319,7 +317,6 @@ class Follower:
             answer.log_start_offset,
             answer.log_end_offset,
             answer.diverging,
-            realign_at,
         )
         return actions
 
@@ -328,28 +325,23 @@ class Follower:
     ) -> list[Action]:
         assert self._followed is not None
         cut: Cut | None
-        if disagreement.realign_at is not None:
-            cut = Cut(disagreement.realign_at, fully=True)  # drops no record
+        if disagreement.diverging is not None:
+            cut = cut_for_divergence(disagreement.diverging, disagreement.leader_log_start_offset, log, epochs)
         else:
-            if disagreement.diverging is not None:
-                cut = cut_for_divergence(disagreement.diverging, disagreement.leader_log_start_offset, log, epochs)
-            else:
-                cut = cut_for_out_of_range(
-                    disagreement.leader_log_start_offset, disagreement.leader_log_end_offset, log
-                )
-            if cut is None:
-                return self._delay(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"the leader calls {log.log_end_offset} out of its range {disagreement.leader_log_start_offset}"
-                    f" to {disagreement.leader_log_end_offset}",
-                    now_ms,
-                    self._retry_ms,
-                )
-            if not may_cut(cut.offset, log, self._followed.unclean_epoch):
-                return self._go_offline(
-                    f"leader {self._followed.leader} (epoch {self._followed.leader_epoch}) wants the log cut from"
-                    f" {log.log_end_offset} to {cut.offset}, below its high watermark {log.high_watermark}"
-                )
+            cut = cut_for_out_of_range(disagreement.leader_log_start_offset, disagreement.leader_log_end_offset, log)
+        if cut is None:
+            return self._delay(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"the leader calls {log.log_end_offset} out of its range {disagreement.leader_log_start_offset}"
+                f" to {disagreement.leader_log_end_offset}",
+                now_ms,
+                self._retry_ms,
+            )
+        if not may_cut(cut.offset, log, self._followed.unclean_epoch):
+            return self._go_offline(
+                f"leader {self._followed.leader} (epoch {self._followed.leader_epoch}) wants the log cut from"
+                f" {log.log_end_offset} to {cut.offset}, below its high watermark {log.high_watermark}"
+            )
         kind = TruncateFullyAndStartAt if cut.fully else TruncateTo
         return [
             kind(

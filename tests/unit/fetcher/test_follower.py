@@ -529,16 +529,14 @@ def test_batches_below_the_fetch_offset_are_refused() -> None:
     assert delayed.error is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_a_log_that_was_started_inside_a_batch_is_started_at_the_batch() -> None:
+def test_a_log_that_was_started_inside_a_batch_takes_it_whole() -> None:
     """DeleteRecords moved the leader's log start to 25, inside its batch 20..29."""
     driven = Driven(log(25, epoch=-1, start=25, high_watermark=25))
-    driven.data(20, 30, log_start_offset=25, high_watermark=30)
-    driven.fence(log(25, epoch=-1, start=25, high_watermark=25))
-    assert driven.actions == [TruncateFullyAndStartAt(driven.follower.generation, 5, 20, -1, 25, -1)]
-    driven.truncate(log(20, epoch=-1, start=20, high_watermark=20))
     (append,) = driven.data(20, 30, log_start_offset=25, high_watermark=30)
     assert isinstance(append, Append)
-    assert (append.expected_offset, append.leader_log_start_offset) == (20, 25)
+    assert (append.expected_offset, append.leader_log_start_offset) == (25, 25)
+    driven.append(log(30, start=25, high_watermark=30))
+    assert driven.position.acked_offset == 30
 
 
 # 4.9: moving to another fetcher
