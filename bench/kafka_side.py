@@ -109,7 +109,7 @@ class KafkaSide:
         seen = 0
         started = time.perf_counter()
         while seen < total:
-            for message in consumer.consume(10_000, timeout=5):
+            for message in consumer.consume(min(10_000, total - seen), timeout=5):
                 message.value()
                 seen += 1
         rate = total / (time.perf_counter() - started)
