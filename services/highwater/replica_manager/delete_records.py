@@ -43,6 +43,8 @@ class DeletingRecords:
             )
         leader_epoch, incarnation = partition.leader_epoch, partition.incarnation
         try:
+            # log-storage raises no log start above the high watermark that it was told last.
+            await self._broker.storage.checkpoint_high_watermarks([(key, leader_epoch, partition.high_watermark)])
             error, log_start_offset = await self._broker.storage.raise_log_start(key, leader_epoch, wanted)
         except StorageUnavailableError as problem:
             return DeletedRecords(key, ErrorCode.LOG_STORAGE_ERROR, str(problem))

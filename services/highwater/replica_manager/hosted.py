@@ -98,7 +98,12 @@ class HostedPartition:
     ) -> None:
         """log-storage has answered for `records`: the tail cache takes them (RULES 5.5), then the partition hears of
         it, then the followers that wait."""
-        if answer.log_append_time_ms < 0:  # else log-storage has rewritten the batches, and their CRC
+        # log-storage has rewritten batches of log append time, CRC and all, and it has skipped those in front that were
+        # duplicates: neither is what stands in the log, and the cache begins anew behind it.
+        as_sent = answer.log_append_time_ms < 0 and answer.log_end_offset == answer.base_offset + sum(
+            header.last_offset_delta + 1 for _, header in batches
+        )
+        if as_sent:
             self._tail.append(
                 leader_epoch, answer.incarnation, tail_batches(leader_epoch, answer.base_offset, records, batches)
             )
