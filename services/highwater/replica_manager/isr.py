@@ -21,6 +21,7 @@ class IsrProposals:
     """Invariant: every pending proposal's compared revision equals `committed.revision`."""
 
     __slots__ = (
+        "_awaited_id",
         "_next_id",
         "_refused_isr",
         "_refused_removals",
@@ -32,12 +33,13 @@ class IsrProposals:
 
     def __init__(self, committed: VersionedState, next_id: int) -> None:
         self.committed = committed  # the latest state known to be in etcd; its revision only grows
-        self.in_flight: WriteIsr | None = None
+        self.in_flight: WriteIsr | None = None  # pending, and its outcome has not been told
         self._unknown_isr = NOBODY  # every broker in the ISR of some proposal of unknown outcome
         self._unknown_removals = NOBODY  # every committed member that some such proposal leaves out
         self._refused_isr = NOBODY  # the same of the one that was refused, until a read confirms it
         self._refused_removals = NOBODY
         self._next_id = next_id
+        self._awaited_id: int | None = None
 
     @property
     def next_id(self) -> int:
@@ -55,6 +57,10 @@ class IsrProposals:
         return bool(self._refused_isr)
 
     @property
+    def unsettled(self) -> bool:
+        return self.unknown or self.refused
+
+    @property
     def maximal_isr(self) -> frozenset[int]:
         """The committed ISR and every pending proposal's (RULES 5.1)."""
         union = self._unknown_isr.union(self._refused_isr, self.committed.state.isr)
@@ -68,27 +74,40 @@ class IsrProposals:
             removed = removed.union(_removals(self.committed.state, self.in_flight.state))
         return len(self.committed.state.isr) - len(removed)
 
+    @property
+    def outcome_awaited(self) -> bool:
+        """Whether the last proposal's outcome has not been told yet. A watch may have settled it already: then nothing
+        is pending, but no other is made either, so that one transaction never holds two of a partition."""
+        return self._awaited_id is not None
+
     def propose(self, state: PartitionState, joining_broker_epochs: Mapping[int, int]) -> WriteIsr:
-        assert self.in_flight is None, "one proposal of a partition at a time"
+        assert self._awaited_id is None, "one proposal of a partition at a time"
         assert state.isr, "the ISR never changes to empty"  # invariant 6
         assert state.leader_epoch == self.committed.state.leader_epoch  # invariant 6: under the current leader epoch
         self.in_flight = WriteIsr(self._next_id, state, self.committed.revision, joining_broker_epochs)
+        self._awaited_id = self._next_id
         self._next_id += 1
         return self.in_flight
 
     def written(self, proposal_id: int, revision: int) -> bool:
-        """The proposal was written. Whether that is news."""
-        if self.in_flight is None or self.in_flight.proposal_id != proposal_id:
+        """The proposal was written. Whether its outcome was awaited."""
+        if self._awaited_id != proposal_id:
             return False
-        assert revision > self.in_flight.compare_revision, (revision, self.in_flight)
-        return self.seen(VersionedState(self.in_flight.state, revision))
+        self._awaited_id = None
+        if self.in_flight is not None:
+            assert revision > self.in_flight.compare_revision, (revision, self.in_flight)
+            self.seen(VersionedState(self.in_flight.state, revision))
+        return True
 
     def failed(self, proposal_id: int, *, refused: bool) -> bool:
-        """The proposal was refused, or its outcome is unknown. It stays pending: `seen` settles it. Whether
-        that is news (False: a higher revision has been seen, so it is settled already)."""
-        proposal = self.in_flight
-        if proposal is None or proposal.proposal_id != proposal_id:
+        """The proposal was refused, or its outcome is unknown: it stays pending until `seen` settles it, unless that
+        has done so already. Whether its outcome was awaited."""
+        if self._awaited_id != proposal_id:
             return False
+        self._awaited_id = None
+        proposal, self.in_flight = self.in_flight, None
+        if proposal is None:
+            return True
         removals = _removals(self.committed.state, proposal.state)
         if refused:
             self._refused_isr = self._refused_isr.union(proposal.state.isr)
@@ -96,7 +115,6 @@ class IsrProposals:
         else:
             self._unknown_isr = self._unknown_isr.union(proposal.state.isr)
             self._unknown_removals |= removals
-        self.in_flight = None
         return True
 
     def seen(self, state: VersionedState) -> bool:

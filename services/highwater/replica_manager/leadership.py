@@ -197,6 +197,8 @@ class Leadership:
         """Refused, or of unknown outcome; either way the proposal counts until a read has shown more (2.4)."""
         if not self.proposals.failed(proposal_id, refused=refused):
             return NO_ACTIONS
+        if not self.proposals.unsettled:
+            return self.evaluate(now_ms)  # a watch was faster
         self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
         return (ReadState(),)
 
@@ -232,7 +234,7 @@ class Leadership:
 
     def _next_isr_step(self, now_ms: int) -> WriteIsr | ReadState | None:
         proposals = self.proposals
-        if proposals.in_flight is not None or now_ms < self._propose_from_ms:
+        if proposals.outcome_awaited or now_ms < self._propose_from_ms:
             return None
         if proposals.refused:
             self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms

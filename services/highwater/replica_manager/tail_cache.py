@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 Piece = bytes | bytearray | memoryview
@@ -139,7 +138,8 @@ class TailCache:
         pieces: list[Piece] = []
         size_bytes = 0
         next_offset = offset
-        for batch in islice(self._batches, index, None):
+        for position in range(index, len(self._batches)):
+            batch = self._batches[position]
             if batch.next_offset > bound or (pieces and size_bytes + batch.size_bytes > max_bytes):
                 break
             pieces += batch.pieces
