@@ -30,6 +30,7 @@ from highwater.metadata.transactions import (
 )
 
 DEAD = "127.0.0.1:1"
+# A certificate for 127.0.0.1 and its key, signed by an authority whose own key was thrown away; good for nothing else.
 CERTIFICATES = Path(__file__).parent / "certificates"
 
 

@@ -11,7 +11,7 @@ from etcd_proxy import EtcdProxy, until
 
 from highwater.metadata.cluster_view import BrokerChange, ClusterChanges, ClusterSnapshot
 from highwater.metadata.cluster_watch import watch_brokers, watch_cluster
-from highwater.metadata.etcd_errors import Compacted, OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import Compacted, OutcomeUnknown, StoreClosed, Unavailable
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration, LiveBroker
@@ -73,6 +73,41 @@ async def test_a_watch_misses_and_repeats_nothing_over_cut_connections(
         await until(lambda: len(events) >= len(revisions))
         assert [event.revision for event in events] == revisions
         assert [event.entry is None for event in events] == [False, True] * 5
+
+
+async def test_a_watch_that_catches_up_on_megabytes_gets_whole_revisions(store: Store, keys: Keys) -> None:
+    """etcd cuts such an answer into fragments, inside a revision too."""
+    value = b"x" * 400_000
+    start = await store.put(keys.broker(0), value)
+    revisions = [start]
+    for _ in range(4):
+        result = await store.txn((), [Put(keys.broker(number), value) for number in range(3)])
+        revisions += [result.revision] * 3
+    seen: list[int] = []
+    ends: list[int] = []
+    async with contextlib.aclosing(store.watch_prefix(keys.broker_ids, start)) as batches:
+        while len(seen) < len(revisions):
+            batch = await anext(batches)
+            seen += [event.revision for event in batch.events]
+            ends.append(len(seen))
+    assert seen == revisions
+    assert all(end % 3 == 1 for end in ends)
+
+
+async def test_a_closed_store_ends_its_watches_and_calls(etcd: LocalEtcd, keys: Keys) -> None:
+    store = Store([etcd.address])
+    start = await store.put(keys.broker(1), b"")
+    watching = asyncio.ensure_future(anext(store.watch(keys.broker(1), start + 1)))
+    listed = watch_brokers(store, Keys("empty"))
+    assert await anext(listed) == {}
+    following = asyncio.ensure_future(anext(listed))
+    await asyncio.wait((watching, following), timeout=0.1)
+    await store.close()
+    for waiting in (watching, following):
+        with pytest.raises(StoreClosed):
+            await waiting
+    with pytest.raises(StoreClosed):
+        await store.get(keys.broker(1))
 
 
 async def test_compare_and_swap_counts_right_while_etcd_is_killed(own_etcd: LocalEtcd) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 from aetcd import rpc
 
-from highwater.metadata.etcd_errors import Unavailable
+from highwater.metadata.etcd_errors import StoreClosed, Unavailable
 
 CONNECT_TIMEOUT_S = 1.0
 RETRY_PAUSE_S = 0.05
@@ -91,7 +92,9 @@ class Connections:
         if not endpoints:
             raise ValueError("no etcd endpoint was given: name at least one as host:port")
         self.endpoints = tuple(_address(endpoint) for endpoint in endpoints)
-        self._tls = tls
+        # An endpoint written as https:// without further settings is trusted as the system's authorities say.
+        encrypted = tls is None and any(endpoint.startswith("https://") for endpoint in endpoints)
+        self.tls = TlsSettings() if encrypted else tls
         self._members: list[Member] = []
         self._current = 0
         self._closed = False
@@ -101,18 +104,19 @@ class Connections:
         return self.endpoints[self._current]
 
     async def member(self, deadline: float) -> Member:
-        """A member with a standing connection. `deadline` is of `time.monotonic`; raises `Unavailable` when it passes.
+        """A member with a standing connection. Raises `Unavailable` at the `deadline` (of `time.monotonic`), and
+        `StoreClosed`.
 
         A write is sent only over a connection that stood, so that a failure to connect is known to have written
         nothing.
         """
-        if self._closed:
-            raise Unavailable("the store was closed")
-        if not self._members:  # made at first use: a channel belongs to the running event loop
-            credentials = None if self._tls is None else self._tls.credentials()
+        if not self._members and not self._closed:  # made at first use: a channel belongs to the running event loop
+            credentials = None if self.tls is None else self.tls.credentials()
             self._members = [Member(endpoint, credentials) for endpoint in self.endpoints]
         while True:
-            for _ in self._members:
+            for _ in self.endpoints:
+                if self._closed:
+                    raise StoreClosed("the connection to etcd was closed")
                 remaining = deadline - time.monotonic()
                 member = self._members[self._current]
                 if remaining > 0 and await member.connected(min(remaining, CONNECT_TIMEOUT_S)):
@@ -126,6 +130,17 @@ class Connections:
         """The next call goes to the next member (unless another call has moved on already)."""
         if self._members and self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
+
+    @contextlib.contextmanager
+    def closing_told(self) -> Iterator[None]:
+        """A closed channel cancels its calls, which looks as if the caller were cancelled: `StoreClosed` instead."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
+                raise StoreClosed("the connection to etcd was closed") from None
+            raise
 
     async def close(self) -> None:
         self._closed = True

@@ -16,6 +16,10 @@ class Unavailable(StoreError):  # noqa: N818
     """No etcd member could be reached, or none had a leader, within the deadline. Nothing was written."""
 
 
+class StoreClosed(StoreError):  # noqa: N818
+    """`Store.close` was called; what was in progress may have been done or not."""
+
+
 class OutcomeUnknown(StoreError):  # noqa: N818
     """A write was sent and its answer did not come: it may have been done, may yet be done, or never (RULES 2.4).
     Only a re-read that shows a later revision, or another write that compares the same revision, settles it."""

@@ -16,7 +16,15 @@ from aetcd import rpc
 from grpc.aio import AioRpcError
 
 from highwater.metadata.connections import RETRY_PAUSE_S, Connections, Member, TlsSettings
-from highwater.metadata.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, StoreError, Unavailable, classify
+from highwater.metadata.etcd_errors import (
+    Compacted,
+    LeaseNotFound,
+    OutcomeUnknown,
+    StoreClosed,
+    StoreError,
+    Unavailable,
+    classify,
+)
 from highwater.metadata.transactions import (
     MAX_TXN_OPERATIONS,
     Compare,
@@ -38,7 +46,16 @@ DEFAULT_TIMEOUT_S = 5.0
 PAGE_ENTRIES = 2_000
 LISTING_ATTEMPTS = 3
 
-__all__ = ["Compacted", "LeaseNotFound", "OutcomeUnknown", "Store", "StoreError", "TlsSettings", "Unavailable"]
+__all__ = [
+    "Compacted",
+    "LeaseNotFound",
+    "OutcomeUnknown",
+    "Store",
+    "StoreClosed",
+    "StoreError",
+    "TlsSettings",
+    "Unavailable",
+]
 
 
 class Store:
@@ -46,7 +63,7 @@ class Store:
 
     - `Unavailable`: nothing was done. Reads, and writes that were never sent, have been tried at every endpoint.
     - `OutcomeUnknown`: a write was sent and not answered. It is never sent again by the store.
-    - `Compacted`, `LeaseNotFound`, `Refused`: see there.
+    - `Compacted`, `LeaseNotFound`, `Refused`, `StoreClosed`: see there.
 
     Reads are linearizable. A cancelled write is one of unknown outcome.
     """
@@ -70,7 +87,7 @@ class Store:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connections; calls in progress fail. Leases live on until they expire."""
+        """Ends the connections; calls and watches in progress raise `StoreClosed`. Leases live on until they expire."""
         await self._connections.close()
 
     # Reads
@@ -179,6 +196,8 @@ class Store:
                     await stream.done_writing()
                     async for response in stream:
                         return response
+                except asyncio.InvalidStateError:
+                    pass  # grpc.aio: the stream ended before the request was written
                 finally:
                     stream.cancel()
                 raise Unavailable("etcd ended the renewal of a lease without an answer")
@@ -206,8 +225,11 @@ class Store:
     def watch_prefix(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
         """Every event under the prefix from `start_revision` on (a listing's revision + 1), without gap or repetition:
         after a broken connection it resumes behind the last revision seen, at another endpoint if need be, for as
-        long as it takes. Ends only by raising `Compacted`: list again, and compare by (id, create revision)
-        (RULES 1.5, 8.4). Use with `contextlib.aclosing`, so that leaving the loop ends the stream."""
+        long as it takes.
+
+        Ends by raising `Compacted`: list again, and compare by (id, create revision) (RULES 1.5, 8.4); or `Refused`,
+        `StoreClosed`. Use with `contextlib.aclosing`, so that leaving the loop ends the stream.
+        """
         return watch_range(self._connections, prefix.encode(), prefix_end(prefix), start_revision)
 
     # How calls are made
@@ -221,7 +243,8 @@ class Store:
             # With several endpoints, one that hangs may use up half of the time only.
             attempt_s = remaining if len(self._connections.endpoints) == 1 else remaining / 2
             try:
-                return await method(member)(request, timeout=attempt_s, metadata=HAS_LEADER)
+                with self._connections.closing_told():
+                    return await method(member)(request, timeout=attempt_s, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=False), deadline, broken)
 
@@ -232,7 +255,8 @@ class Store:
             member = await self._connections.member(deadline)
             remaining = max(deadline - time.monotonic(), 0.001)
             try:
-                return await method(member)(request, timeout=remaining, metadata=HAS_LEADER)
+                with self._connections.closing_told():
+                    return await method(member)(request, timeout=remaining, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=True), deadline, broken)
 

@@ -43,22 +43,27 @@ async def watch_range(
         member = await connections.member(math.inf)
         stream = member.watch.Watch(metadata=HAS_LEADER)
         try:
-            create = rpc.WatchCreateRequest(
-                key=key, range_end=range_end, start_revision=next_revision, progress_notify=True
-            )
-            await stream.write(rpc.WatchRequest(create_request=create))
-            async for response in stream:
-                if response.canceled:
-                    if response.compact_revision:
-                        raise Compacted(response.compact_revision)
-                    break  # this member lost its leader, or is stopping
-                if response.events:
-                    batch = _batch(response.events)
-                    next_revision = batch.revision + 1
-                    yield batch
-                elif not response.created:
-                    # Progress: nothing up to this revision concerns us, so that its compaction need not either.
-                    next_revision = max(next_revision, response.header.revision + 1)
+            with connections.closing_told():
+                create = rpc.WatchCreateRequest(
+                    key=key, range_end=range_end, start_revision=next_revision, progress_notify=True, fragment=True
+                )
+                await stream.write(rpc.WatchRequest(create_request=create))
+                events: list[Event] = []
+                async for response in stream:
+                    if response.canceled:
+                        if response.compact_revision:
+                            raise Compacted(response.compact_revision)
+                        break  # this member lost its leader, or is stopping
+                    events += map(_event, response.events)
+                    if response.fragment:
+                        continue  # the rest of the answer, perhaps of the same revision, is still to come
+                    if events:
+                        next_revision = events[-1].revision + 1
+                        yield WatchBatch(tuple(events), events[-1].revision)
+                        events = []
+                    elif not response.created:
+                        # Progress: nothing up to this revision concerns us, so that its compaction need not either.
+                        next_revision = max(next_revision, response.header.revision + 1)
         except AioRpcError as broken:
             _raise_unless_passing(classify(broken, wrote=False), broken)
         except asyncio.InvalidStateError:
@@ -74,13 +79,6 @@ def _raise_unless_passing(error: StoreError, cause: AioRpcError) -> None:
         raise error from cause
 
 
-def _batch(events: Any) -> WatchBatch:
-    made = [
-        Event(
-            event.kv.key.decode(),
-            None if event.type == rpc.Event.DELETE else entry_of(event.kv),
-            event.kv.mod_revision,
-        )
-        for event in events
-    ]
-    return WatchBatch(tuple(made), made[-1].revision)
+def _event(event: Any) -> Event:
+    deleted = event.type == rpc.Event.DELETE
+    return Event(event.kv.key.decode(), None if deleted else entry_of(event.kv), event.kv.mod_revision)

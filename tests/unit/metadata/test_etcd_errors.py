@@ -44,6 +44,8 @@ def test_an_unanswered_write_is_of_unknown_outcome_and_an_unanswered_read_is_not
 
 def test_endpoints_may_be_urls() -> None:
     assert Connections(["http://a:1", "b:2", "https://c:3/"], None).endpoints == ("a:1", "b:2", "c:3")
+    assert Connections(["http://a:1", "b:2"], None).tls is None
+    assert Connections(["b:2", "https://c:3"], None).tls == TlsSettings()
 
 
 def test_an_etcd_without_endpoints_is_a_mistake() -> None:
