@@ -36,9 +36,11 @@ async def eventually(condition: Callable[[], Awaitable[Any]], what: str, deadlin
     """The first truthy answer of `condition`; fails with `what` where there is none in time."""
     try:
         async with asyncio.timeout(deadline_s):
-            while not (found := await condition()):
+            while True:
+                found = await condition()
+                if found:
+                    return found
                 await asyncio.sleep(0.01)
-            return found
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s} s: {what}") from None
 

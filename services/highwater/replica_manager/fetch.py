@@ -193,8 +193,11 @@ class Fetching:
             case FetchRole.DEBUG:
                 result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
                 result.log_end_offset = partition.log_end_offset
-                # A follower's log is known to log-storage alone, which refuses what is out of range.
-                return partition.log_end_offset if partition.leadership is not None else UNBOUNDED
+                if partition.leadership is None:
+                    return UNBOUNDED  # a follower's log is known to log-storage alone, which refuses what is not in it
+                if not partition.log_start_offset <= part.fetch_offset <= partition.log_end_offset:
+                    result.error = ErrorCode.OFFSET_OUT_OF_RANGE
+                return partition.log_end_offset if result.error is ErrorCode.NONE else -1
         raise AssertionError(ask.role)
 
     def _replica_bound(
