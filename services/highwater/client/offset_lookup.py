@@ -20,18 +20,22 @@ _RETRY_MAX_S = 0.5
 
 
 async def lookup_offsets(
-    cluster: Cluster, timestamps_ms: Mapping[TopicPartition, int], timeout_s: float
+    cluster: Cluster,
+    timestamps_ms: Mapping[TopicPartition, int],
+    timeout_s: float,
+    found: dict[TopicPartition, OffsetAndTimestamp] | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """The first offset at or after each timestamp (or `EARLIEST_TIMESTAMP`, `LATEST_TIMESTAMP`, `MAX_TIMESTAMP`).
 
-    An offset of -1: there is none. Stale and unknown leader epochs are retried after a refresh (RULES 5.7).
+    An offset of -1: there is none. `found` is what is returned, filled as answers come: what it holds is good where the
+    call raises, too. Stale and unknown leader epochs are retried after a refresh (RULES 5.7).
 
     Raises:
         UnknownTopicError: a topic or partition that does not exist.
         RetriableError: the last error of a partition that stayed without an answer for `timeout_s`.
     """
     deadline = monotonic() + timeout_s
-    found: dict[TopicPartition, OffsetAndTimestamp] = {}
+    found = {} if found is None else found
     errors: dict[TopicPartition, HighwaterError] = {}
     for name in {partition.topic for partition in timestamps_ms}:
         info = await cluster.topic(name, timeout_s)

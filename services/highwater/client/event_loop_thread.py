@@ -1,0 +1,62 @@
+"""The event loop behind the blocking twins: one daemon thread a process, started by the first call.
+
+A fork before that call is safe: there is nothing to inherit. After a fork the child starts its own with its first call;
+what the parent had started stays the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+class EventLoopThread:
+    def __init__(self) -> None:
+        self.process_id = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="highwater-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:
+        """Runs a coroutine on the loop and waits. An interrupt cancels it. Raises `TimeoutError` after `timeout_s`."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking client was called from its own event loop; use the async one there")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_s)
+        except (KeyboardInterrupt, SystemExit, concurrent.futures.TimeoutError):
+            future.cancel()
+            raise
+
+    def call_soon(self, work: Callable[[], object]) -> None:
+        self.loop.call_soon_threadsafe(work)
+
+
+_lock = threading.Lock()
+_current: EventLoopThread | None = None
+
+
+def event_loop_thread() -> EventLoopThread:
+    """The process's thread, started where it is not there yet."""
+    global _current  # noqa: PLW0603
+    with _lock:
+        if _current is None or _current.process_id != os.getpid():
+            _current = EventLoopThread()
+        return _current
+
+
+def _after_fork() -> None:
+    # The lock may have been held by a thread that does not exist in the child.
+    global _lock, _current  # noqa: PLW0603
+    _lock = threading.Lock()
+    _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
