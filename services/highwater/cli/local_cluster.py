@@ -293,10 +293,10 @@ def known_settings(package: str) -> set[str]:
     """The field names of a service's settings."""
     from highwater.rpc import settings as kinds
 
-    kind = {
+    services: dict[str, type[kinds.ServiceSettings]] = {
         "log_storage": kinds.LogStorageSettings,
         "replica_manager": kinds.ReplicaManagerSettings,
         "fetcher": kinds.FetcherSettings,
         "controller": kinds.ControllerSettings,
-    }[package]
-    return set(kind.model_fields)
+    }
+    return set(services[package].model_fields)

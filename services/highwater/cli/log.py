@@ -1,7 +1,102 @@
-"""`highwater log dump`: what a segment file holds, read without a server."""
+"""`highwater log dump FILE`: what a segment or an index holds, read without a server."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look into log files.")
+from highwater.cli.output import AsJson, json_line, screen
+from highwater.rpc.server import UserError
+
+if TYPE_CHECKING:
+    from highwater.log_storage.dump import DumpedBatch
+
+app = typer.Typer(help="Look into the files of a log.", no_args_is_help=True)
+
+
+@app.callback()
+def log() -> None:
+    """Look into the files of a log."""
+
+
+@app.command("dump")
+def dump(
+    file: Annotated[Path, typer.Argument(help="a .log, .index or .timeindex file of a log directory")],
+    records: Annotated[bool, typer.Option("--records", help="the records of each batch, too")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print the batches of a segment, or the entries of an index. Exit status 1 where a batch is damaged."""
+    from highwater.log_storage.dump import base_offset_of, dump_index, dump_segment
+
+    try:
+        base_offset_of(file)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    damaged = 0
+    try:
+        if file.suffix == ".log":
+            for batch in dump_segment(file, records=records):
+                damaged += bool(batch.problem)
+                _print_batch(batch, json)
+        else:
+            names = ("timestamp", "offset") if file.suffix == ".timeindex" else ("offset", "position")
+            for entry in dump_index(file):
+                fields = dict(zip(names, (entry.first, entry.second), strict=True))
+                json_line(fields) if json else screen.print(_pairs(fields))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    if damaged:
+        raise UserError(f"{file} has {damaged} damaged {'batch' if damaged == 1 else 'batches'}")
+
+
+def _print_batch(batch: DumpedBatch, json: bool) -> None:
+    fields = _batch_fields(batch)
+    rows = [
+        {
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": _text(record.key),
+            "value": _text(record.value),
+            **({"headers": [[name, _text(value)] for name, value in record.headers]} if record.headers else {}),
+        }
+        for record in batch.records
+    ]
+    if json:
+        json_line({**fields, **({"records": rows} if rows else {})})
+        return
+    screen.print(_pairs(fields), markup=False, soft_wrap=True)
+    for row in rows:
+        screen.print(f"  {_pairs(row)}", markup=False, soft_wrap=True)
+
+
+def _batch_fields(batch: DumpedBatch) -> dict[str, Any]:
+    header = batch.header
+    if header is None:
+        return {"position": batch.position, "problem": batch.problem}
+    fields: dict[str, Any] = {
+        "offset": f"{header.base_offset}-{header.last_offset}",
+        "records": header.record_count,
+        "position": batch.position,
+        "bytes": header.size_bytes,
+        "epoch": header.partition_leader_epoch,
+        "payload": "columns" if header.columnar else "rows",
+        "codec": header.codec.name.lower(),
+        "max_timestamp": header.max_timestamp,
+        "crc": f"{header.crc:08x}",
+    }
+    if header.producer_id >= 0:
+        fields["producer"] = f"{header.producer_id}/{header.producer_epoch}"
+        fields["sequence"] = f"{header.base_sequence}-{header.last_sequence}"
+    if batch.problem:
+        fields["problem"] = batch.problem
+    return fields
+
+
+def _pairs(fields: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", errors="backslashreplace")

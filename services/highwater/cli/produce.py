@@ -6,8 +6,9 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Literal
 
 import typer
 
@@ -17,6 +18,15 @@ from highwater.rpc.server import UserError
 _PENDING = 50_000
 
 
+class Acks(StrEnum):
+    ALL = "all"
+    LEADER = "1"
+    NONE = "0"
+
+
+_ACKS: dict[Acks, Literal["all", 1, 0]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
+
+
 def produce(
     topic: Annotated[str, typer.Argument(help="the topic's name")],
     file: Annotated[
@@ -24,13 +34,11 @@ def produce(
         typer.Option(help="a .csv (rows become JSON objects), .jsonl or text file; default: standard input"),
     ] = None,
     key_column: Annotated[str | None, typer.Option(help="CSV column or JSON field whose value is the key")] = None,
-    acks: Annotated[str, typer.Option(help="all, 1 or 0")] = "all",
+    acks: Annotated[Acks, typer.Option(help="who must have a record before it counts as produced")] = Acks.ALL,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd")] = "lz4",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Produce a record for each line of standard input or of a file."""
-    if acks not in ("all", "-1", "1", "0"):
-        raise typer.BadParameter(f"--acks {acks}: write all, 1 or 0")
     if file is None:
         kind = ".jsonl" if key_column is not None else ".txt"
         _send(records(sys.stdin.buffer, kind, key_column), 0, topic, acks, compression, bootstrap)
@@ -99,13 +107,13 @@ def _json(source: IO[bytes], key_column: str) -> Iterator[Row]:
         yield key, text, len(line)
 
 
-def _send(rows: Iterator[Row], total: int, topic: str, acks: str, compression: str, bootstrap: str) -> None:
+def _send(rows: Iterator[Row], total: int, topic: str, acks: Acks, compression: str, bootstrap: str) -> None:
     import asyncio
 
     asyncio.run(_send_all(rows, total, topic, acks, compression, bootstrap))
 
 
-async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: str, compression: str, bootstrap: str) -> None:
+async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: Acks, compression: str, bootstrap: str) -> None:
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     from highwater.client import Producer
@@ -114,7 +122,7 @@ async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: str, comp
     if not total:
         columns = [SpinnerColumn(), *columns[:1], columns[-1]]
     sent = 0
-    async with Producer(bootstrap, acks=acks, compression=compression) as producer:
+    async with Producer(bootstrap, acks=_ACKS[acks], compression=compression) as producer:
         with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
             task = progress.add_task(f"producing to {topic}", total=total or None, records=0)
             handles = []
