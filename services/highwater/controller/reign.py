@@ -38,7 +38,7 @@ from highwater.metadata.cluster_view import (
 from highwater.metadata.cluster_watch import watch_cluster
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, OutcomeUnknown, Unavailable
-from highwater.metadata.isr_notifications import IsrNotificationCollector, remove_notifications
+from highwater.metadata.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import LiveBroker, PartitionKey
 from highwater.metadata.store import Store
@@ -64,6 +64,7 @@ class Reign:
         *,
         address: str,
         clock_ms: Callable[[], int],
+        isr_quiet_ms: int = QUIET_MS,
     ) -> None:
         self.term = term
         self.cluster = Cluster(term.controller_id, term.controller_epoch, defaults)
@@ -78,7 +79,7 @@ class Reign:
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
         self._fast_paths: dict[int, FastPath] = {}
         self._configs: dict[str, dict[str, str]] = {}
-        self._notifications = IsrNotificationCollector()
+        self._notifications = IsrNotificationCollector(isr_quiet_ms)
         self._progress = asyncio.Event()
         self._deposed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -138,10 +139,13 @@ class Reign:
         self._progress = asyncio.Event()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        if self._tasks is None:
-            work.close()
-            return None
-        return self._tasks.create_task(work)
+        try:
+            if self._tasks is not None:
+                return self._tasks.create_task(work)
+        except RuntimeError:
+            pass  # the term is ending, its tasks are being cancelled
+        work.close()
+        return None
 
     # etcd
 

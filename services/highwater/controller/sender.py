@@ -60,6 +60,7 @@ class BrokerSender:
         self._control_woken = asyncio.Event()
         self._metadata_woken = asyncio.Event()
         self._reachable = True
+        self._complaints: dict[PartitionKey, ErrorCode] = {}
 
     def wake(self) -> None:
         """The outbox has something new."""
@@ -110,12 +111,7 @@ class BrokerSender:
             return False
         answers = wire.answers(response, told)
         good = {answer.key for answer in answers if answer.error is ErrorCode.NONE}
-        for answer in answers:
-            if answer.error is not ErrorCode.NONE:
-                _log.warning(
-                    "instruction refused %s",
-                    pairs(broker=self.outbox.broker_id, partition=answer.key, error=answer.error.name),
-                )
+        self._complain(answers)
         self.outbox.instructed(batch, told.keys() - good, self._clock_ms())
         self._answers.instructed(self.broker, answers)
         return True
@@ -169,6 +165,18 @@ class BrokerSender:
             topics=map(wire.topic_state, topics),
             deleted_topic_ids=batch.deleted_topic_ids,
         )
+
+    def _complain(self, answers: Sequence[InstructionAnswer]) -> None:
+        """An error is sent for again every second, and logged when it begins."""
+        for answer in answers:
+            if answer.error is ErrorCode.NONE:
+                self._complaints.pop(answer.key, None)
+            elif self._complaints.get(answer.key) is not answer.error:
+                self._complaints[answer.key] = answer.error
+                _log.warning(
+                    "instruction refused %s",
+                    pairs(broker=self.outbox.broker_id, partition=answer.key, error=answer.error.name),
+                )
 
     def _accepted(self, error: ErrorCode, message: str) -> bool:
         if error is ErrorCode.STALE_CONTROLLER_EPOCH:

@@ -16,6 +16,7 @@ from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, StoreError
+from highwater.metadata.isr_notifications import QUIET_MS
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store import Store
@@ -34,8 +35,9 @@ PAUSE_AFTER_FAULT_S = 1.0
 class ControllerService:
     """`start`, then it serves until `stop`. An advertised port 0 stands for the port that was bound."""
 
-    def __init__(self, settings: ControllerSettings) -> None:
+    def __init__(self, settings: ControllerSettings, *, isr_quiet_ms: int = QUIET_MS) -> None:
         self.settings = settings
+        self._isr_quiet_ms = isr_quiet_ms
         self.address = settings.advertised_listener
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
@@ -103,6 +105,7 @@ class ControllerService:
             ElectionPolicy(settings.min_insync_replicas, settings.unclean_leader_election_enable),
             address=self.address,
             clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+            isr_quiet_ms=self._isr_quiet_ms,
         )
         self._reign = reign
         running = asyncio.create_task(reign.run())

@@ -1,0 +1,106 @@
+"""What may be created, and the sentence that says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.controller.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
+from highwater.controller.topic_config import TOPIC_CONFIG, problem_with
+from highwater.errors import ErrorCode
+
+AROUND = Surroundings(
+    brokers=[1, 2, 3], topics=["taken", "a.b"], preferred_leaders=[], num_partitions=4, default_replication_factor=2
+)
+
+
+def refused(new: NewTopic) -> Refusal:
+    found = plan_topic(new, AROUND, shift=0)
+    assert isinstance(found, Refusal)
+    assert new.topic in found.message
+    return found
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\n"])
+def test_illegal_names(name: str) -> None:
+    found = plan_topic(NewTopic(name), AROUND, shift=0)
+    assert isinstance(found, Refusal)
+    assert found.error is ErrorCode.INVALID_TOPIC
+
+
+@pytest.mark.parametrize("name", ["a", "A-Z_0.9", "x" * 249, "..."])
+def test_legal_names(name: str) -> None:
+    assert len(plan_topic(NewTopic(name), AROUND, shift=0)) == AROUND.num_partitions
+
+
+def test_names_that_exist_or_look_alike() -> None:
+    assert refused(NewTopic("taken")).error is ErrorCode.TOPIC_ALREADY_EXISTS
+    assert refused(NewTopic("a_b")).error is ErrorCode.INVALID_TOPIC
+
+
+@pytest.mark.parametrize("partitions", [0, -2, MAX_PARTITIONS + 1])
+def test_partition_counts(partitions: int) -> None:
+    assert refused(NewTopic("t", partitions)).error is ErrorCode.INVALID_PARTITIONS
+
+
+@pytest.mark.parametrize("factor", [0, -2, 4])
+def test_replication_factors(factor: int) -> None:
+    assert refused(NewTopic("t", 1, factor)).error is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_defaults() -> None:
+    planned = plan_topic(NewTopic("t", DEFAULT, DEFAULT), AROUND, shift=0)
+    assert [len(replicas) for replicas in planned] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "error"),
+    [
+        ({1: (1,)}, ErrorCode.INVALID_PARTITIONS),
+        ({0: (1,), 1: (1, 2)}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ({0: ()}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ({0: (1, 1)}, ErrorCode.INVALID_REQUEST),
+        ({0: (1, 9)}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_assignments_that_cannot_be(assignment: dict[int, tuple[int, ...]], error: ErrorCode) -> None:
+    assert refused(NewTopic("t", assignment=assignment)).error is error
+
+
+def test_a_given_assignment_is_taken_as_it_is() -> None:
+    new = NewTopic("t", 2, 2, assignment={1: (3, 1), 0: (2, 3)})
+    assert plan_topic(new, AROUND, shift=0) == ((2, 3), (3, 1))
+    assert refused(NewTopic("t", 3, assignment=new.assignment)).error is ErrorCode.INVALID_PARTITIONS
+    assert refused(NewTopic("t", 2, 1, assignment=new.assignment)).error is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("retention.msec", "1"),
+        ("segment.bytes", "1023"),
+        ("segment.bytes", "1k"),
+        ("min.insync.replicas", "0"),
+        ("min.cleanable.dirty.ratio", "1.1"),
+        ("cleanup.policy", "compact,compact"),
+        ("cleanup.policy", ""),
+        ("payload.format", "columns"),
+        ("unclean.leader.election.enable", "yes"),
+    ],
+)
+def test_bad_configuration_is_named(key: str, value: str) -> None:
+    found = refused(NewTopic("t", config={key: value}))
+    assert found.error is ErrorCode.INVALID_CONFIG
+    assert key in found.message
+
+
+def test_good_configuration() -> None:
+    good = {
+        "cleanup.policy": "compact, delete",
+        "retention.ms": "-1",
+        "min.insync.replicas": "2",
+        "payload.format": "rows",
+        "min.cleanable.dirty.ratio": "0.5",
+        "preallocate": "false",
+    }
+    assert good.keys() <= TOPIC_CONFIG.keys()
+    assert problem_with(good) is None
