@@ -402,6 +402,7 @@ async def test_another_controller_takes_over_at_once_when_one_stops(world: World
     await acts(first)
     second = await world.controller(1)
     broker = await world.broker(1)
+    await eventually(lambda: broker.live == {1}, "the broker is seen")
     stub = world.stub(first.address)
     keys = await create(stub, "kept", 2, 1)
     await eventually(lambda: second._acting() is not None, "the second one knows who acts")
