@@ -147,6 +147,7 @@ class Producer:
     async def _close(self) -> None:
         self._running = False
         self._stopped = True
+        self._topics.clear()
         await self._sender.close(ClientClosedError("the producer was stopped before this record was acknowledged"))
         await self._cluster.close()
 
