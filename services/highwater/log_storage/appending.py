@@ -84,7 +84,8 @@ def number_batches(
             if staged is None:
                 staged = producers.copy()
             staged.update(new[-1].header, new[-1].base_offset, now_ms)
-        verdict = (staged or producers).check(header)
+        current = producers if staged is None else staged
+        verdict = current.check(header)
         if isinstance(verdict, Duplicate):
             if new:
                 raise LogError(
@@ -95,7 +96,7 @@ def number_batches(
             duplicates.append(verdict)
             continue
         if verdict is not ErrorCode.NONE:
-            raise LogError(verdict, _sequence_message(header, staged or producers))
+            raise LogError(verdict, _sequence_message(header, current))
         new.append(NewBatch(position, header, next_offset))
         next_offset += header.last_offset_delta + 1
     if staged is not None:

@@ -121,13 +121,14 @@ class LogManager:
             _log.error("a log is offline: %s", error)
 
     def close(self) -> None:
-        """A clean stop: every log to disk, the checkpoints, then the mark. A directory in which anything failed, or a
-        log is offline, gets no mark."""
+        """A clean stop: every log to disk, the checkpoints, then the mark. A directory in which anything failed, or a log
+        is offline, gets no mark; nor does one whose tail is lost: until that is settled every start says so (RULES 7.2).
+        """
         for log_dir in self.log_dirs:
             try:
                 healthy = self._close_directory(log_dir)
                 self.write_checkpoints(log_dir)
-                if healthy:
+                if healthy and not log_dir.tail_lost:
                     log_dir.mark_clean()
             except OSError as error:
                 _log.error("%s is not stopped cleanly: %s", log_dir.path, error)

@@ -1,0 +1,224 @@
+"""A log against a plain list of batches, whatever is done to it; invariant 7 after every crash."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from log_storage_batches import batch, make_log, read_all
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.recovery import Checkpointed
+from highwater.records import BatchHeader, iter_batches, read_header
+
+CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=150, index_max_bytes=120)
+
+
+class Stored(NamedTuple):
+    content: bytes  # as it stands in the log
+    header: BatchHeader
+
+
+class LogMachine(RuleBasedStateMachine):
+    """`model` holds the batches that the log should have, `start` the log start, `flushed` the recovery point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="highwater-log-"))
+        self.log = make_log(self.directory, CONFIG)
+        self.model: list[Stored] = []
+        self.epoch = 0
+        self.start = 0
+        self.base = 0
+        self.high_watermark = 0
+        self.sequences: dict[int, int] = {}
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.directory)
+
+    @property
+    def end(self) -> int:
+        return self.model[-1].header.next_offset if self.model else self.base
+
+    @initialize(start=st.integers(0, 100))
+    def begin(self, start: int) -> None:
+        self.log.truncate_fully_and_start_at(start)
+        self.start = self.base = self.high_watermark = start
+
+    def _made(self, count: int, size: int, timestamp: int, producer_id: int) -> bytes:
+        sequence = self.sequences.get(producer_id, 0) if producer_id >= 0 else -1
+        if producer_id >= 0:
+            self.sequences[producer_id] = sequence + count
+        return batch(
+            count,
+            value=b"x" * size,
+            timestamp=timestamp,
+            producer_id=producer_id,
+            producer_epoch=0 if producer_id >= 0 else -1,
+            sequence=sequence,
+        )
+
+    @rule(
+        shapes=st.lists(
+            st.tuples(st.integers(1, 4), st.integers(0, 250), st.integers(0, 50), st.integers(-1, 1)),
+            min_size=1,
+            max_size=4,
+        ),
+        new_epoch=st.booleans(),
+    )
+    def append_as_leader(self, shapes: list[tuple[int, int, int, int]], new_epoch: bool) -> None:
+        if new_epoch:
+            self.epoch += 1
+            self.log.become_leader(self.epoch)
+        records = b"".join(self._made(*shape) for shape in shapes)
+        base = self.end
+        appended = self.log.append_as_leader(records, self.epoch, base, 0)
+        for position, header in iter_batches(records):
+            stamped = (
+                base.to_bytes(8, "big")
+                + header.length.to_bytes(4, "big")
+                + self.epoch.to_bytes(4, "big")
+                + records[position + 16 : position + header.size_bytes]
+            )
+            self.model.append(Stored(stamped, read_header(stamped)))
+            base = self.end
+        assert appended.last_offset == self.end - 1
+
+    @rule(offset=st.integers(0, 200), allowed=st.booleans())
+    def truncate(self, offset: int, allowed: bool) -> None:
+        unclean_epoch = self.epoch + 1 if allowed else -1
+        cut = min(
+            [stored.header.base_offset for stored in self.model if stored.header.last_offset >= offset] or [self.end]
+        )
+        if offset < self.start or (cut < self.high_watermark and not allowed):
+            if cut < self.high_watermark and not allowed:
+                with pytest.raises(LogError, check=lambda e: e.code is ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK):
+                    self.log.cut_for(offset, unclean_epoch)
+            return
+        assert self.log.cut_for(offset, unclean_epoch) == cut
+        self.log.promise_at_most(cut)
+        self.log.truncate_to(cut)
+        self.model = [stored for stored in self.model if stored.header.base_offset < cut]
+        self.high_watermark = min(self.high_watermark, cut)
+        self.start = min(self.start, cut)
+        self._forget_sequences()
+
+    @rule(offset=st.integers(0, 300))
+    def raise_high_watermark(self, offset: int) -> None:
+        self.log.raise_high_watermark(offset)
+        self.high_watermark = max(self.high_watermark, min(offset, self.end))
+
+    @precondition(lambda self: self.high_watermark > self.start)
+    @rule(data=st.data())
+    def raise_log_start(self, data: st.DataObject) -> None:
+        self.start = data.draw(st.integers(self.start, self.high_watermark))
+        self.log.raise_log_start(self.start)
+        self.log.remove_deleted()
+
+    @rule()
+    def flush(self) -> None:
+        self.log.flush()
+
+    @rule()
+    def restart(self) -> None:
+        self.log.close()
+        self._reopen(clean=True)
+
+    @rule()
+    def kill(self) -> None:
+        """Of the process: what was written is in the page cache."""
+        self._reopen(clean=False)
+
+    @rule(data=st.data(), garbage=st.binary(max_size=80))
+    def crash(self, data: st.DataObject, garbage: bytes) -> None:
+        """Of the machine: the last segment ends anywhere above what was flushed, and may end in garbage."""
+        segment = self.log.segments[-1]
+        flushed = self.log.recovery_point
+        kept = sum(
+            len(stored.content) for stored in self.model if segment.base_offset <= stored.header.base_offset < flushed
+        )
+        length = data.draw(st.integers(min(kept, segment.size_bytes), segment.size_bytes))
+        with segment.path.open("r+b") as file:
+            file.truncate(length)
+            file.seek(length)
+            file.write(garbage)
+        before = self.model
+        self._reopen(clean=False, compare=False)
+        end = self.log.log_end_offset
+        self.model = [stored for stored in before if stored.header.base_offset < end]
+        assert end == self.end  # a prefix, cut between batches
+        assert end >= flushed
+        self.high_watermark = min(self.high_watermark, end)
+        self.start = min(self.start, end)
+        self._forget_sequences()
+
+    def _reopen(self, *, clean: bool, compare: bool = True) -> None:
+        known = Checkpointed(clean, self.log.recovery_point, self.start, self.high_watermark)
+        end = self.log.log_end_offset
+        self.log = make_log(self.directory, CONFIG, known)
+        if compare:
+            assert self.log.log_end_offset == end
+
+    def _forget_sequences(self) -> None:
+        self.sequences = {}
+        for stored in self.model:
+            header = stored.header
+            if header.producer_id >= 0 and header.base_offset >= self.log.segments[0].base_offset:
+                self.sequences[header.producer_id] = header.last_sequence + 1
+
+    @invariant()
+    def the_log_is_the_model(self) -> None:
+        assert self.log.log_end_offset == self.end
+        assert self.log.log_start_offset == self.start
+        assert self.log.high_watermark == self.high_watermark
+        kept = [stored for stored in self.model if stored.header.last_offset >= self.start]
+        assert read_all(self.log) == [stored.header for stored in kept]
+        for stored in kept[-3:]:
+            assert self.log.read(max(stored.header.base_offset, self.start), -1, 1) == stored.content
+
+    @invariant()
+    def epochs_are_those_of_the_batches(self) -> None:
+        for stored in self.model:
+            if stored.header.base_offset >= self.log.segments[0].base_offset:
+                found = self.log.epochs.last_epoch_below(stored.header.base_offset + 1)
+                assert found == stored.header.partition_leader_epoch
+        if self.model:
+            assert self.log.last_epoch == self.model[-1].header.partition_leader_epoch
+        assert LeaderEpochCache(self.log.epochs.entries) == self.log.epochs
+
+    @invariant()
+    def producers_are_those_of_the_batches(self) -> None:
+        rebuilt = ProducerStates()
+        rebuilt.rebuild(header for header in self.log.headers())
+        for producer_id in (0, 1):
+            state, expected = self.log.producers.get(producer_id), rebuilt.get(producer_id)
+            if expected is not None:
+                assert state is not None
+                assert state.batches[-1] == expected.batches[-1]
+
+    @invariant()
+    def lookups_by_time_find_the_first(self) -> None:
+        for asked in (0, 25, 52):
+            expected = -1
+            for stored in self.model:
+                header = stored.header
+                stamps = {header.base_offset + n: header.base_timestamp + n for n in range(header.record_count)}
+                hits = [offset for offset, stamp in stamps.items() if stamp >= asked and offset >= self.start]
+                if hits:
+                    expected = min(hits)
+                    break
+            assert self.log.list_offset(asked).offset == expected
+
+
+LogMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLogMachine = LogMachine.TestCase
