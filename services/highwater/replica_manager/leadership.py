@@ -243,6 +243,8 @@ class Leadership:
         lost_data = [r.broker_id for r in self.followers_in_order if 0 <= r.log_end_offset < self.high_watermark]
         leaving = [r.broker_id for r in self.followers_in_order if r.in_sync and self._leaves(r, now_ms)]
         joining = [r for r in self.followers_in_order if not r.in_sync and self._joins(r)]
+        if not (leaving or joining or lost_data or committed.elr or proposals.unknown):
+            return None
         isr = frozenset(committed.isr).difference(leaving, lost_data).union(r.broker_id for r in joining)
         assert self.broker_id in isr  # invariant 6
         wanted = next_state(committed, isr, frozenset(lost_data), self.min_insync_replicas)
