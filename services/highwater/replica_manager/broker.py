@@ -14,7 +14,7 @@ from highwater.replica_manager import actions as act
 from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.fencer import Fencer
 from highwater.replica_manager.following import Followed, Following, FollowingWatch
-from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.hosted import DataWait, HostedPartition
 from highwater.replica_manager.isr_writer import IsrChanges
 from highwater.replica_manager.metadata_cache import Endpoint, MetadataCache
 from highwater.replica_manager.partition import Partition
@@ -54,6 +54,7 @@ class Broker:
         self.metadata = MetadataCache()
         self.following = FollowingWatch()
         self.sessions = FetchSessions()
+        self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
         self.broker_epoch: int | None = None  # None: not registered
         self.isr_changes: IsrChanges | None = None  # None only until the service is wired up
         self.fencer = Fencer(storage, self.incarnation, self._fenced)
@@ -161,6 +162,8 @@ class Broker:
             interrupted=functools.partial(self._append_unknown, hosted, leader_epoch),
         )
         hosted.started(pipeline, incarnation, log_end_offset)
+        for wait in self.leadership_waits:
+            wait.wake()
 
     def _append_unknown(self, hosted: HostedPartition, leader_epoch: int) -> None:
         self.perform(hosted, hosted.partition.append_unknown(leader_epoch, self.now_ms()))

@@ -18,6 +18,7 @@ from highwater.replica_manager.actions import DivergingEpoch, FetchSession, Fetc
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import DataWait, HostedPartition
+from highwater.replica_manager.partition import Phase
 from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.wire import Piece, size_of
 
@@ -25,6 +26,7 @@ NO_PIECES: tuple[Piece, ...] = ()
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
 MAX_WAIT_MS = 60_000
+_NOT_HOSTED = FetchVerdict(ErrorCode.UNKNOWN_LEADER_EPOCH, None, -1, -1, -1, ())
 UNBOUNDED = 1 << 62
 
 
@@ -68,7 +70,7 @@ class FetchAsk:
     accepts_columns: bool
     session: FetchSession | None = None
     # What the leader made of each part when the request came in (RULES 4.2); replicas only.
-    verdicts: Sequence[FetchVerdict | None] = ()
+    verdicts: Sequence[FetchVerdict] = ()
     wait: DataWait = field(default_factory=DataWait)
 
 
@@ -82,98 +84,101 @@ class Fetching:
         does not wait for the answers to the requests before it."""
         session = ask.session
         assert session is not None
-        verdicts: list[FetchVerdict | None] = []
-        now_ms = self._broker.now_ms()
-        for part in ask.parts:
-            hosted = self._broker.hosted.get(part.key)
-            if hosted is None:
-                verdicts.append(None)
-                continue
-            verdict = hosted.partition.fetched(
-                FollowerFetch(
-                    session,
-                    part.leader_epoch,
-                    part.fetch_offset,
-                    part.acked_offset,
-                    part.last_epoch,
-                    part.log_start_offset,
-                ),
-                now_ms,
-            )
-            verdicts.append(verdict)
-            if verdict.actions:
-                self._broker.perform(hosted, verdict.actions)
-            for wait in hosted.log_start_waits:
-                wait.wake()
-        ask.verdicts = verdicts
+        ask.verdicts = [self._note(session, part) for part in ask.parts]
+
+    def _note(self, session: FetchSession, part: FetchPart) -> FetchVerdict:
+        hosted = self._broker.hosted.get(part.key)
+        if hosted is None:
+            return _NOT_HOSTED
+        verdict = hosted.partition.fetched(
+            FollowerFetch(
+                session,
+                part.leader_epoch,
+                part.fetch_offset,
+                part.acked_offset,
+                part.last_epoch,
+                part.log_start_offset,
+            ),
+            self._broker.now_ms(),
+        )
+        if verdict.actions:
+            self._broker.perform(hosted, verdict.actions)
+        for wait in hosted.log_start_waits:
+            wait.wake()
+        if verdict.error is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted.partition.phase is Phase.FENCING:
+            return verdict._replace(error=ErrorCode.UNKNOWN_LEADER_EPOCH)
+        return verdict
 
     async def answer(self, ask: FetchAsk) -> list[FetchedPart]:
         """One result for each part, in their order. Answers at once where max wait is 0, nothing was asked, min bytes
         are there, or any part failed (RULES 5.7); else when they are, the time is up or `ask.wait` is ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(ask.max_wait_ms, 0), MAX_WAIT_MS) / 1000
-        registered: list[HostedPartition] = []
+        registered: list[set[DataWait]] | None = None
         try:
             while True:
                 results, final, awaited = await self._read(ask)
                 if final or ask.wait.ended or not ask.parts or loop.time() >= deadline:
                     return results
-                if registered and not awaited:
-                    await ask.wait.wait(deadline - loop.time())
-                    continue
-                if not registered:
+                if registered is None:
                     registered = self._register(ask)
-                if not awaited:
-                    # Nothing ran between the reading and the registering, so nothing was missed.
-                    await ask.wait.wait(deadline - loop.time())
+                    if awaited:
+                        continue  # what moved during the reading was not registered for yet
+                await ask.wait.wait(deadline - loop.time())
         finally:
-            for hosted in registered:
-                hosted.log_end_waits.discard(ask.wait)
-                hosted.high_watermark_waits.discard(ask.wait)
+            for waits in registered or ():
+                waits.discard(ask.wait)
 
-    def _register(self, ask: FetchAsk) -> list[HostedPartition]:
-        registered = []
-        for part in ask.parts:
-            hosted = self._broker.hosted.get(part.key)
-            if hosted is not None:
-                waits = hosted.high_watermark_waits if ask.role is FetchRole.CONSUMER else hosted.log_end_waits
-                waits.add(ask.wait)
-                registered.append(hosted)
+    def _register(self, ask: FetchAsk) -> list[set[DataWait]]:
+        hosted = [self._broker.hosted[part.key] for part in ask.parts if part.key in self._broker.hosted]
+        if ask.role is FetchRole.CONSUMER:
+            registered = [each.high_watermark_waits for each in hosted]
+        else:
+            registered = [each.log_end_waits for each in hosted]
+        if any(verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH for verdict in ask.verdicts):
+            registered.append(self._broker.leadership_waits)
+        for waits in registered:
+            waits.add(ask.wait)
         return registered
 
     async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
         """The results, whether they are to be answered at once, and whether the event loop ran meanwhile."""
-        budget = self._max_bytes if ask.max_bytes <= 0 else min(ask.max_bytes, self._max_bytes)
-        limit, total = budget, 0
+        budget = limit = self._max_bytes if ask.max_bytes <= 0 else min(ask.max_bytes, self._max_bytes)
         results: list[FetchedPart] = []
-        final, awaited = False, False
+        final, awaited = self._leads_by_now(ask), False
         for index, part in enumerate(ask.parts):
             result = FetchedPart(part.key)
             results.append(result)
             hosted = self._broker.hosted.get(part.key)
             if hosted is None:
-                result.error = self._broker.absent(part.key)
+                result.error = ask.verdicts[index].error if ask.verdicts else self._broker.absent(part.key)
             else:
                 bound = self._bound(ask, index, part, hosted, result)
                 # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
                 if bound > part.fetch_offset and budget > 0:
                     part_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
-                    pieces = hosted.cached(part.fetch_offset, bound, part_bytes)
-                    if pieces is None:
-                        awaited = True
-                        await self._read_storage(ask, hosted, part, bound, part_bytes, result)
-                    else:
-                        result.pieces = pieces
-                    if not ask.accepts_columns and ask.role is FetchRole.CONSUMER and result.pieces:
-                        result.error, result.pieces = rows_before_columns(result.pieces)
-                    size = size_of(result.pieces)
-                    budget -= size
-                    total += size
+                    awaited |= await self._read_part(ask, hosted, part, bound, part_bytes, result)
+                    budget -= size_of(result.pieces)
+            if result.error is ErrorCode.UNKNOWN_LEADER_EPOCH and ask.role is FetchRole.REPLICA:
+                continue  # `_leads_by_now`
             if result.error is not ErrorCode.NONE or result.diverging is not None:
                 final = True
                 if result.error in _LEADER_IS_ELSEWHERE:
                     result.leader, result.leader_epoch = self._broker.leader_of(part.key)
-        return results, final or total >= min(max(ask.min_bytes, 0), limit), awaited
+        return results, final or limit - budget >= min(max(ask.min_bytes, 0), limit), awaited
+
+    def _leads_by_now(self, ask: FetchAsk) -> bool:
+        """A follower may hear of a new leader before the leader does: its fetch waits for that as for data, instead of
+        backing off. Notes again what came too early; whether any of it is answered otherwise now."""
+        session = ask.session
+        early = [i for i, verdict in enumerate(ask.verdicts) if verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH]
+        if session is None or not early or ask.wait.ended:  # ended: by a newer request, which has been noted since
+            return False
+        verdicts = list(ask.verdicts)
+        for index in early:
+            verdicts[index] = self._note(session, ask.parts[index])
+        ask.verdicts = verdicts
+        return any(verdicts[index].error is not ErrorCode.UNKNOWN_LEADER_EPOCH for index in early)
 
     def _bound(self, ask: FetchAsk, index: int, part: FetchPart, hosted: HostedPartition, result: FetchedPart) -> int:
         """The end of what this role may read; at or below the fetch offset: nothing. Fills in errors and offsets."""
@@ -201,12 +206,9 @@ class Fetching:
         raise AssertionError(ask.role)
 
     def _replica_bound(
-        self, verdict: FetchVerdict | None, part: FetchPart, hosted: HostedPartition, result: FetchedPart
+        self, verdict: FetchVerdict, part: FetchPart, hosted: HostedPartition, result: FetchedPart
     ) -> int:
         partition = hosted.partition
-        if verdict is None:
-            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # came to be hosted while the request waited
-            return -1
         if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
             result.error, result.diverging = verdict.error, verdict.diverging
             result.high_watermark, result.log_start_offset = verdict.high_watermark, verdict.log_start_offset
@@ -219,6 +221,19 @@ class Fetching:
         result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
         result.log_end_offset = partition.log_end_offset
         return partition.log_end_offset
+
+    async def _read_part(
+        self, ask: FetchAsk, hosted: HostedPartition, part: FetchPart, bound: int, max_bytes: int, result: FetchedPart
+    ) -> bool:
+        """Fills in the batches below `bound`. Whether log-storage had to be asked."""
+        pieces = hosted.cached(part.fetch_offset, bound, max_bytes)
+        if pieces is None:
+            await self._read_storage(ask, hosted, part, bound, max_bytes, result)
+        else:
+            result.pieces = pieces
+        if result.pieces and ask.role is FetchRole.CONSUMER and not ask.accepts_columns:
+            result.error, result.pieces = rows_before_columns(result.pieces)
+        return pieces is None
 
     async def _read_storage(
         self,

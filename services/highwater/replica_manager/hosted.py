@@ -24,14 +24,16 @@ Perform = Callable[["HostedPartition", Sequence[Action]], None]
 class DataWait:
     """One request that waits for data, woken directly by the partitions that it is registered with."""
 
-    __slots__ = ("_future", "ended")
+    __slots__ = ("_future", "_woken", "ended")
 
     def __init__(self) -> None:
         self._future: asyncio.Future[None] | None = None
+        self._woken = False
         self.ended = False
 
     def wake(self) -> None:
         """Something moved: look again."""
+        self._woken = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -41,17 +43,17 @@ class DataWait:
         self.wake()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until woken, ended or out of time."""
-        if self.ended or timeout_s <= 0:
-            return
-        loop = asyncio.get_running_loop()
-        self._future = loop.create_future()
-        timer = loop.call_later(timeout_s, self.wake)
-        try:
-            await self._future
-        finally:
-            timer.cancel()
-            self._future = None
+        """Until woken (also since the last wait), ended or out of time."""
+        if not (self._woken or self.ended or timeout_s <= 0):
+            loop = asyncio.get_running_loop()
+            self._future = loop.create_future()
+            timer = loop.call_later(timeout_s, self.wake)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        self._woken = False
 
 
 class HostedPartition:
