@@ -421,7 +421,7 @@ class ClusterDouble:
         """Raises `TimeoutError` where the condition does not come true in time."""
         async with asyncio.timeout(timeout_s):
             while not condition():
-                await self.wait_for_change(timeout_s)
+                await self.wait_for_change(0.02)  # the client's own changes are not announced here
 
     async def wait_for_change(self, timeout_s: float) -> None:
         if self._change is None:

@@ -1,0 +1,99 @@
+"""Administration against the cluster double."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster_double import ClusterDouble
+
+from highwater.client import (
+    EARLIEST_TIMESTAMP,
+    Admin,
+    ClientClosedError,
+    HighwaterError,
+    LeaderNotAvailableError,
+    NewTopic,
+    Producer,
+    TopicAlreadyExistsError,
+    TopicPartition,
+    UnknownTopicError,
+)
+from highwater.errors import ErrorCode
+from highwater.v1 import broker_pb2
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[ClusterDouble]:
+    async with ClusterDouble(brokers=2) as running:
+        yield running
+
+
+async def test_topics_are_made_described_and_deleted(cluster: ClusterDouble) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        made = await admin.create_topic("t", 3, 1, {"payload.format": "rows"})
+        assert (made.topic, made.partitions, made.error) == ("t", 3, None)
+        results = await admin.create_topics([NewTopic("t"), NewTopic("u")])
+        assert [type(result.error) for result in results] == [TopicAlreadyExistsError, type(None)]
+        with pytest.raises(TopicAlreadyExistsError, match="topic t exists"):
+            await admin.create_topic("t")
+        assert await admin.list_topics() == ["t", "u"]
+        (described,) = await admin.describe_topics(["t"])
+        assert described.config == {"payload.format": "rows"}
+        assert [partition.leader for partition in described.partitions] == [1, 2, 1]
+        assert [topic.topic for topic in await admin.describe_topics()] == ["t", "u"]
+        await admin.delete_topic("u")
+        assert await admin.list_topics() == ["t"]
+        with pytest.raises(UnknownTopicError, match="u does not exist"):
+            await admin.delete_topic("u")
+        with pytest.raises(UnknownTopicError, match="'u' does not exist"):
+            await admin.describe_topics(["u"])
+    with pytest.raises(ClientClosedError):
+        await admin.list_topics()
+
+
+async def test_the_acting_controller_is_found_through_one_that_is_not(cluster: ClusterDouble) -> None:
+    cluster.controller = 2  # metadata still name broker 1
+    async with Admin(cluster.bootstrap) as admin:
+        described = await admin.describe_cluster()
+        assert described.controller_id == 2
+        assert [broker.broker_id for broker in described.brokers] == [1, 2]
+        await admin.create_topic("t")
+        cluster.controller = 1
+        await admin.create_topic("u")
+    assert sorted(cluster.topics) == ["t", "u"]
+
+
+async def test_without_a_controller_the_error_says_so(cluster: ClusterDouble) -> None:
+    def nobody(response: broker_pb2.MetadataResponse) -> None:
+        response.controller_id, response.controller_address = -1, ""
+
+    for broker in cluster.brokers.values():
+        broker.metadata_view = nobody
+    async with Admin(cluster.bootstrap, request_timeout_ms=200) as admin:
+        with pytest.raises(LeaderNotAvailableError, match="no controller is known"):
+            await admin.describe_cluster()
+
+
+async def test_offsets(cluster: ClusterDouble) -> None:
+    cluster.create("t", 2)
+    async with Producer(cluster.bootstrap) as producer:
+        for number in range(10):
+            await producer.send("t", b"v", partition=0, timestamp_ms=number)
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    async with Admin(cluster.bootstrap) as admin:
+        latest = await admin.list_offsets([first, second])
+        assert {partition: found.offset for partition, found in latest.items()} == {first: 10, second: 0}
+        found = await admin.list_offsets({first: 5, second: EARLIEST_TIMESTAMP})
+        assert (found[first].offset, found[first].timestamp_ms, found[second].offset) == (5, 5, 0)
+
+
+def test_every_code_has_one_exception_that_knows_whether_a_retry_helps() -> None:
+    from highwater.client.exceptions import error_for
+
+    for code in ErrorCode:
+        error = error_for(code, "")
+        assert isinstance(error, HighwaterError)
+        assert error.code is code
+        assert error.retriable == code.retriable, code
+        assert str(error)
