@@ -9,6 +9,7 @@ was lost, duplicated or reordered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -27,8 +28,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
-from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicDescription, TopicPartition
+from highwater.cli.local_cluster import CLUSTER, LocalCluster, LocalClusterSettings
+from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicPartition
+from highwater.metadata.cluster_view import ClusterSnapshot, StateChange
+from highwater.metadata.cluster_watch import watch_cluster
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.store import Store
 from highwater.rpc.server import UserError
 
 TOPIC = "flights"
@@ -37,7 +43,7 @@ REPLICATION_FACTOR = 3
 MIN_INSYNC_REPLICAS = 2
 KILL_AT = 1 / 3  # of the records acknowledged
 RESTART_AT = 2 / 3
-WATCH_INTERVAL_S = 0.02
+HEAL_TIMEOUT_S = 60.0
 CONSUME_TIMEOUT_S = 120.0
 
 screen = Console(highlight=False)
@@ -67,40 +73,54 @@ def departures() -> list[Departure]:
 
 @dataclass
 class Watch:
-    """What an observer sees of the topic while the demo runs, asking a surviving broker fifty times a second."""
+    """What stands in etcd of the topic's partitions while the demo runs, change by change."""
 
+    states: dict[int, PartitionState] = field(default_factory=dict)
     isr_changes: int = 0
-    leaderless_s: float = 0.0  # the longest that any partition was without a live leader
-    under_replicated: int = 0
     killed: int | None = None
     killed_at: float = 0.0
     waiting: set[int] = field(default_factory=set)  # partitions whose leader was killed and not yet replaced
-    _isr: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    leaderless_s: float = 0.0  # from the kill until the last of them had a new leader
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def kill_seen(self, broker: int, topic: TopicDescription, now: float) -> None:
-        self.killed, self.killed_at = broker, now
-        self.waiting = {p.partition for p in topic.partitions if p.leader == broker}
+    def kill(self, broker: int) -> None:
+        self.killed, self.killed_at = broker, time.monotonic()
+        self.waiting = {number for number, state in self.states.items() if state.leader == broker}
 
-    def see(self, topic: TopicDescription, now: float) -> None:
-        for partition in topic.partitions:
-            isr = tuple(sorted(partition.isr))
-            if self._isr.setdefault(partition.partition, isr) != isr:
-                self.isr_changes += 1
-                self._isr[partition.partition] = isr
-            if partition.partition in self.waiting and partition.leader not in (None, self.killed):
-                self.waiting.discard(partition.partition)
-                self.leaderless_s = now - self.killed_at
-        self.under_replicated = sum(len(p.isr) < len(p.replicas) for p in topic.partitions)
+    def see(self, partition: int, state: PartitionState) -> None:
+        before = self.states.get(partition)
+        self.states[partition] = state
+        self.isr_changes += before is not None and before.isr != state.isr
+        self._changed.set()
+        if partition in self.waiting and state.leader not in (NO_LEADER, self.killed):
+            self.waiting.discard(partition)
+            self.leaderless_s = time.monotonic() - self.killed_at
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Raises `TimeoutError`."""
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+    @property
+    def under_replicated(self) -> int:
+        return sum(len(state.isr) < REPLICATION_FACTOR for state in self.states.values())
 
 
-async def watch(watched: Watch, admin: Admin, stop: asyncio.Event) -> None:
-    while not stop.is_set():
-        try:
-            (topic,) = await admin.describe_topics([TOPIC])
-            watched.see(topic, time.monotonic())
-        except HighwaterError:
-            pass  # the broker that was asked is the one that was killed: the next call asks another
-        await asyncio.sleep(WATCH_INTERVAL_S)
+async def watch(watched: Watch, etcd: str) -> None:
+    """Follows the states of the topic's partitions until it is cancelled."""
+    async with Store([etcd]) as store, contextlib.aclosing(watch_cluster(store, Keys(CLUSTER))) as updates:
+        async for update in updates:
+            if isinstance(update, ClusterSnapshot):
+                found = [(topic, number, value) for (topic, number), value in update.states.items()]
+            else:
+                found = [
+                    (c.topic, c.partition, c.value) for c in update.changes if isinstance(c, StateChange) and c.value
+                ]
+            for topic, number, value in found:
+                if topic == TOPIC:
+                    watched.see(number, value.state)
 
 
 @dataclass
@@ -208,10 +228,9 @@ async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
             f"topic {TOPIC}: {made.partitions} partitions, replication factor {made.replication_factor}, "
             f"min.insync.replicas {MIN_INSYNC_REPLICAS}"
         )
-        (topic,) = await admin.describe_topics([TOPIC])
-        victim = victim_of(topic)
-        stop = asyncio.Event()
-        watching = asyncio.create_task(watch(watched, admin, stop))
+        watching = asyncio.create_task(watch(watched, cluster.etcd))
+        await watched.until(lambda: len(watched.states) == PARTITIONS, 10)
+        victim = victim_of(watched)
         with progress_bars() as bars:
             producing = bars.add_task("produce", total=len(flights))
             restarted = False
@@ -220,7 +239,7 @@ async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
                 nonlocal restarted
                 bars.update(producing, completed=acked)
                 if watched.killed is None and acked >= len(flights) * KILL_AT:
-                    watched.kill_seen(victim, topic, time.monotonic())
+                    watched.kill(victim)
                     cluster.kill_broker(victim)
                     bars.print(
                         f"  kill -9 of all three processes of broker {victim} after {acked:,} acknowledged records; "
@@ -236,27 +255,26 @@ async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
             bars.print(f"  all replicas in sync again {healed:.1f} s after the last record")
             consuming = bars.add_task("read back", total=len(flights))
             read = await consume(cluster.bootstrap, outcome, lambda count: bars.update(consuming, completed=count))
-        stop.set()
-        await watching
+        watching.cancel()
     compare(flights, read, outcome)
     report(outcome, watched)
     return outcome.sound and outcome.acked == len(flights)
 
 
-def victim_of(topic: TopicDescription) -> int:
+def victim_of(watched: Watch) -> int:
     """The broker that leads the most partitions."""
-    leads = Counter(partition.leader for partition in topic.partitions if partition.leader is not None)
-    return leads.most_common(1)[0][0]
+    return Counter(state.leader for state in watched.states.values()).most_common(1)[0][0]
 
 
-async def heal(watched: Watch, timeout_s: float = 60.0) -> float:
+async def heal(watched: Watch) -> float:
     """Waits until every replica is back in its ISR; the seconds it took."""
     started = time.monotonic()
-    await asyncio.sleep(2 * WATCH_INTERVAL_S)
-    while watched.under_replicated:
-        if time.monotonic() - started > timeout_s:
-            raise UserError(f"{watched.under_replicated} partitions are still under-replicated after {timeout_s:.0f} s")
-        await asyncio.sleep(WATCH_INTERVAL_S)
+    try:
+        await watched.until(lambda: not watched.under_replicated, HEAL_TIMEOUT_S)
+    except TimeoutError:
+        raise UserError(
+            f"{watched.under_replicated} partitions are still under-replicated after {HEAL_TIMEOUT_S:.0f} s"
+        ) from None
     return time.monotonic() - started
 
 
@@ -288,7 +306,7 @@ def report(outcome: Outcome, watched: Watch) -> None:
         ("altered", f"{outcome.wrong:,}"),
         ("checksum", "equal" if outcome.checksum_sent == outcome.checksum_read else "DIFFERENT"),
         ("time without a leader", f"{watched.leaderless_s:.2f} s"),
-        ("ISR changes seen", str(watched.isr_changes)),
+        ("ISR changes seen", f"{watched.isr_changes:,}"),
         ("records/s in (through the failover)", f"{outcome.acked / outcome.produce_s:,.0f}"),
         ("records/s out", f"{outcome.read / outcome.consume_s:,.0f}"),
     ):

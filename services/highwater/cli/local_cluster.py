@@ -22,6 +22,7 @@ from highwater.client.exceptions import HighwaterError
 from highwater.metadata.local import etcd_command, etcd_healthy
 from highwater.rpc.server import UserError
 
+CLUSTER = "highwater"  # the default name of every service
 DEFAULT_PORT = 9092
 SERVICES = ("log-storage", "replica-manager", "fetcher")
 _RESTART_BACKOFF_S = 0.5
@@ -49,6 +50,7 @@ class LocalCluster:
         self.settings = settings
         self.processes: dict[str, ChildProcess] = {}
         self.bootstrap = ""
+        self.etcd = ""
         self._held: set[str] = set()
         self._restart_at: dict[str, float] = {}
         self._lock: IO[str] | None = None
@@ -101,7 +103,7 @@ class LocalCluster:
         self._start_process("etcd")
         progress("etcd")
         self._await("etcd", lambda: etcd_healthy(f"{host}:{etcd_client}"), deadline, ["etcd"])
-        etcd = f"{host}:{etcd_client}"
+        etcd = self.etcd = f"{host}:{etcd_client}"
         self._add_service(
             "controller",
             "controller",
