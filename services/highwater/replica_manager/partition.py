@@ -78,7 +78,9 @@ class Partition:
         self._log_start_offset = 0
         self._log_end_offset = 0
         self._high_watermark = 0
-        self._refence_from_ms = 0  # while settling: back-off
+        # While settling: when to fence again after one that failed. None while its answer is awaited: there is never
+        # more than one under way, so that the answer is always the one asked for after the latest unknown append.
+        self._refence_from_ms: int | None = None
 
     # ---------------------------------------------------------------------------------------------------- queries
 
@@ -344,7 +346,7 @@ class Partition:
         if self._phase is not Phase.LEADER or leader_epoch != self.leader_epoch:
             return NO_ACTIONS
         self._phase = Phase.SETTLING
-        self._refence_from_ms = now_ms + self.settings.isr_retry_backoff_ms
+        self._refence_from_ms = None
         return (LeadershipInterrupted(leader_epoch), Fence(Role.LEADER, leader_epoch))
 
     def _settled(self, answer: FenceAnswer, now_ms: int) -> Sequence[Action]:
@@ -353,7 +355,8 @@ class Partition:
         if answer.error is ErrorCode.STALE_FENCE:
             return self.resign()
         if answer.error is not ErrorCode.NONE:
-            return NO_ACTIONS  # `tick` fences again
+            self._refence_from_ms = now_ms + self.settings.isr_retry_backoff_ms  # `tick` fences again
+            return NO_ACTIONS
         if answer.incarnation != self._incarnation:
             return self.log_storage_restarted(answer.incarnation)
         assert answer.log_end_offset >= leadership.log_end_offset  # one author, one incarnation: nothing was cut (3.5)
@@ -437,8 +440,9 @@ class Partition:
         leadership = self._leadership
         if leadership is None:
             return NO_ACTIONS
-        if self._phase is Phase.SETTLING and now_ms >= self._refence_from_ms:
-            self._refence_from_ms = now_ms + self.settings.isr_retry_backoff_ms
+        refence_ms = self._refence_from_ms
+        if self._phase is Phase.SETTLING and refence_ms is not None and now_ms >= refence_ms:
+            self._refence_from_ms = None
             return (Fence(Role.LEADER, leadership.leader_epoch), *leadership.tick(now_ms))
         return leadership.tick(now_ms)
 

@@ -97,6 +97,18 @@ def test_a_fence_answered_by_a_log_storage_that_is_gone_is_not_taken() -> None:
     assert not partition.is_leader
 
 
+def test_while_settling_one_fence_is_under_way_at_a_time() -> None:
+    partition = leading()
+    assert Fence(Role.LEADER, 5) in partition.append_unknown(5, 0)
+    assert partition.tick(1_000) is NO_ACTIONS  # not answered yet
+    partition.fenced(FenceAnswer(Role.LEADER, 5, ErrorCode.LOG_STORAGE_ERROR), 1_000)
+    assert partition.tick(1_000) is NO_ACTIONS
+    assert partition.tick(1_250) == (Fence(Role.LEADER, 5),)
+    assert partition.tick(2_000) is NO_ACTIONS
+    assert partition.fenced(fence_answer(log_end_offset=7), 2_000) == (LeadershipStarted(5, "storage-1", 7),)
+    assert partition.is_leader
+
+
 def test_a_late_outcome_of_an_earlier_leadership_s_proposal_is_not_taken_for_a_new_one_s() -> None:
     partition = leading(isr=(1,), min_insync_replicas=1)
     old = proposal(partition.fetched(fetch(2, 0), 1).actions)
