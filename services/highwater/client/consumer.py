@@ -243,7 +243,7 @@ class Consumer:
     # Reading
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
-        """Up to `max_records` records of one partition, in order; the partitions take turns. Empty after `timeout_ms`.
+        """What is at hand, up to `max_records` records, each partition's in order. Empty after `timeout_ms`.
 
         Raises:
             OffsetOutOfRangeError: the position is not in the log, and `auto_offset_reset` is `error`.
@@ -252,18 +252,24 @@ class Consumer:
         """
         limit = self._max_poll_records if max_records is None else max_records
         deadline = monotonic() + timeout_ms / 1000
-        while True:
-            buffer = await self._next_ready(deadline)
-            if buffer is None:
+        found: list[ConsumerRecord] = []
+        while not found:
+            if await self._next_ready(deadline) is None:
                 return []
-            records, index = buffer.current()
-            if records:
-                end = min(index + limit, len(records))
-                buffer.handed_out(end)
-                if end == len(records):
-                    self._turn(buffer)
-                return records[index:end]
-            self._turn(buffer)
+            for buffer in list(self._fetcher.buffers.values()):
+                while len(found) < limit and buffer.ready:
+                    try:
+                        records, index = buffer.current()
+                    except HighwaterError:
+                        if not found:
+                            raise
+                        break  # what was found first; the error comes with the next call
+                    end = min(index + limit - len(found), len(records))
+                    found += records[index:end]
+                    buffer.handed_out(end)
+                    if end == len(records):
+                        self._turn(buffer)
+        return found
 
     async def poll_batches(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[pa.RecordBatch]:
         """All that is buffered, up to `max_records`: one Arrow batch for each batch of the log, without copying.
