@@ -14,7 +14,7 @@ from highwater.replica_manager import actions as act
 from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.fencer import Fencer
 from highwater.replica_manager.following import Followed, Following, FollowingWatch
-from highwater.replica_manager.hosted import DataWait, HostedPartition
+from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.isr_writer import IsrChanges
 from highwater.replica_manager.metadata_cache import Endpoint, MetadataCache
 from highwater.replica_manager.partition import Partition
@@ -22,6 +22,7 @@ from highwater.replica_manager.sessions import FetchSessions
 from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.tail_cache import TailCache, TailCacheBudget
 from highwater.replica_manager.topic_config import TopicConfig, parse
+from highwater.replica_manager.waits import DataWait, Waits
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.broker")
@@ -40,6 +41,7 @@ class Broker:
         storage: LogStorage,
         *,
         tail_cache_bytes: int,
+        waits: Waits,
         message_max_bytes: int,
         lease_confirmed: Callable[[], bool],
         now_ms: Callable[[], int],
@@ -58,6 +60,7 @@ class Broker:
         self.broker_epoch: int | None = None  # None: not registered
         self.isr_changes: IsrChanges | None = None  # None only until the service is wired up
         self.fencer = Fencer(storage, self.incarnation, self._fenced)
+        self.waits = waits
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
         self._log_storage_incarnation = ""
@@ -105,6 +108,7 @@ class Broker:
                 partition,
                 self.topic_config(config),
                 TailCache(self._tail_budget),
+                self.waits,
                 now_ms=self.now_ms,
                 perform=self.perform,
             )
@@ -211,6 +215,8 @@ class Broker:
 
     def tick(self) -> None:
         now_ms = self.now_ms()
+        for produce in self.waits.produces.expired(now_ms):
+            produce.done(ErrorCode.REQUEST_TIMED_OUT)
         for hosted in self.hosted.values():
             if hosted.partition.leadership is not None:
                 actions = hosted.partition.tick(now_ms)

@@ -9,7 +9,8 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.hosted import DataWait, HostedPartition
+from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.waits import DataWait
 
 TO_HIGH_WATERMARK = -1
 

@@ -1,7 +1,7 @@
 """Fetch: consumers, replicas and the debug role; the tail cache first, then log-storage; long poll without polling.
 
-A fetch that finds too little registers one `DataWait` with its partitions, which wake it directly: replicas and the
-debug role when the log end offset moves, consumers when the high watermark does.
+A fetch that finds too little waits in a purgatory, to be woken directly: replicas and the debug role when the log end
+moves, consumers when the high watermark does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.hosted import DataWait, HostedPartition
+from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.partition import Phase
 from highwater.replica_manager.payloads import rows_before_columns
+from highwater.replica_manager.purgatory import FetchPurgatory, Waiting
+from highwater.replica_manager.waits import DataWait
 from highwater.replica_manager.wire import Piece, size_of
 
 NO_PIECES: tuple[Piece, ...] = ()
@@ -114,32 +116,39 @@ class Fetching:
         are there, or any part failed (RULES 5.7); else when they are, the time is up or `ask.wait` is ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(ask.max_wait_ms, 0), MAX_WAIT_MS) / 1000
-        registered: list[set[DataWait]] | None = None
+        waiting: Waiting[DataWait] | None = None
         try:
             while True:
                 results, final, awaited = await self._read(ask)
                 if final or ask.wait.ended or not ask.parts or loop.time() >= deadline:
                     return results
-                if registered is None:
-                    registered = self._register(ask)
+                if waiting is None:
+                    waiting = self._enter(ask, results, deadline)
+                    if waiting is None:
+                        return results  # too many wait: this one asks again
                     if awaited:
-                        continue  # what moved during the reading was not registered for yet
+                        continue  # what moved during the reading was not waited for yet
                 await ask.wait.wait(deadline - loop.time())
+                self._leave(ask, waiting)
+                waiting = None
         finally:
-            for waits in registered or ():
-                waits.discard(ask.wait)
+            if waiting is not None:
+                self._leave(ask, waiting)
 
-    def _register(self, ask: FetchAsk) -> list[set[DataWait]]:
-        hosted = [self._broker.hosted[part.key] for part in ask.parts if part.key in self._broker.hosted]
-        if ask.role is FetchRole.CONSUMER:
-            registered = [each.high_watermark_waits for each in hosted]
-        else:
-            registered = [each.log_end_waits for each in hosted]
+    def _enter(self, ask: FetchAsk, results: Sequence[FetchedPart], deadline: float) -> Waiting[DataWait] | None:
         if any(verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH for verdict in ask.verdicts):
-            registered.append(self._broker.leadership_waits)
-        for waits in registered:
-            waits.add(ask.wait)
-        return registered
+            self._broker.leadership_waits.add(ask.wait)
+        needed = ask.min_bytes - sum(size_of(result.pieces) for result in results)
+        offsets = {part.key: part.fetch_offset for part in ask.parts}
+        return self._purgatory(ask).add(offsets, needed, int(deadline * 1000), ask.wait)
+
+    def _leave(self, ask: FetchAsk, waiting: Waiting[DataWait]) -> None:
+        self._purgatory(ask).cancel(waiting)
+        self._broker.leadership_waits.discard(ask.wait)
+
+    def _purgatory(self, ask: FetchAsk) -> FetchPurgatory[DataWait]:
+        waits = self._broker.waits
+        return waits.consumers if ask.role is FetchRole.CONSUMER else waits.replicas
 
     async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
         """The results, whether they are to be answered at once, and whether the event loop ran meanwhile."""

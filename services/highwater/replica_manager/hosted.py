@@ -4,7 +4,6 @@ the tail cache, and those who wait."""
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from highwater.errors import ErrorCode
@@ -16,44 +15,12 @@ from highwater.replica_manager.append_stream import AppendAnswer
 from highwater.replica_manager.partition import Partition
 from highwater.replica_manager.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.topic_config import TopicConfig
+from highwater.replica_manager.waits import DataWait, WaitingProduce, Waits
 from highwater.replica_manager.wire import Piece
 
+_ENOUGH_BYTES = 1 << 62
+
 Perform = Callable[["HostedPartition", Sequence[Action]], None]
-
-
-class DataWait:
-    """One request that waits for data, woken directly by the partitions that it is registered with."""
-
-    __slots__ = ("_future", "_woken", "ended")
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-        self._woken = False
-        self.ended = False
-
-    def wake(self) -> None:
-        """Something moved: look again."""
-        self._woken = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    def end(self) -> None:
-        """Answer now, with whatever there is: a newer request of the stream has come (RULES 4.1)."""
-        self.ended = True
-        self.wake()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until woken (also since the last wait), ended or out of time."""
-        if not (self._woken or self.ended or timeout_s <= 0):
-            loop = asyncio.get_running_loop()
-            self._future = loop.create_future()
-            timer = loop.call_later(timeout_s, self.wake)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        self._woken = False
 
 
 class HostedPartition:
@@ -64,6 +31,7 @@ class HostedPartition:
         partition: Partition,
         config: TopicConfig,
         tail: TailCache,
+        waits: Waits,
         *,
         now_ms: Callable[[], int],
         perform: Perform,
@@ -75,15 +43,11 @@ class HostedPartition:
         self.raw_config: Mapping[str, str] = {}
         self.pipeline: AppendPipeline | None = None  # while this broker leads
         self.fencing: asyncio.Future[FenceAnswer] | None = None  # the fence asked for last
-        self.log_end_waits: set[DataWait] = set()
-        self.high_watermark_waits: set[DataWait] = set()
         self.log_start_waits: set[DataWait] = set()  # DeleteRecords (RULES 5.8)
         self._tail = tail
+        self._waits = waits
         self._now_ms = now_ms
         self._perform = perform
-        # (end offset, order of arrival, leader epoch, callback): produces that wait for the high watermark.
-        self._uncommitted: list[tuple[int, int, int, Callable[[ErrorCode], None]]] = []
-        self._arrivals = 0
 
     @property
     def log_tail(self) -> tuple[int, int]:
@@ -118,18 +82,21 @@ class HostedPartition:
         )
         if actions:
             self._perform(self, actions)
-        for wait in self.log_end_waits:
+        for wait in self._waits.replicas.grown(self.key, answer.log_end_offset, len(records)):
             wait.wake()
 
-    def await_commit(self, leader_epoch: int, end_offset: int, done: Callable[[ErrorCode], None]) -> None:
+    def await_commit(
+        self, leader_epoch: int, end_offset: int, deadline_ms: int, done: Callable[[ErrorCode], None]
+    ) -> None:
         """`done` is called once the high watermark has reached `end_offset` under `leader_epoch`, or cannot any more
-        (RULES 5.3, 5.4); at once where that is known already."""
+        (RULES 5.3, 5.4), or the time is up; at once where that is known already."""
         outcome = self.partition.produce_outcome(leader_epoch, end_offset)
         if outcome is not None:
             done(outcome)
             return
-        self._arrivals += 1
-        heapq.heappush(self._uncommitted, (end_offset, self._arrivals, leader_epoch, done))
+        produce = WaitingProduce(leader_epoch, end_offset, done)
+        if self._waits.produces.add(self.key, end_offset, deadline_ms, produce) is None:
+            done(ErrorCode.OVERLOADED)  # appended, but nobody can wait for it: its retry will be a duplicate
 
     # What the partition's actions come down to
 
@@ -143,30 +110,31 @@ class HostedPartition:
         if self.pipeline is not None:
             pipeline, self.pipeline = self.pipeline, None
             pipeline.close()
-        uncommitted, self._uncommitted = self._uncommitted, []
-        for _, _, _, done in uncommitted:
-            done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        for produce in self._waits.produces.interrupted(self.key):
+            produce.done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.wake_all()
 
     def high_watermark_advanced(self, offset: int) -> None:
-        waiting = self._uncommitted
-        while waiting and waiting[0][0] <= offset:
-            end_offset, _, leader_epoch, done = waiting[0]
-            outcome = self.partition.produce_outcome(leader_epoch, end_offset)
-            if outcome is None:
-                break
-            heapq.heappop(waiting)
-            done(outcome)
-        for wait in self.high_watermark_waits:
+        for produce in self._waits.produces.reached(self.key, offset):
+            outcome = self.partition.produce_outcome(produce.leader_epoch, produce.end_offset)
+            assert outcome is not None, (self.key, produce, offset)
+            produce.done(outcome)
+        # By how many bytes is not known: each that waits looks again.
+        for wait in self._waits.consumers.grown(self.key, offset, _ENOUGH_BYTES):
             wait.wake()
 
     def wake_all(self) -> None:
-        for wait in (*self.log_end_waits, *self.high_watermark_waits, *self.log_start_waits):
+        waits = self._waits
+        for wait in (
+            *waits.replicas.interrupted(self.key),
+            *waits.consumers.interrupted(self.key),
+            *self.log_start_waits,
+        ):
             wait.wake()
 
     def log_start_raised(self) -> None:
         """Followers are told at once, that they may follow it."""
-        for wait in self.log_end_waits:
+        for wait in self._waits.replicas.interrupted(self.key):
             wait.end()
         for wait in self.log_start_waits:
             wait.wake()

@@ -6,7 +6,6 @@ before `submit` returns, so requests keep the order in which they are submitted.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,10 +65,11 @@ class Producing:
             return
         self._requests += 1
         self._bytes += size
-        request = _Request(self, acks, size, [ProduceResult(part.key) for part in parts], done)
+        deadline_ms = self._broker.now_ms() + max(timeout_ms, 0)
+        request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
         for index, part in enumerate(parts):
             self._append(request, index, part)
-        request.all_handed_over(timeout_ms)
+        request.all_handed_over()
 
     def _refusal(self, acks: int, size: int) -> tuple[ErrorCode, str]:
         if acks not in _ACKS:
@@ -118,42 +118,48 @@ class Producing:
 class _Request:
     """A request under way: `appends` are not answered by log-storage, `waiting` wait for the high watermark."""
 
-    __slots__ = ("_done", "_open", "_producing", "_timer", "acks", "appends", "results", "size", "waiting")
+    __slots__ = (
+        "_done",
+        "_finished",
+        "_open",
+        "_producing",
+        "acks",
+        "appends",
+        "deadline_ms",
+        "results",
+        "size",
+        "waiting",
+    )
 
-    def __init__(self, producing: Producing, acks: int, size: int, results: list[ProduceResult], done: Done) -> None:
+    def __init__(
+        self, producing: Producing, acks: int, deadline_ms: int, size: int, results: list[ProduceResult], done: Done
+    ) -> None:
         self._producing = producing
         self._done: Done | None = done
         self._open = True  # parts are still being handed over
-        self._timer: asyncio.TimerHandle | None = None
+        self._finished = False
         self.acks = acks
+        self.deadline_ms = deadline_ms
         self.size = size
         self.results = results
         self.appends: set[int] = set()
-        self.waiting: dict[int, HostedPartition] = {}
+        self.waiting: set[int] = set()
 
-    def all_handed_over(self, timeout_ms: int) -> None:
+    def all_handed_over(self) -> None:
         self._open = False
         if self.acks == 0:
             self._respond()
-        elif self.appends or self.waiting:
-            self._timer = asyncio.get_running_loop().call_later(max(timeout_ms, 0) / 1000, self._timed_out)
         self.progressed()
 
     def progressed(self) -> None:
-        if self._open or self.appends:
+        if self._open or self.appends or self.waiting or self._finished:
             return
-        if self._done is not None:
-            if self.waiting:
-                return
-            self._respond()
+        self._finished = True
+        self._respond()
         self._producing.released(self)
 
-    @property
-    def responded(self) -> bool:
-        return self._done is None
-
     def appended(self, index: int, answer: AppendAnswer) -> None:
-        if self._done is None:
+        if self._done is None:  # acks=0 was answered before
             return
         result = self.results[index]
         result.base_offset, result.last_offset = answer.base_offset, answer.last_offset
@@ -170,25 +176,15 @@ class _Request:
 
     def completed(self, index: int, error: ErrorCode) -> None:
         """What waited for the high watermark has it, or will not get it."""
-        if self.waiting.pop(index, None) is None:
-            return  # out of time before
-        if error is not ErrorCode.NONE:
+        self.waiting.discard(index)
+        if error is ErrorCode.REQUEST_TIMED_OUT:
+            self.failed(index, error, "not all in-sync replicas had the records in time")
+        elif error is not ErrorCode.NONE:
             self.failed(index, error)
-        self.progressed()
-
-    def _timed_out(self) -> None:
-        self._timer = None
-        for index in (*self.waiting, *self.appends):
-            self.failed(index, ErrorCode.REQUEST_TIMED_OUT, "not all in-sync replicas had the records in time")
-        self.waiting.clear()
-        self._respond()
         self.progressed()
 
     def _respond(self) -> None:
         done, self._done = self._done, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if done is not None:
             done(self.results)
 
@@ -222,10 +218,10 @@ class _PartAppend:
             request.progressed()
             return
         request.appended(self._index, answer)
-        if request.acks == ACKS_ALL and not request.responded:
+        if request.acks == ACKS_ALL:
             # Before the partition hears of the append: with a single replica, that commits it.
-            request.waiting[self._index] = self._hosted
-            self._hosted.await_commit(self._leader_epoch, answer.last_offset + 1, self._committed)
+            request.waiting.add(self._index)
+            self._hosted.await_commit(self._leader_epoch, answer.last_offset + 1, request.deadline_ms, self._committed)
         if not answer.duplicate:
             self._hosted.appended(self._leader_epoch, answer, self._records, self._checked.batches)
         request.progressed()

@@ -31,6 +31,7 @@ from highwater.replica_manager.produce import Producing
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.shutdown import move_leadership_away
 from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.waits import Waits
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.telemetry.log import get_logger
@@ -40,6 +41,8 @@ logger = get_logger("replica_manager.service")
 SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl")
 READY = "ready"
 RETRY_S = 0.2
+MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
+MAX_WAITING_FETCHES = 10_000
 MAX_TICK_MS = 100  # a session that is closed for 500 ms must be noticed (RULES 5.6)
 
 
@@ -61,6 +64,7 @@ class ReplicaManagerService:
             ),
             storage,
             tail_cache_bytes=settings.tail_cache_bytes,
+            waits=Waits(max_produces=settings.queued_max_requests * MAX_REQUEST_WAITS, max_fetches=MAX_WAITING_FETCHES),
             message_max_bytes=settings.message_max_bytes,
             lease_confirmed=self._lease_confirmed,
             now_ms=_monotonic_ms,
