@@ -32,6 +32,7 @@ class HighwaterSide:
     def __init__(self, data: Path, work: Work) -> None:
         self.cluster = LocalCluster(LocalClusterSettings(data, brokers=3, port=0))
         self.work = work
+        self._runner = asyncio.Runner()
 
     def startup(self) -> float:
         started = time.monotonic()
@@ -39,6 +40,7 @@ class HighwaterSide:
         return time.monotonic() - started
 
     def stop(self) -> None:
+        self._runner.close()
         self.cluster.stop()
 
     def idle_rss(self) -> float:
@@ -47,14 +49,14 @@ class HighwaterSide:
         return sum(process.memory_info().rss for process in processes) / 1e6
 
     def create(self, topic: str) -> None:
-        asyncio.run(self._create(topic))
+        self._runner.run(self._create(topic))
 
     async def _create(self, topic: str) -> None:
         async with Admin(self.cluster.bootstrap) as admin:
             await admin.create_topic(topic, PARTITIONS, 3, {"min.insync.replicas": "2"})
 
     def produce_table(self, topic: str) -> float:
-        return asyncio.run(self._produce_table(topic))
+        return self._runner.run(self._produce_table(topic))
 
     async def _produce_table(self, topic: str) -> float:
         table = event_table(TABLE_ROWS)
@@ -67,7 +69,7 @@ class HighwaterSide:
             return self.work.tables * TABLE_ROWS / (time.perf_counter() - started)
 
     def produce_send(self, topic: str) -> float:
-        return asyncio.run(self._produce_send(topic))
+        return self._runner.run(self._produce_send(topic))
 
     async def _produce_send(self, topic: str) -> float:
         keys, values = events(self.work.sends)
@@ -82,10 +84,10 @@ class HighwaterSide:
             return self.work.sends / (time.perf_counter() - started)
 
     def consume_arrow(self, topic: str) -> float:
-        return asyncio.run(self._consume(topic, arrow=True))
+        return self._runner.run(self._consume(topic, arrow=True))
 
     def consume_records(self, topic: str) -> float:
-        return asyncio.run(self._consume(topic, arrow=False))
+        return self._runner.run(self._consume(topic, arrow=False))
 
     async def _consume(self, topic: str, *, arrow: bool) -> float:
         partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -102,7 +104,7 @@ class HighwaterSide:
             return total / (time.perf_counter() - started)
 
     def latency(self, topic: str) -> tuple[float, float]:
-        return asyncio.run(self._latency(topic))
+        return self._runner.run(self._latency(topic))
 
     async def _latency(self, topic: str) -> tuple[float, float]:
         """Milliseconds, p50 and p99, of lone records at 200 a second."""
@@ -120,7 +122,7 @@ class HighwaterSide:
         return percentile(kept, 50), percentile(kept, 99)
 
     def failover(self, topic: str) -> float:
-        return asyncio.run(self._failover(topic))
+        return self._runner.run(self._failover(topic))
 
     async def _failover(self, topic: str) -> float:
         """Seconds from the SIGKILL of a broker's three processes to the first acknowledgement on each partition that

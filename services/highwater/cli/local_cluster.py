@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import grpc
+
 from highwater.cli.child_process import ChildProcess
-from highwater.client.blocking import Admin
-from highwater.client.exceptions import HighwaterError
 from highwater.metadata.local import etcd_command, etcd_healthy
 from highwater.rpc.server import UserError
+from highwater.v1.controller_pb2 import DescribeClusterRequest
+from highwater.v1.controller_pb2_grpc import ControllerStub
 
 CLUSTER = "highwater"  # the default name of every service
 DEFAULT_PORT = 9092
@@ -51,6 +53,7 @@ class LocalCluster:
         self.processes: dict[str, ChildProcess] = {}
         self.bootstrap = ""
         self.etcd = ""
+        self.controller = ""
         self._held: set[str] = set()
         self._restart_at: dict[str, float] = {}
         self._lock: IO[str] | None = None
@@ -104,13 +107,14 @@ class LocalCluster:
         progress("etcd")
         self._await("etcd", lambda: etcd_healthy(f"{host}:{etcd_client}"), deadline, ["etcd"])
         etcd = self.etcd = f"{host}:{etcd_client}"
+        self.controller = f"{host}:{controller}"
         self._add_service(
             "controller",
             "controller",
             {
                 "controller.id": "0",
-                "listen": f"{host}:{controller}",
-                "advertised.listener": f"{host}:{controller}",
+                "listen": self.controller,
+                "advertised.listener": self.controller,
                 "etcd": etcd,
             },
         )
@@ -198,11 +202,13 @@ class LocalCluster:
             time.sleep(0.05)
 
     def _all_registered(self) -> bool:
+        """Asked of the controller without an event loop: the caller may run, or have closed, loops of its own."""
         try:
-            with Admin(self.bootstrap) as admin:
-                return len(admin.describe_cluster().brokers) == self.settings.brokers
-        except HighwaterError:
+            with grpc.insecure_channel(self.controller) as channel:
+                found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
+        except grpc.RpcError:
             return False
+        return len(found.brokers) == self.settings.brokers
 
     # --- one broker
 
