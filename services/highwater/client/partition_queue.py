@@ -44,6 +44,7 @@ class ProducerBatch:
         "delivery",
         "first_index",
         "last_error",
+        "ordinal",
         "payload",
         "records",
         "sequence",
@@ -67,6 +68,7 @@ class ProducerBatch:
         self.payload = payload
         self.charged_bytes = charged_bytes  # what it holds of `buffer_memory`
         self.sequence = -1  # of the first record, not wrapped; -1: none yet
+        self.ordinal = -1  # its place among the batches of the partition, from the first send on
         self.state = BatchState.FRESH
         self.attempts = 0
         self.last_error: HighwaterError | None = None
@@ -126,6 +128,7 @@ class PartitionQueue:
         self._retry = retry
         self._random = random
         self._next_sequence = 0
+        self._next_ordinal = 0
         self._acknowledged_to = 0  # every sequence below is in the log
         self._gap = False
         # The partition starts anew under the next epoch once nothing is in flight; at first for want of a producer id.
@@ -179,21 +182,26 @@ class PartitionQueue:
         `wire_sequence`."""
         if self.saturated:
             return None
-        if self._round:
-            batch = self._round.popleft()
-        elif self.retrying:
+        if not self._round and self.retrying:
             if self.in_flight or now_ms < self.retry_at_ms or not self._restarted():
                 return None
             self._begin_round()
+        if self._round:
+            if not self._within_window(self._round[0].ordinal):
+                return None
             batch = self._round.popleft()
         else:
             if not self.fresh or self.fresh[0].payload is None or now_ms < self.retry_at_ms:
                 return None
             if (self._gap or self._restart_due) and not self._settled():
                 return None
+            if not self._within_window(self._next_ordinal):
+                return None
             batch = self.fresh.popleft()
             batch.sequence = self._next_sequence
             self._next_sequence += batch.records
+            batch.ordinal = self._next_ordinal
+            self._next_ordinal += 1
             self.unacknowledged.append(batch)
         batch.state = BatchState.IN_FLIGHT
         batch.attempts += 1
@@ -231,13 +239,16 @@ class PartitionQueue:
             return
         index = self.unacknowledged.index(batch)
         del self.unacknowledged[index]
+        for later in list(self.unacknowledged)[index:]:
+            later.ordinal += len(pieces) - 1
+        self._next_ordinal += len(pieces) - 1
         sequence = batch.sequence
-        for piece in pieces:
+        for position, piece in enumerate(pieces):
             piece.sequence = sequence
+            piece.ordinal = batch.ordinal + position
             piece.state = BatchState.WAITING
             sequence += piece.records
-            self.unacknowledged.insert(index, piece)
-            index += 1
+            self.unacknowledged.insert(index + position, piece)
         batch.state = BatchState.SETTLED
         batch.delivery.split(len(pieces))
 
@@ -298,6 +309,11 @@ class PartitionQueue:
             return True
         return False
 
+    def _within_window(self, ordinal: int) -> bool:
+        """Answers overtake one another. While the oldest batch has none, no more may follow it than log-storage
+        remembers (RULES 6.1), acknowledged ones included: else its re-send would not be known as a duplicate."""
+        return not self.unacknowledged or ordinal - self.unacknowledged[0].ordinal < self._max_in_flight
+
     def _wait(self, batch: ProducerBatch, now_ms: float) -> None:
         batch.state = BatchState.WAITING
         self._round.clear()
@@ -329,7 +345,7 @@ class PartitionQueue:
         """Whether a fresh batch may follow a gap. What is unacknowledged has to be settled first."""
         if self._gap and not self.unacknowledged and self._acknowledged_to == self._next_sequence:
             self._gap = False  # the batches given up were appended after all
-        if self._gap and not self.unacknowledged:
+        elif self._gap and not self.unacknowledged and not self.in_flight:
             self._restart_due = True
         return self._restarted() if self._restart_due else not self._gap
 

@@ -1,0 +1,68 @@
+"""What a client believes of the cluster (RULES 5.7): leader epochs rise only, whoever says otherwise."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.client.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.errors import ErrorCode
+
+
+def answer(
+    leader: int, leader_epoch: int, *, topic_id: bytes = b"A" * 16, partitions: int = 1, missing: bool = False
+) -> MetadataAnswer:
+    brokers = tuple(BrokerInfo(broker_id, 1, f"host:{broker_id}") for broker_id in (1, 2, 3))
+    found = TopicInfo("t", topic_id, tuple(PartitionInfo(index, leader, leader_epoch) for index in range(partitions)))
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return MetadataAnswer("c", brokers, () if missing else (found,), {"t": code} if missing else {}, 1, "host:1")
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.booleans()), min_size=1))
+def test_the_leader_of_the_highest_epoch_stays(seen: list[tuple[int, int, bool]]) -> None:
+    metadata = Metadata()
+    highest = -1
+    for leader, leader_epoch, missing in seen:
+        metadata.merge(answer(leader, leader_epoch, missing=missing))
+        if missing:
+            assert metadata.topic("t") is None
+            continue
+        highest = max(highest, leader_epoch)
+        info = metadata.partition("t", 0)
+        assert info is not None
+        assert info.leader_epoch == highest
+
+
+def test_an_epoch_seen_in_a_batch_or_a_hint_counts_too() -> None:
+    metadata = Metadata()
+    metadata.merge(answer(1, 5))
+    assert metadata.learn_leader("t", b"A" * 16, 0, NO_LEADER, 7)
+    assert metadata.leader_address("t", 0) is None
+    assert metadata.stale(["t"])
+    metadata.merge(answer(1, 6))
+    assert metadata.leader_address("t", 0) is None
+    metadata.merge(answer(2, 7))
+    assert metadata.leader_address("t", 0) == "host:2"
+    assert not metadata.learn_leader("t", b"A" * 16, 0, 1, 6)
+    assert not metadata.learn_leader("t", b"B" * 16, 0, 1, 9)
+
+
+def test_a_topic_made_again_begins_anew_and_its_dead_twin_is_not_believed() -> None:
+    metadata = Metadata()
+    metadata.merge(answer(1, 5))
+    metadata.merge(answer(2, 0, topic_id=b"B" * 16))
+    assert metadata.leader_address("t", 0) == "host:2"
+    metadata.merge(answer(1, 5))
+    known = metadata.topic("t")
+    assert known is not None
+    assert known.topic_id == b"B" * 16
+
+
+def test_partitions_that_were_added_are_not_lost_to_a_broker_that_lags() -> None:
+    metadata = Metadata()
+    metadata.merge(answer(1, 5, partitions=3))
+    metadata.merge(answer(1, 5, partitions=2))
+    known = metadata.topic("t")
+    assert known is not None
+    assert len(known.partitions) == 3
+    assert metadata.partition("t", 3) is None
