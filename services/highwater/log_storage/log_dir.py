@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from highwater.log_storage import boot, checkpoints
+from highwater.errors import ErrorCode
+from highwater.log_storage import boot, checkpoints, meta_properties
 from highwater.log_storage.boot import BootRecord
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
 from highwater.log_storage.durable import fsync_directory, replace_file
+from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence_journal import FILE_NAME as FENCE_JOURNAL
 from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
 from highwater.log_storage.recovery import Checkpointed
@@ -50,6 +52,7 @@ class LogDir:
                     f"data dir {path} belongs to broker {record.broker_id}, this is {broker_id}: set log.dirs to "
                     f"directories of its own"
                 )
+            self.cluster_id = meta_properties.read_cluster_id(path)  # empty: not recorded yet
             self.tail_lost = boot.tail_lost(record, self.present_boot, self.clean)
             self.fences = FenceJournal(path / FENCE_JOURNAL)
             if not self.tail_lost:
@@ -77,6 +80,18 @@ class LogDir:
         `OSError`."""
         self._write_record(self._flush_every_message)
         self.tail_lost = False
+
+    def record_cluster(self, cluster_id: str) -> None:
+        """Whose logs these are, from now on. Raises `LogError` (INVALID_REQUEST) where they are another cluster's, and
+        `OSError`."""
+        if self.cluster_id == cluster_id:
+            return
+        if self.cluster_id:
+            raise LogError(
+                ErrorCode.INVALID_REQUEST, f"the logs belong to cluster {self.cluster_id}, not to {cluster_id}"
+            )
+        meta_properties.write(self.path, self._broker_id, cluster_id)
+        self.cluster_id = cluster_id
 
     def _write_record(self, flush_every_message: bool) -> None:
         boot.write_record(self.path, BootRecord(self._broker_id, self.present_boot, flush_every_message))

@@ -379,7 +379,9 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
                 missing = response.logs.add(partition=_key_proto(key), fenced_epoch=-1)
                 missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
         for log_dir in self._manager.log_dirs:
-            described = response.log_dirs.add(path=str(log_dir.path), tail_lost=log_dir.tail_lost)
+            described = response.log_dirs.add(
+                path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
+            )
             described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
             try:
                 usage = shutil.disk_usage(log_dir.path)
@@ -418,6 +420,8 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
                 await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
                 if request.record_boot and log_dir not in failed:
                     await self._in_thread(log_dir.record_boot)
+                if request.cluster_id:
+                    await self._in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
             except (LogError, OSError) as error:
                 response.errors.add(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
         return response

@@ -26,7 +26,6 @@ async def serve(settings: ReplicaManagerSettings, stop: asyncio.Event) -> None:
             service.failed.result()
         except DuplicateBrokerIdError as error:
             raise UserError(str(error)) from error
-        return
     await service.controlled_shutdown()
     await service.stop()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
+from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import boottime_ms
@@ -15,6 +17,8 @@ from highwater.metadata.registration import BrokerRegistrar, DuplicateBrokerIdEr
 from highwater.metadata.store import Store
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.storage import Description
+from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.liveness")
@@ -55,6 +59,7 @@ class Liveness:
         self._registrar = BrokerRegistrar(
             store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
         )
+        self.cluster_id = ""  # the one that the logs belong to; empty before the first registration
         self._due = asyncio.Event()
         self._due.set()
         self._epoch_changed = asyncio.Event()
@@ -128,11 +133,11 @@ class Liveness:
             self._due.clear()
             try:
                 await self._register()
-            except StorageUnavailableError as error:
-                logger.warning("cannot register before log-storage answers: %s", error)
+            except (StorageUnavailableError, StoreError) as error:
+                logger.warning("cannot register yet: %s", error)
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
-            except DuplicateBrokerIdError as error:
+            except (DuplicateBrokerIdError, UserError) as error:
                 self._broker.registration_lost()
                 self._failed(error)
                 return
@@ -140,6 +145,7 @@ class Liveness:
     async def _register(self) -> None:
         described = await self._broker.storage.describe()
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2).
+        await self._settle_cluster(described)
         incarnation = await self._broker.storage.probe(self._session_timeout_ms / 2000)
         self._due.clear()  # both answers were shown to `log_storage_seen`
         if incarnation != described.incarnation:
@@ -164,6 +170,19 @@ class Liveness:
         if self._tail is not None:
             self._tail.cancel()
         self._tail = asyncio.create_task(self._settle_tail(registration, broker_epoch), name="tail")
+
+    async def _settle_cluster(self, described: Description) -> None:
+        """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""
+        cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+        strange = described.cluster_ids - {"", cluster_id}
+        if strange:
+            raise UserError(
+                f"the log directories belong to cluster {min(strange)} and etcd holds cluster {cluster_id}: "
+                "point the broker at its own etcd, or restore etcd from a backup"
+            )
+        if "" in described.cluster_ids:
+            await self._broker.storage.record_cluster(cluster_id)
+        self.cluster_id = cluster_id
 
     async def _settle_tail(self, registration: BrokerRegistration, broker_epoch: int) -> None:
         """RULES 7.2: once the registration is ordinary, and only then, the present boot is recorded as the last one

@@ -3,7 +3,7 @@ what that read shows to be gone, marked, or assigned elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -33,15 +33,17 @@ class _Doom:
 
 
 class Purge:
-    """`cluster_id` is the one that this broker's logs belong to; under another one nothing is deleted: an etcd that
-    has lost everything must not take the records with it."""
+    """`cluster_id` gives the one that this broker's logs belong to ("": not known yet); under another one nothing is
+    deleted: an etcd that has lost everything must not take the records with it."""
 
-    def __init__(self, broker_id: int, storage: LogStorage, store: Store, keys: Keys) -> None:
+    def __init__(
+        self, broker_id: int, storage: LogStorage, store: Store, keys: Keys, cluster_id: Callable[[], str]
+    ) -> None:
         self._broker_id = broker_id
         self._storage = storage
         self._store = store
         self._keys = keys
-        self.cluster_id = ""
+        self._cluster_id = cluster_id
 
     async def delete(self, wanted: Iterable[PartitionKey]) -> dict[PartitionKey, StorageError]:
         """Deletes what the rules allow of `wanted`. NONE: gone; anything else: why it is still there."""
@@ -74,10 +76,11 @@ class Purge:
 
     async def _judge(self, wanted: Sequence[PartitionKey]) -> tuple[list[_Doom], list[PartitionKey]]:
         read = await read_topics(self._store, self._keys)
-        if not self.cluster_id or read.cluster_id != self.cluster_id:
+        ours = self._cluster_id()
+        if not ours or read.cluster_id != ours:
             logger.error(
                 "this etcd is of another cluster, no log is deleted %s",
-                pairs(cluster_id=read.cluster_id or "none", ours=self.cluster_id or "none"),
+                pairs(cluster_id=read.cluster_id or "none", ours=ours or "none"),
             )
             return [], list(wanted)
         dooms, kept = [], []

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import read_controller_epoch
 from highwater.metadata.etcd_errors import StoreError
@@ -87,7 +85,7 @@ class ReplicaManagerService:
             registered=self._registered,
             failed=self._fail,
         )
-        self._purge = Purge(settings.broker_id, storage, self._store, self._keys)
+        self._purge = Purge(settings.broker_id, storage, self._store, self._keys, lambda: self.liveness.cluster_id)
         self.control = Control(self.broker, self.liveness, self._purge)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -104,7 +102,7 @@ class ReplicaManagerService:
             Offsets(broker),
             DeletingRecords(broker),
             ProducerIdAllocator(self._store, self._keys),
-            cluster_id=lambda: self._purge.cluster_id,
+            cluster_id=lambda: self.liveness.cluster_id,
         ).add_to(self.server.grpc)
         ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
         # RULES 1.2: before any instruction is taken.
@@ -169,8 +167,6 @@ class ReplicaManagerService:
         await self.server.set_serving(True)
         while True:
             try:
-                if not self._purge.cluster_id:
-                    self._purge.cluster_id = await ensure_cluster_id(self._store, self._keys, uuid.uuid4().hex)
                 await self._purge.delete_strays(list(self.broker.hosted))
                 return
             except (StoreError, StorageUnavailableError) as error:

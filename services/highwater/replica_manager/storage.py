@@ -67,6 +67,7 @@ class Description:
     incarnation: str
     logs: tuple[LogDescription, ...]
     tail_lost: bool  # in any log directory (RULES 7.2)
+    cluster_ids: frozenset[str]  # of the log directories; "" where one has none yet (RULES 9.3)
 
 
 def to_key(key: PartitionKey) -> common_pb2.PartitionKey:
@@ -213,6 +214,7 @@ class LogStorage:
                 for log in response.logs
             ),
             any(directory.tail_lost for directory in response.log_dirs),
+            frozenset(directory.cluster_id for directory in response.log_dirs),
         )
 
     async def alter_config(self, key: PartitionKey, config: Mapping[str, str]) -> StorageError:
@@ -223,9 +225,17 @@ class LogStorage:
 
     async def record_boot(self) -> None:
         """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2)."""
-        request = log_storage_pb2.FlushRequest(record_boot=True)
+        await self._flush(log_storage_pb2.FlushRequest(record_boot=True))
+
+    async def record_cluster(self, cluster_id: str) -> None:
+        """Records whose logs these are (RULES 9.3)."""
+        await self._flush(log_storage_pb2.FlushRequest(cluster_id=cluster_id))
+
+    async def _flush(self, request: log_storage_pb2.FlushRequest) -> None:
         response = await _answered(self._stub.Flush(request, timeout=60))
         self._seen(response.incarnation)
+        for refused in response.errors:
+            raise StorageUnavailableError(f"log-storage: {refused.error.message}")
 
 
 async def _answered(call: Awaitable[_Response]) -> _Response:
