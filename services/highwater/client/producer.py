@@ -298,7 +298,7 @@ class Producer:
         encode: Callable[[], int] = lambda: sum(  # noqa: E731
             len(piece.payload) for piece in encode_table(accumulator.batch_format, sample)
         )
-        accumulator.observe(sample.nbytes, await self._sender.in_thread(encode))
+        accumulator.observe(sample.nbytes, await self._sender.encoder.measure(encode))
 
     async def flush(self) -> None:
         """Waits until everything sent so far is acknowledged or has failed.

@@ -1,4 +1,4 @@
-"""From accumulated batches to acknowledged ones: encodes, groups by leader, sends, takes the answers.
+"""From accumulated batches to acknowledged ones: has them encoded, groups them by leader, sends, takes the answers.
 
 One pass (`_pass`) looks at every partition that has something to do. It is a plain function, run on the event loop when
 something changed: a batch was opened or closed, an answer came, metadata changed, or a time has come. What waits is in
@@ -8,30 +8,26 @@ the queues; nothing waits in a task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
 
 from highwater.client.accumulator import PartitionAccumulator, TopicAccumulator
+from highwater.client.batch_encoder import BatchEncoder, pieces_of
 from highwater.client.buffer_memory import BufferMemory
 from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection
 from highwater.client.delivery import BatchDelivery
-from highwater.client.encoding import Encoded, encode_accumulated, encode_table, halve
-from highwater.client.exceptions import HighwaterError, InvalidRequestError, NetworkError, RetriableError, error_for
+from highwater.client.encoding import halve
+from highwater.client.exceptions import HighwaterError, NetworkError, RetriableError, error_for
 from highwater.client.partition_queue import ProduceAnswer, ProducerBatch
 from highwater.client.table_batches import TableChunk
 from highwater.errors import ErrorCode
-from highwater.records import Codec, with_producer
+from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2, common_pb2
 
 # Time-outs are looked for this often.
 SWEEP_MS = 250.0
-# A slow codec leaves the event loop from this many bytes on; the fast ones take less time than the hop to a thread.
-THREADED_FROM_BYTES = 64 * 1024
-SLOW_CODECS = (Codec.GZIP, Codec.ZSTD)
 # A request without an answer for so long makes the sender ask whether the leader has changed.
 STUCK_S = 2.0
 # Failed deliveries that nobody has awaited yet, kept for `flush` to raise.
@@ -46,7 +42,6 @@ class SenderSettings:
     batch_bytes: int
     request_timeout_ms: float
     idempotent: bool
-    encoder_threads: int = 2
 
 
 class Sender:
@@ -57,8 +52,7 @@ class Sender:
         self._memory = memory
         self._settings = settings
         self._active: dict[PartitionAccumulator, None] = {}  # those with something to do, in order
-        self._encoding: dict[ProducerBatch, PartitionAccumulator] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self.encoder = BatchEncoder(memory, failed=self._settled, ready=self.wake)
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -93,18 +87,9 @@ class Sender:
         self._memory.used_bytes += chunk.size_bytes
         batch = ProducerBatch(delivery, chunk.records, self._now_ms(), charged_bytes=chunk.size_bytes)
         accumulator.queue.add(batch)
-
-        def encode() -> list[Encoded]:
-            return encode_table(topic.batch_format, chunk.rows())
-
-        self._encode_in_thread(accumulator, batch, encode)
+        self.encoder.encode_chunk(accumulator, batch, chunk)
         self.activate(accumulator)
         return delivery
-
-    async def in_thread(self, work: Callable[[], int]) -> int:
-        """Runs something of the table path beside the encoders."""
-        assert self._loop is not None
-        return await self._loop.run_in_executor(self._executor(), work)
 
     def outstanding(self) -> list[BatchDelivery]:
         """What is not settled. Closes the open batches, so that they go at once."""
@@ -128,8 +113,7 @@ class Sender:
             accumulator.close()
             for batch in accumulator.queue.give_up_all(error):
                 self._forget(batch)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self.encoder.close()
 
     # The pass
 
@@ -147,7 +131,7 @@ class Sender:
         for accumulator in list(self._active):
             if self._open_batch_due(accumulator, now_ms):
                 accumulator.close()
-            self._encode_closed(accumulator)
+            self.encoder.encode_closed(accumulator)
             queue = accumulator.queue
             if accumulator.idle:
                 del self._active[accumulator]
@@ -215,88 +199,6 @@ class Sender:
         assert self._loop is not None
         self._timer_at = at_ms
         self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self.wake)
-
-    # Encoding
-
-    def _encode_closed(self, accumulator: PartitionAccumulator) -> None:
-        topic = accumulator.topic
-        batch_format = topic.batch_format
-        for batch, records in list(accumulator.closed.items()):
-            del accumulator.closed[batch]
-
-            def encode(records=records) -> list[Encoded]:  # type: ignore[no-untyped-def]
-                return encode_accumulated(
-                    batch_format, records.timestamps, records.keys, records.values, records.headers
-                )
-
-            if batch_format.codec in SLOW_CODECS and batch.charged_bytes >= THREADED_FROM_BYTES:
-                self._encode_in_thread(accumulator, batch, encode)
-                continue
-            try:
-                encoded: list[Encoded] | Exception = encode()
-            except Exception as error:
-                encoded = error
-            self._encoded(accumulator, batch, encoded)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._settings.encoder_threads, thread_name_prefix="highwater-encoder")
-        return self._pool
-
-    def _encode_in_thread(
-        self, accumulator: PartitionAccumulator, batch: ProducerBatch, encode: Callable[[], list[Encoded]]
-    ) -> None:
-        assert self._loop is not None
-        self._encoding[batch] = accumulator
-        future = self._loop.run_in_executor(self._executor(), encode)
-        future.add_done_callback(lambda done: self._encoded_in_thread(batch, done))
-
-    def _encoded_in_thread(self, batch: ProducerBatch, done: asyncio.Future[list[Encoded]]) -> None:
-        accumulator = self._encoding.pop(batch)
-        if done.cancelled() or self._closing:
-            return
-        error = done.exception()
-        self._encoded(accumulator, batch, done.result() if error is None else error)
-        self.wake()
-
-    def _encoded(
-        self, accumulator: PartitionAccumulator, batch: ProducerBatch, encoded: list[Encoded] | BaseException
-    ) -> None:
-        queue = accumulator.queue
-        if isinstance(encoded, BaseException):
-            where = f"{queue.topic}-{queue.partition}"
-            error = InvalidRequestError(f"{batch.records} records for {where} cannot be encoded: {encoded}")
-            queue.fail_fresh(batch, error)
-            self._settled(batch)
-            return
-        size = sum(len(piece.payload) for piece in encoded)
-        if batch.records >= 100:
-            accumulator.topic.observe(batch.charged_bytes, size)
-        charged, batch.charged_bytes = batch.charged_bytes, 0
-        if len(encoded) == 1:
-            batch.payload = encoded[0].payload
-            batch.charged_bytes = size
-        else:
-            queue.replace_fresh(batch, self._pieces(batch, encoded))
-        self._memory.used_bytes += size - charged
-        self._memory.release(0)
-
-    def _pieces(self, batch: ProducerBatch, encoded: list[Encoded]) -> list[ProducerBatch]:
-        pieces = []
-        first_index = batch.first_index
-        for piece in encoded:
-            pieces.append(
-                ProducerBatch(
-                    batch.delivery,
-                    piece.records,
-                    batch.created_ms,
-                    first_index=first_index,
-                    payload=piece.payload,
-                    charged_bytes=len(piece.payload),
-                )
-            )
-            first_index += piece.records
-        return pieces
 
     # Sending
 
@@ -403,7 +305,7 @@ class Sender:
     def _halve(self, accumulator: PartitionAccumulator, batch: ProducerBatch) -> None:
         """The topic's `max.message.bytes` is smaller than `max_request_size`."""
         assert batch.payload is not None
-        pieces = self._pieces(batch, halve(accumulator.topic.batch_format, batch.payload))
+        pieces = pieces_of(batch, halve(accumulator.topic.batch_format, batch.payload))
         was_settled = not batch.charged_bytes
         accumulator.queue.split(batch, pieces)
         if not was_settled:

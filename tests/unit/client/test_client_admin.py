@@ -23,6 +23,12 @@ from highwater.errors import ErrorCode
 from highwater.v1 import broker_pb2
 
 
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that nobody knows is not looked for as long as in earnest."""
+    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[ClusterDouble]:
     async with ClusterDouble(brokers=2) as running:

@@ -27,6 +27,12 @@ from highwater.v1 import broker_pb2
 T0 = TopicPartition("t", 0)
 
 
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that nobody knows is not looked for as long as in earnest."""
+    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+
+
 def fill(partition: PartitionDouble, first: int, count: int, batch: int = 50) -> None:
     """Records whose value is their number and whose timestamp is ten times that; columns and rows in turn."""
     for start in range(first, first + count, batch):
