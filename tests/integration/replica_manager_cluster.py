@@ -68,6 +68,7 @@ class Trio:
     replica_manager: ReplicaManagerService | None = None
     fetcher: FetcherService | None = None
     with_fetcher: bool = False
+    log_storage_address: str = ""  # where the replica-manager looks for log-storage; empty: its socket
     channel: Any = None
 
     def _socket(self, name: str) -> str:
@@ -85,7 +86,7 @@ class Trio:
             LogStorageSettings,
             {
                 "broker.id": str(self.broker_id),
-                "listen": self._socket("ls"),
+                "listen": f"{self._socket('ls')},127.0.0.1:0",
                 "log.dirs": str(self.directory / "logs"),
                 "replica.high.watermark.checkpoint.interval.ms": "200",
             },
@@ -93,7 +94,7 @@ class Trio:
         self.log_storage = LogStorageService(settings)
         await self.log_storage.start()
 
-    async def start_replica_manager(self) -> None:
+    async def start_replica_manager(self, registered_within_s: float = DEADLINE_S) -> None:
         settings = load(
             ReplicaManagerSettings,
             {
@@ -102,7 +103,7 @@ class Trio:
                 "listen": self._socket("rm"),
                 "advertised.listener": self._socket("rm"),
                 "etcd": self.etcd,
-                "log.storage": self._socket("ls"),
+                "log.storage": self.log_storage_address or self._socket("ls"),
                 "broker.session.timeout.ms": "2000",
                 "controlled.shutdown.max.wait.ms": "0",
                 **self.settings,
@@ -112,7 +113,7 @@ class Trio:
         await self.replica_manager.start()
         if self.channel is None:
             self.channel = open_channel(self._socket("rm"))
-        await self.registered()
+        await self.registered(within_s=registered_within_s)
 
     async def start_fetcher(self) -> None:
         settings = load(
@@ -128,7 +129,7 @@ class Trio:
         self.fetcher = FetcherService(settings)
         await self.fetcher.start()
 
-    async def registered(self, above: int = 0) -> int:
+    async def registered(self, above: int = 0, within_s: float = DEADLINE_S) -> int:
         """The broker epoch, once it is registered under one above `above`."""
         manager = self.replica_manager
         assert manager is not None
@@ -137,7 +138,7 @@ class Trio:
             found = manager.broker.broker_epoch
             return found if found is not None and found > above else 0
 
-        return int(await eventually(epoch, f"broker {self.broker_id} registers"))
+        return int(await eventually(epoch, f"broker {self.broker_id} registers", within_s))
 
     async def stop_fetcher(self) -> None:
         if self.fetcher is not None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from etcd_proxy import EtcdProxy, until
 from replica_manager_cluster import TestCluster, eventually, fetch_request, rows, to_key
 
 from highwater.errors import ErrorCode
@@ -14,6 +15,7 @@ from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
 from highwater.records import decode
+from highwater.rpc.server import UserError
 from highwater.v1 import broker_pb2
 
 
@@ -213,6 +215,45 @@ async def test_log_storage_restarted_alone_costs_an_election_and_loses_nothing(c
     await cluster.elect(topic, 0)
     assert (await trio.produce(topic.key, rows(b"b"))).base_offset == 1
     assert decode((await trio.fetch(topic.key, 0)).records).records()[0].value == b"a"
+
+
+async def test_a_broken_append_stream_is_settled_under_the_same_epoch(cluster: TestCluster) -> None:
+    trio = cluster[0]
+    assert trio.log_storage is not None
+    await trio.stop_replica_manager()
+    async with EtcdProxy(trio.log_storage.addresses[1]) as proxy:
+        trio.log_storage_address = proxy.address
+        await trio.start_replica_manager()
+        topic = await cluster.create_topic("orders")
+        await trio.produce(topic.key, rows(b"a", producer=(7, 0, 0)))
+        epoch = trio.broker_epoch
+        async with proxy.swallowing_answers():
+            unknown = asyncio.create_task(trio.produce(topic.key, rows(b"b", producer=(7, 0, 1))))
+            await until(lambda: proxy.swallowed_bytes > 0)
+        async with asyncio.timeout(5):
+            assert (await unknown).error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER  # RULES 5.4
+
+        async def again() -> broker_pb2.ProduceResult | None:
+            result = await trio.produce(topic.key, rows(b"b", producer=(7, 0, 1)))
+            return result if result.error.code == ErrorCode.NONE else None
+
+        result = await eventually(again, "the leader goes on")
+        assert result.base_offset == 1  # RULES 3.4, 6.1: it had been written, and is written once
+        assert (await trio.produce(topic.key, rows(b"c", producer=(7, 0, 2)))).base_offset == 2
+        assert trio.broker_epoch == epoch  # no election was needed
+        await trio.stop_replica_manager()
+
+
+async def test_a_broker_with_the_logs_of_another_cluster_does_not_start(cluster: TestCluster) -> None:
+    trio = cluster[0]
+    await trio.stop_replica_manager()
+    await cluster.store.put(cluster.keys.cluster_id, b"another")
+    with pytest.raises(AssertionError):
+        async with asyncio.timeout(5):
+            await trio.start_replica_manager(registered_within_s=0.5)
+    assert trio.replica_manager is not None
+    with pytest.raises(UserError, match="belong to cluster"):
+        trio.replica_manager.failed.result()
 
 
 async def test_the_replica_manager_restarted_alone_registers_anew_and_reads_its_log_back(cluster: TestCluster) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from etcd_proxy import until
 from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows
 
 from highwater.errors import ErrorCode
@@ -152,6 +153,29 @@ async def test_the_newest_stream_of_a_session_is_the_one_that_counts(cluster: Te
     assert (await older.read()).error.code == ErrorCode.FETCH_SESSION_STALE
     older.cancel()
     newer.cancel()
+
+
+async def test_a_follower_that_hears_of_a_leader_first_waits_for_it(cluster: TestCluster) -> None:
+    topic = await cluster.create_topic("orders", (0, 1), instruct=False)
+    stream = cluster[0].stub.FetchStream()
+    request = fetch_request(topic.key, 0, max_wait_ms=10_000, leader_epoch=0)
+    request.partitions[0].last_epoch = -1
+    request.replica.broker_id, request.replica.fetcher_id = 1, 5
+    request.replica.broker_epoch = cluster[1].broker_epoch
+    await stream.write(request)
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    await until(lambda: manager.broker.leadership_waits)
+    await cluster.instruct(0, topic)
+    async with asyncio.timeout(5):
+        assert (await stream.read()).results[0].error.code == ErrorCode.NONE
+    # Where the leader never hears of it, the follower is told in the end.
+    request.partitions[0].leader_epoch = 7
+    request.max_wait_ms = 50
+    await stream.write(request)
+    async with asyncio.timeout(5):
+        assert (await stream.read()).results[0].error.code == ErrorCode.UNKNOWN_LEADER_EPOCH
+    stream.cancel()
 
 
 async def test_a_follower_whose_log_storage_restarts_is_fetched_for_again(cluster: TestCluster) -> None:

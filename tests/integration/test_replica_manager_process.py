@@ -1,0 +1,128 @@
+"""The replica-manager as a process of its own: readiness, SIGTERM, what it says where it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from replica_manager_cluster import Trio, eventually
+
+from highwater.metadata.brokers import read_brokers
+from highwater.metadata.controller_election import ControllerElection
+from highwater.metadata.keys import Keys
+from highwater.metadata.local import LocalEtcd
+from highwater.metadata.store import Store
+from highwater.rpc.channel import open_channel
+from highwater.rpc.server import RpcServer
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+
+
+@pytest.fixture
+async def log_storage(tmp_path: Path) -> AsyncIterator[Trio]:
+    trio = Trio(0, tmp_path, etcd="", cluster="")
+    await trio.start_log_storage()
+    yield trio
+    await trio.stop()
+
+
+@asynccontextmanager
+async def running(
+    etcd: str, cluster: str, directory: Path, **settings: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    values = {
+        "broker.id": "0",
+        "cluster": cluster,
+        "listen": f"unix:{directory}/rm",
+        "advertised.listener": f"unix:{directory}/rm",
+        "etcd": etcd,
+        "log.storage": f"unix:{directory}/ls",
+        **{key.replace("_", "."): value for key, value in settings.items()},
+    }
+    arguments = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "highwater.replica_manager",
+        *arguments,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+class FakeController(controller_pb2_grpc.ControllerServicer):
+    """Says twice that something is still led, then that nothing is."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def ControlledShutdown(  # type: ignore[override]
+        self, request: controller_pb2.ControlledShutdownRequest, context: object
+    ) -> controller_pb2.ControlledShutdownResponse:
+        self.asked.append(request.broker_epoch)
+        key = common_pb2.PartitionKey(topic_id=b"t" * 16, partition=0)
+        return controller_pb2.ControlledShutdownResponse(remaining=[key] if len(self.asked) < 3 else [])
+
+
+async def health(directory: Path, service: str) -> bool:
+    async with open_channel(f"unix:{directory}/rm") as channel:
+        response = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=service), wait_for_ready=True, timeout=10
+        )
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_sigterm_moves_leadership_away_first_and_deregisters(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    controller, server = FakeController(), RpcServer([f"unix:{tmp_path}/c"])
+    controller_pb2_grpc.add_ControllerServicer_to_server(controller, server.grpc)
+    await server.start([])
+    election = ControllerElection(
+        store, keys, controller_id=1, address=f"unix:{tmp_path}/c", incarnation="one", session_timeout_ms=5000
+    )
+    await election.campaign()
+    try:
+        async with running(etcd.address, keys.cluster, tmp_path) as process:
+            brokers = await eventually(lambda: read_brokers(store, keys), "the broker registers")
+            assert await eventually(lambda: health(tmp_path, "highwater.v1.Broker"), "it serves")
+            assert await eventually(lambda: health(tmp_path, "ready"), "it is ready")
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await process.wait() == 0
+        assert controller.asked == [brokers[0].broker_epoch] * 3
+        assert await read_brokers(store, keys) == {}
+    finally:
+        await election.resign()
+        await server.stop(0)
+
+
+async def test_it_does_not_serve_before_log_storage_answers(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path
+) -> None:
+    async with running(etcd.address, keys.cluster, tmp_path) as process:
+        assert not await health(tmp_path, "highwater.v1.Broker")
+        assert await read_brokers(store, keys) == {}
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+
+
+async def test_a_bad_setting_is_one_sentence(etcd: LocalEtcd, keys: Keys, tmp_path: Path) -> None:
+    async with running(etcd.address, keys.cluster, tmp_path, log_storage="nowhere") as process:
+        _, stderr = await process.communicate()
+        assert process.returncode == 1
+        assert b"log.storage" in stderr
+        assert b"Traceback" not in stderr
