@@ -94,7 +94,7 @@ class Sink(broker_pb2_grpc.BrokerServicer):
             for item in request.partitions:
                 number = item.fetch_offset // BATCH_RECORDS
                 fitting = max(1, item.max_bytes // len(self._batch))
-                found = []
+                found: list[bytes | memoryview] = []
                 for index in range(number, min(number + fitting, self._batches)):
                     found += [stamp(self._header, index * BATCH_RECORDS, 0), memoryview(self._batch)[16:]]
                 response.results.add(
@@ -107,7 +107,7 @@ class Sink(broker_pb2_grpc.BrokerServicer):
 
 def serve(pipe: Connection, per_partition: int) -> None:
     async def main() -> None:
-        sink = Sink(per_partition)
+        sink = Sink(per_partition)  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the rest
         server = grpc.aio.server(options=COMMON_OPTIONS)
         broker_pb2_grpc.add_BrokerServicer_to_server(sink, server)
         sink.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

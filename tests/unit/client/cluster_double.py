@@ -110,8 +110,8 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             ErrorCode.NONE
         )
         self.fetch_error: Callable[[broker_pb2.FetchPartition], ErrorCode] = lambda partition: ErrorCode.NONE
-        self.before_append: Callable[[], Awaitable[None]] | None = None
-        self.before_answer: Callable[[], Awaitable[None]] | None = None
+        self.before_append: Callable[[], Awaitable[object]] | None = None
+        self.before_answer: Callable[[], Awaitable[object]] | None = None
         self.metadata_view: Callable[[broker_pb2.MetadataResponse], None] = lambda response: None
         self.leads_anyway: dict[tuple[str, int], PartitionDouble] = {}  # a zombie's own log
         # What a test may look at.
@@ -356,7 +356,10 @@ class ClusterDouble:
     """An async context manager. Broker ids count from 1; broker 1 is the controller until a test says otherwise."""
 
     def __init__(self, brokers: int = 1) -> None:
-        self.brokers = {broker_id: BrokerDouble(self, broker_id) for broker_id in range(1, brokers + 1)}
+        self.brokers = {
+            broker_id: BrokerDouble(self, broker_id)  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the rest
+            for broker_id in range(1, brokers + 1)
+        }
         self.topics: dict[str, TopicDouble] = {}
         self.controller = 1
         self.known_controller = 1  # as Metadata tells it

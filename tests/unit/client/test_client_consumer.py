@@ -69,11 +69,11 @@ async def test_everything_is_read_in_order_by_every_way_of_reading(cluster: Clus
 
     async with Consumer("t", bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         found = await read(consumer, 2000)
-        for partition in (0, 1):
-            mine = [record for record in found if record.partition == partition]
+        for number in (0, 1):
+            mine = [record for record in found if record.partition == number]
             assert [record.value for record in mine] == expected
             assert [record.offset for record in mine] == list(range(1000))
-            assert [record.timestamp_ms for record in mine] == [number * 10 for number in range(1000)]
+            assert [record.timestamp_ms for record in mine] == [time * 10 for time in range(1000)]
             assert mine[60].headers == (("h", b"x"),)
             assert mine[0].headers == ()
         assert await consumer.position(T0) == 1000
@@ -84,8 +84,8 @@ async def test_everything_is_read_in_order_by_every_way_of_reading(cluster: Clus
         assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value"]
         assert table.num_rows <= 2000
         rows = table.to_pylist()
-        for partition in (0, 1):
-            values = [row["value"] for row in rows if row["partition"] == partition]
+        for number in (0, 1):
+            values = [row["value"] for row in rows if row["partition"] == number]
             assert values == expected[: len(values)]
 
         consumer.assign([T0])
