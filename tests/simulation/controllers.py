@@ -1,0 +1,509 @@
+"""A controller's process: it campaigns, and while it is elected drives the production `Cluster`, `Outbox` and
+`FastPath` as `reign.py`, `sender.py` and `etcd_writer.py` do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.controller.actions import (
+    Action,
+    InstructionAnswer,
+    RecordTail,
+    RemoveStates,
+    RemoveTopic,
+    Write,
+    WriteState,
+)
+from highwater.controller.cluster import Cluster
+from highwater.controller.election import ElectionPolicy, LogTail
+from highwater.controller.liveness import FastPath
+from highwater.controller.outbox import InstructionBatch, Outbox, StopBatch
+from highwater.errors import ErrorCode
+from highwater.metadata.cluster_view import ClusterSnapshot
+from highwater.metadata.models import (
+    ControllerRegistration,
+    LiveBroker,
+    VersionedState,
+    VersionedTopic,
+)
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
+
+from .etcd import Compare, Delete, Entry, Event, Key, Put, Watch
+from .scheduler import Future, Process
+
+if TYPE_CHECKING:
+    from .world import World
+
+ETCD_TIMEOUT_MS = 600
+CONTROL_TIMEOUT_MS = 2500
+CONTROLLER = ("controller",)
+EPOCH = ("controller_epoch",)
+
+
+class Controller(Process):
+    def __init__(self, world: World, controller_id: int, incarnation: str) -> None:
+        super().__init__(world.scheduler, controller_id, f"controller {controller_id}")
+        self.world = world
+        self.incarnation = incarnation
+        self.reign: Reign | None = None
+        self.spawn(self._campaign())
+
+    def etcd(self, what: Callable[..., Any], *args: Any) -> Future:
+        return self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+
+    async def _campaign(self) -> None:
+        etcd, session_ms = self.world.etcd, self.world.settings.controller_session_ms
+        while True:
+            answer = await self.etcd(etcd.get, (CONTROLLER, EPOCH))
+            if answer is None:
+                await self.sleep(100)
+                continue
+            (reigning, counter), _ = answer
+            if reigning is not None:
+                await self.sleep(150)
+                continue
+            lease = await self.etcd(etcd.grant, session_ms)
+            if lease is None:
+                continue
+            epoch = 1 if counter is None else counter.value + 1
+            registration = ControllerRegistration(self.place, f"c{self.place}", epoch, self.incarnation)
+            compares = (
+                Compare(CONTROLLER, "create", 0),
+                Compare(EPOCH, "mod", 0 if counter is None else counter.mod_revision),
+            )
+            while True:
+                puts = (Put(CONTROLLER, registration, lease), Put(EPOCH, epoch))
+                result = await self.etcd(etcd.txn, compares, puts)
+                if result is not None:
+                    break
+                await self.sleep(100)
+            created = result.revision
+            if not result.succeeded:
+                there = result.entries[CONTROLLER]
+                if there is None or there.lease != lease:
+                    self.etcd(etcd.revoke, lease)
+                    continue
+                created = there.create_revision
+            self.reign = Reign(self, epoch, created)
+            self.world.note("controller", self.place, "elected", epoch)
+            self.spawn(self._hold(self.reign, lease, session_ms))
+            await self.reign.ended
+            self.world.note("controller", self.place, "deposed", epoch)
+            self.reign = None
+
+    async def _hold(self, reign: Reign, lease: int, session_ms: int) -> None:
+        while not reign.ended.is_done:
+            await self.sleep(session_ms // 3)
+            kept = await self.etcd(self.world.etcd.keep_alive, lease)
+            if kept is False:
+                reign.depose()
+
+    def on_shut_down(self, reply: Callable[[Any], None], broker_id: int) -> None:
+        """How many partitions the broker still leads; None: not the controller."""
+        reign = self.reign
+        broker = None if reign is None else reign.cluster.brokers.get(broker_id)
+        if reign is None or broker is None:
+            reply(None)
+            return
+        reign.perform(reign.cluster.shut_down(broker_id, broker.broker_epoch))
+        reply(len(reign.cluster.led_by(broker_id)))
+
+
+class Reign:
+    """One term."""
+
+    def __init__(self, owner: Controller, epoch: int, create_revision: int) -> None:
+        self.owner = owner
+        self.world = owner.world
+        self.epoch = epoch
+        self.ended = Future()
+        settings = self.world.settings
+        policy = ElectionPolicy(settings.partition.min_insync_replicas, settings.unclean)
+        self.cluster = Cluster(owner.place, epoch, policy)
+        self._guard = Compare(CONTROLLER, "create", create_revision)
+        self._senders: dict[int, Sender] = {}
+        self._fast_paths: dict[int, FastPath] = {}
+        self._watch: Watch | None = None
+        owner.spawn(self._follow_etcd())
+        owner.after(250, self._tick)
+
+    def depose(self) -> None:
+        if not self.ended.is_done:
+            self.ended.set()
+            if self._watch is not None:
+                self._watch.closed = True
+            self._senders.clear()
+
+    # etcd: a listing, then what changes; a watch may be lost, then everything is listed again (RULES 8.4)
+
+    async def _follow_etcd(self) -> None:
+        etcd = self.world.etcd
+        while not self.ended.is_done:
+            answer = await self.owner.etcd(etcd.list)
+            if self.ended.is_done:
+                return
+            if answer is None:
+                await self.owner.sleep(100)
+                continue
+            entries, revision = answer
+            actions = self.cluster.load(_snapshot(entries, revision), self.owner.now_ms)
+            self._follow_brokers()
+            self.perform(actions)
+            if self._watch is not None:
+                self._watch.closed = True
+            self._watch = etcd.watch(self.owner, _of_the_cluster, self._seen, revision)
+            return
+
+    def lose_watch(self) -> None:
+        if not self.ended.is_done:
+            self.owner.spawn(self._follow_etcd())
+
+    def _seen(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if self.ended.is_done:
+                return
+            self.perform(self._decide(event))
+
+    def _decide(self, event: Event) -> Sequence[Action]:
+        cluster, key, entry = self.cluster, event.key, event.entry
+        match key[0]:
+            case "broker":
+                if entry is None:
+                    actions = cluster.broker_gone(key[1], event.revision)
+                else:
+                    actions = cluster.broker_seen(LiveBroker(entry.value, entry.create_revision))
+                self._follow_brokers()
+                return actions
+            case "tail" if entry is not None:
+                cluster.tail_recorded(key[1], entry.value)
+            case "topic" if entry is None:
+                return cluster.topic_gone(key[1])
+            case "topic" if entry is not None:
+                return cluster.topic_seen(_topic(entry), self.world.topic_config)
+            case "marker" if entry is not None:
+                return cluster.deletion_marked(key[1], entry.value, self.owner.now_ms)
+            case "state" if entry is not None:
+                return cluster.state_seen(key[1], key[2], VersionedState(entry.value, entry.mod_revision))
+            case "controller" if entry is None or entry.create_revision != self._guard.expected:
+                self.depose()
+        return ()
+
+    # Carrying out
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        if self.ended.is_done:
+            return
+        writes: list[Write] = []
+        for action in actions:
+            match action:
+                case WriteState() | RecordTail() | RemoveStates() | RemoveTopic():
+                    writes.append(action)
+                case _:
+                    sender = self._senders.get(action.broker_id)
+                    if sender is not None and sender.broker.broker_epoch == action.broker_epoch:
+                        sender.outbox.add(action, self.owner.now_ms)
+                        sender.wake()
+        if writes:
+            self._carry_out(writes)
+
+    def _carry_out(self, writes: Sequence[Write]) -> None:
+        states = [write for write in writes if isinstance(write, WriteState)]
+        elections = [write for write in states if write.compare_revision]
+        creations: dict[str, list[WriteState]] = defaultdict(list)
+        for write in states:
+            if not write.compare_revision:
+                creations[write.topic].append(write)
+        if elections:
+            self.owner.spawn(self._write_states(elections, ()))
+        for name, created in creations.items():
+            topic = self.cluster.topics.named(name)
+            if topic is not None and topic.topic_id == created[0].key.topic_id:
+                guard = Compare(("topic", name), "create", topic.versioned.create_revision)
+                self.owner.spawn(self._write_states(created, (guard,)))
+        for other in writes:
+            match other:
+                case RecordTail():
+                    self.owner.spawn(self._record_tail(other))
+                case RemoveStates():
+                    self.owner.spawn(self._remove_states(other))
+                case RemoveTopic():
+                    self.owner.spawn(self._remove_topic(other))
+                case WriteState():
+                    pass
+
+    async def _write_states(self, writes: Sequence[WriteState], guards: Sequence[Compare]) -> None:
+        """All in one transaction; on a failed compare without the culprits (RULES 2.6)."""
+        while writes:
+            compares = [_compared(write) for write in writes]
+            puts = [Put(compare.key, write.state) for compare, write in zip(compares, writes, strict=True)]
+            result = await self._guarded([*guards, *compares], puts)
+            if self.ended.is_done:
+                return
+            if result is None:
+                await self._settle(writes)
+                return
+            if result.succeeded:
+                self.perform(self.cluster.written(writes, result.revision))
+                return
+            found = {write: result.entries[compare.key] for write, compare in zip(writes, compares, strict=True)}
+            lost = [write for write, entry in found.items() if _revision(entry) != write.compare_revision]
+            if not lost:
+                self.perform(self.cluster.refused([(write, None) for write in writes]))  # the topic is gone
+                return
+            self.perform(self.cluster.refused([(write, _versioned(found[write])) for write in lost]))
+            writes = [write for write in writes if write not in lost]
+
+    async def _settle(self, writes: Sequence[WriteState]) -> None:
+        """RULES 2.4."""
+        keys = [_compared(write).key for write in writes]
+        answer = None
+        while answer is None and not self.ended.is_done:
+            await self.owner.sleep(100)
+            answer = await self.owner.etcd(self.world.etcd.get, keys)
+        if answer is not None:
+            found = zip(writes, map(_versioned, answer[0]), strict=True)
+            self.perform(self.cluster.refused(list(found)))
+
+    async def _guarded(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Any:
+        """The result, or None where nobody knows; ends the term where the guard does not hold."""
+        result = await self.owner.etcd(self.world.etcd.txn, (self._guard, *compares), operations)
+        if result is not None and not result.succeeded:
+            controller = result.entries[CONTROLLER]
+            if controller is None or controller.create_revision != self._guard.expected:
+                self.depose()
+        return result
+
+    async def _until_answered(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> None:
+        while not self.ended.is_done and await self._guarded(compares, operations) is None:
+            await self.owner.sleep(100)
+
+    async def _record_tail(self, record: RecordTail) -> None:
+        registered = Compare(("broker", record.broker_id), "create", record.broker_epoch)
+        await self._until_answered((registered,), (Put(("tail", record.broker_id), record.broker_epoch),))
+        self.cluster.tail_recorded(record.broker_id, record.broker_epoch)
+
+    async def _remove_states(self, removal: RemoveStates) -> None:
+        topic = self.cluster.topics.identified(removal.topic_id)
+        count = 0 if topic is None else len(topic.partitions)
+        marker = Compare(("marker", removal.topic), "value", removal.topic_id)
+        await self._until_answered((marker,), [Delete(("state", removal.topic, number)) for number in range(count)])
+        self.perform(self.cluster.states_removed(removal.topic_id))
+
+    async def _remove_topic(self, removal: RemoveTopic) -> None:
+        marker = Compare(("marker", removal.topic), "value", removal.topic_id)
+        operations = (Delete(("topic", removal.topic)), Delete(("marker", removal.topic)))
+        await self._until_answered((marker,), operations)
+
+    # Brokers
+
+    def _follow_brokers(self) -> None:
+        for broker_id, sender in list(self._senders.items()):
+            broker = self.cluster.brokers.get(broker_id)
+            if broker is None or broker.broker_epoch != sender.broker.broker_epoch:
+                del self._senders[broker_id]
+        for broker_id, broker in self.cluster.brokers.items():
+            if broker_id not in self._senders:
+                self._senders[broker_id] = Sender(self, broker)
+                fast_path = self._fast_paths.setdefault(broker_id, FastPath())
+                fast_path.registered(broker.broker_epoch)
+                self.owner.spawn(self._probe(broker, fast_path))
+
+    def holds(self, sender: Sender) -> bool:
+        return not self.ended.is_done and self._senders.get(sender.outbox.broker_id) is sender
+
+    async def _probe(self, broker: LiveBroker, fast_path: FastPath) -> None:
+        """RULES 8.3: a connection that breaks with its process, and new ones that are refused."""
+        broker_id = broker.registration.broker_id
+        node = self.world.nodes[broker_id]
+        reaches = self.world.network.reaches
+        while not self.ended.is_done and self.cluster.is_registered(broker_id, broker.broker_epoch):
+            manager = node.manager
+            if not reaches(self.owner.place, broker_id) or not reaches(broker_id, self.owner.place) or node.is_dark:
+                fast_path.unreachable()
+            elif manager is not None and manager.alive and node.serving:
+                fast_path.connected()
+                await manager.ended
+                await self.owner.sleep(2)
+                continue
+            elif fast_path.refused(self.owner.now_ms):
+                registered = Compare(("broker", broker_id), "create", broker.broker_epoch)
+                self.world.note("controller", self.owner.place, "expels", broker_id, broker.broker_epoch)
+                await self._until_answered((registered,), (Delete(("broker", broker_id)),))
+                return
+            await self.owner.sleep(100)
+
+    def _tick(self) -> None:
+        if self.ended.is_done:
+            return
+        now_ms = self.owner.now_ms
+        self.perform(self.cluster.tick(now_ms))
+        for broker_id, sender in list(self._senders.items()):
+            silent = sender.outbox.unanswered(now_ms)
+            if silent:
+                epoch = sender.broker.broker_epoch
+                self.perform(self.cluster.instruction_unanswered(broker_id, epoch, silent))
+        self.owner.after(250, self._tick)
+
+
+class Sender:
+    """One registration's outbox on its way: control requests one after the other, metadata beside them."""
+
+    def __init__(self, reign: Reign, broker: LiveBroker) -> None:
+        self.broker = broker
+        self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
+        self._reign = reign
+        self._sending = False
+        self._metadata_sending = False
+        self.wake()
+
+    def wake(self) -> None:
+        self._reign.owner.after(0, self._run)
+
+    def _run(self) -> None:
+        owner = self._reign.owner
+        if not self._reign.holds(self):
+            return
+        if not self._sending:
+            self._sending = True
+            owner.spawn(self._send_control())
+        if not self._metadata_sending:
+            self._metadata_sending = True
+            owner.spawn(self._send_metadata())
+
+    def _call(self, method: str, *args: Any) -> Future:
+        world = self._reign.world
+        node = world.nodes[self.outbox.broker_id]
+        return world.network.call(
+            self._reign.owner, node.broker_id, node.server, method, *args, timeout_ms=CONTROL_TIMEOUT_MS
+        )
+
+    async def _send_control(self) -> None:
+        reign, outbox = self._reign, self.outbox
+        owner = reign.owner
+        while reign.holds(self):
+            batch = outbox.next_control(owner.now_ms)
+            if batch is None:
+                break
+            done = await (self._instruct(batch) if isinstance(batch, InstructionBatch) else self._stop(batch))
+            if not reign.holds(self):
+                break
+            if not done:
+                await owner.sleep(outbox.control_failed(batch, owner.now_ms))
+        self._sending = False
+        due_ms = outbox.control_due_ms()
+        if due_ms is not None and reign.holds(self):
+            owner.after(max(1, due_ms - owner.now_ms), self._run)
+
+    async def _instruct(self, batch: InstructionBatch) -> bool:
+        reign = self._reign
+        cluster = reign.cluster
+        told = {key: each for key in batch.keys if (each := cluster.instruction(key)) is not None}
+        brokers = tuple(cluster.brokers.values())
+        answer = await self._call(
+            "on_leader_and_isr", reign.epoch, self.broker.broker_epoch, tuple(told.values()), brokers
+        )
+        if answer is None or not self._accepted(answer[0]) or not reign.holds(self):
+            return False
+        answers = []
+        for key, (error, tail) in answer[1].items():
+            at = LogTail(*tail) if tail[1] >= 0 else None
+            answers.append(InstructionAnswer(key, told[key].versioned.state.leader_epoch, error, at))
+        good = {each.key for each in answers if each.error is ErrorCode.NONE}
+        self.outbox.instructed(batch, told.keys() - good, reign.owner.now_ms)
+        reign.perform(cluster.instruction_answered(self.outbox.broker_id, self.broker.broker_epoch, answers))
+        return True
+
+    async def _stop(self, batch: StopBatch) -> bool:
+        reign = self._reign
+        answer = await self._call("on_stop_replica", reign.epoch, self.broker.broker_epoch, batch.partitions)
+        if answer is None or not self._accepted(answer[0]) or not reign.holds(self):
+            return False
+        good = {key for key, error in answer[1].items() if error is ErrorCode.NONE}
+        gone = {key for key in batch.keys if reign.cluster.topics.identified(key.topic_id) is None}
+        now_ms = reign.owner.now_ms
+        self.outbox.stopped(batch, batch.keys.keys() - good - gone, now_ms)
+        topic_ids = dict.fromkeys(key.topic_id for key in batch.keys)
+        stopped = [each for each in topic_ids if not self.outbox.is_stopping(each)]
+        reign.perform(reign.cluster.stop_answered(self.outbox.broker_id, self.broker.broker_epoch, stopped, now_ms))
+        return True
+
+    async def _send_metadata(self) -> None:
+        reign, outbox = self._reign, self.outbox
+        owner, cluster = reign.owner, reign.cluster
+        while reign.holds(self):
+            batch = outbox.next_metadata(owner.now_ms)
+            if batch is None:
+                break
+            topics = [
+                _cached(topic)
+                for topic in cluster.topics
+                if topic.deletion is None and (batch.full or topic.topic_id in batch.topic_ids)
+            ]
+            brokers = tuple(cluster.brokers.values())
+            answer = await self._call(
+                "on_update_metadata", reign.epoch, brokers, topics, batch.full, tuple(batch.deleted_topic_ids)
+            )
+            if answer is not None and self._accepted(answer):
+                outbox.metadata_answered()
+            else:
+                outbox.metadata_failed(batch, owner.now_ms)
+        self._metadata_sending = False
+        due_ms = outbox.metadata_due_ms()
+        if due_ms is not None and reign.holds(self):
+            owner.after(max(1, due_ms - owner.now_ms), self._run)
+
+    def _accepted(self, error: ErrorCode) -> bool:
+        if error is ErrorCode.STALE_CONTROLLER_EPOCH:
+            self._reign.depose()
+        return error is ErrorCode.NONE
+
+
+def _of_the_cluster(key: Key) -> bool:
+    return key[0] not in ("isr_change", "controller_epoch")
+
+
+def _compared(write: WriteState) -> Compare:
+    return Compare(("state", write.topic, write.key.partition), "mod", write.compare_revision)
+
+
+def _revision(entry: Entry | None) -> int:
+    return 0 if entry is None else entry.mod_revision
+
+
+def _versioned(entry: Entry | None) -> VersionedState | None:
+    return None if entry is None else VersionedState(entry.value, entry.mod_revision)
+
+
+def _topic(entry: Entry) -> VersionedTopic:
+    return VersionedTopic(entry.value, entry.create_revision, entry.mod_revision)
+
+
+def _cached(topic: Any) -> CachedTopic:
+    partitions: Mapping[int, CachedPartition] = {
+        each.key.partition: CachedPartition(each.versioned.state, each.versioned.revision, each.replicas)
+        for each in topic.partitions
+        if each.versioned is not None
+    }
+    return CachedTopic(topic.name, topic.topic_id, topic.config, partitions)
+
+
+def _snapshot(entries: Sequence[Entry], revision: int) -> ClusterSnapshot:
+    snapshot = ClusterSnapshot(revision, {}, {}, {}, {}, {}, {}, (), None, 0)
+    for entry in entries:
+        key = entry.key
+        match key[0]:
+            case "broker":
+                snapshot.brokers[key[1]] = LiveBroker(entry.value, entry.create_revision)
+            case "tail":
+                snapshot.broker_tails[key[1]] = entry.value
+            case "topic":
+                snapshot.topics[key[1]] = _topic(entry)
+            case "config":
+                snapshot.topic_configs[key[1]] = entry.value
+            case "state":
+                snapshot.states[key[1], key[2]] = VersionedState(entry.value, entry.mod_revision)
+            case "marker":
+                snapshot.deletions[key[1]] = entry.value
+    return snapshot

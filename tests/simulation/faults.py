@@ -1,0 +1,268 @@
+"""What goes wrong, one fault after the other, as often as the seed's settings say. Each ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .controllers import Controller
+from .etcd import ETCD
+from .scheduler import Process
+
+if TYPE_CHECKING:
+    from .world import Node, World
+
+
+class Faults:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.scheduler.random
+        self._over = False
+
+    def begin(self) -> None:
+        self._world.scheduler.after(800, self._next)
+
+    def end(self) -> None:
+        self._over = True
+
+    def _next(self) -> None:
+        settings = self._world.settings
+        if self._over or not settings.weights:
+            return
+        names = list(settings.weights)
+        fault = self._random.choices(names, list(settings.weights.values()))[0]
+        self.inflict(fault)
+        self._later(int(self._random.expovariate(1 / settings.fault_gap_ms)) + 1, self._next)
+
+    def inflict(self, fault: str) -> None:
+        getattr(self, "_" + fault.replace(" ", "_"))()
+
+    def _later(self, delay_ms: int, run: Callable[..., Any], *args: Any) -> None:
+        self._world.scheduler.after(delay_ms, self._unless_over, run, args)
+
+    def _unless_over(self, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if not self._over:
+            run(*args)
+
+    def _outage_ms(self) -> int:
+        return 1 + int(self._random.expovariate(1 / self._world.settings.outage_ms))
+
+    def _node(self) -> Node:
+        return self._random.choice(list(self._world.nodes.values()))
+
+    def _say(self, *what: Any) -> None:
+        self._world.note("FAULT", *what)
+
+    # Processes
+
+    def _kill_manager(self) -> None:
+        node = self._node()
+        if node.manager is not None and not node.held:
+            self._say("kill manager", node.broker_id)
+            node.manager.kill()
+            self._later(self._outage_ms(), self._start, node, node.start_manager)
+
+    def _kill_storage(self) -> None:
+        node = self._node()
+        if node.storage is not None and not node.held:
+            self._say("kill storage", node.broker_id)
+            node.storage.kill()
+            self._later(self._outage_ms() // 2, self._start, node, node.start_storage)
+
+    def _kill_fetcher(self) -> None:
+        node = self._node()
+        if node.fetcher is not None and not node.held:
+            self._say("kill fetcher", node.broker_id)
+            node.fetcher.kill()
+            self._later(self._outage_ms() // 2, self._start, node, node.start_fetcher)
+
+    def _start(self, node: Node, start: Callable[[], None]) -> None:
+        if not node.held:
+            start()
+
+    def _kill_broker(self) -> None:
+        node = self._node()
+        if not node.held:
+            self._say("kill broker", node.broker_id)
+            node.kill()
+            node.held = True
+            self._later(self._outage_ms(), self._bring_back, node)
+
+    def _bring_back(self, node: Node) -> None:
+        node.held = False
+        self._say("start broker", node.broker_id)
+        node.start()
+
+    def _lose_tail(self) -> None:
+        """RULES 7.5: fewer than `min.insync.replicas`, 2 here, at a time."""
+        world = self._world
+        node = self._node()
+        if node.held or any(not self._is_whole(each) for each in world.nodes.values()):
+            return
+        self._say("lose tail", node.broker_id)
+        world.network.dark.add(node.broker_id)
+        node.kill()
+        node.disk.lose_tail(self._random.random)
+        world.history.lost_tail(node.broker_id, list(node.disk.logs))
+        node.held = True
+        self._later(self._outage_ms() + 200, self._bring_back, node)
+
+    def _is_whole(self, node: Node) -> bool:
+        """Whether it has again all that it may have lost."""
+        world = self._world
+        if node.disk.tail_lost:
+            return False
+        for name, assignment in world.topics.items():
+            for number, replicas in enumerate(assignment.replicas):
+                entry = world.etcd.entries.get(("state", name, number))
+                if node.broker_id in replicas and (entry is None or node.broker_id in entry.value.lost):
+                    return False
+                if node.broker_id in replicas and entry is not None and node.broker_id not in entry.value.isr:
+                    return False
+        return True
+
+    def _pause(self, what: str, processes: list[Process]) -> None:
+        running = [process for process in processes if process.alive and not process.paused]
+        if running:
+            self._say(what, [process.name for process in running])
+            for process in running:
+                process.pause()
+            self._later(self._outage_ms(), self._resume, running)
+
+    def _resume(self, processes: list[Process]) -> None:
+        for process in processes:
+            if process.paused:
+                process.resume()
+        self._say("resumed", [process.name for process in processes])
+
+    def _pause_broker(self) -> None:
+        self._pause("pause", self._node().processes)
+
+    def _pause_manager(self) -> None:
+        manager = self._node().manager
+        self._pause("pause", [] if manager is None else [manager])
+
+    def _pause_storage(self) -> None:
+        storage = self._node().storage
+        self._pause("pause", [] if storage is None else [storage])
+
+    def _pause_fetcher(self) -> None:
+        fetcher = self._node().fetcher
+        self._pause("pause", [] if fetcher is None else [fetcher])
+
+    def _shut_down(self) -> None:
+        """SIGTERM: leadership moves, then the processes stop in good order."""
+        node = self._node()
+        if node.held or node.server() is None or node.storage is None or not node.storage.alive:
+            return
+        self._say("shut down", node.broker_id)
+        node.held = True
+        assert node.manager is not None
+        node.manager.spawn(self._shutting_down(node))
+        self._later(9000, self._end_shutdown, node, node.manager)
+
+    async def _shutting_down(self, node: Node) -> None:
+        manager, storage = node.manager, node.storage
+        assert manager is not None
+        assert storage is not None
+        await manager.control.shut_down()
+        await manager.control.deregister()
+        self._say("stopped", node.broker_id)
+        self._world.scheduler.after(0, self._end_shutdown, node, manager)
+
+    def _end_shutdown(self, node: Node, manager: Process) -> None:
+        if node.manager is not manager or not node.held:
+            return
+        storage = node.storage
+        if storage is not None and storage.alive and not storage.paused:
+            storage.stop_cleanly()
+        node.kill()
+        self._later(self._outage_ms(), self._bring_back, node)
+
+    # Network and etcd
+
+    def _cut(self, what: str, pairs: list[tuple[int, int]]) -> None:
+        if self._random.random() < 0.25:  # one way only
+            side = int(self._random.random() * 2)
+            pairs = pairs[side::2]
+        self._say(what, pairs)
+        network = self._world.network
+        for pair in pairs:
+            network.cut(*pair)
+        self._later(self._outage_ms(), self._mend, pairs)
+
+    def _mend(self, pairs: list[tuple[int, int]]) -> None:
+        for pair in pairs:
+            self._world.network.mend(*pair)
+        self._say("mended", pairs)
+
+    def _part_brokers(self) -> None:
+        one, other = self._random.sample(list(self._world.nodes), 2)
+        self._cut("part", [(one, other), (other, one)])
+
+    def _part_from_etcd(self) -> None:
+        place = self._random.choice([*self._world.nodes, *self._world.controllers])
+        self._cut("part from etcd", [(place, ETCD), (ETCD, place)])
+
+    def _part_from_controllers(self) -> None:
+        broker_id = self._node().broker_id
+        pairs = [pair for each in self._world.controllers for pair in ((broker_id, each), (each, broker_id))]
+        self._cut("part from controllers", pairs)
+
+    def _isolate(self) -> None:
+        broker_id = self._node().broker_id
+        others = [*self._world.nodes, *self._world.controllers, ETCD]
+        pairs = [pair for each in others if each != broker_id for pair in ((broker_id, each), (each, broker_id))]
+        self._cut("isolate", pairs)
+
+    def _stall_etcd(self) -> None:
+        self._pause("stall", [self._world.etcd])
+
+    def _late_writes(self) -> None:
+        etcd, before = self._world.etcd, self._world.settings.late
+        self._say("late writes")
+        etcd.late = 0.5
+        self._later(self._outage_ms(), setattr, etcd, "late", before)
+
+    def _expire_lease(self) -> None:
+        entry = self._world.etcd.entries.get(("broker", self._node().broker_id))
+        if entry is not None:
+            self._say("expire lease", entry.key[1])
+            self._world.etcd.revoke(self._world.etcd, entry.lease)
+
+    # Controllers and topics
+
+    def _controller(self) -> Controller:
+        return self._world.acting() or self._random.choice(list(self._world.controllers.values()))
+
+    def _kill_controller(self) -> None:
+        controller = self._controller()
+        if controller.alive:
+            self._say("kill controller", controller.place)
+            controller.kill()
+            self._later(self._outage_ms(), self._start_controller, controller.place)
+
+    def _start_controller(self, place: int) -> None:
+        self._world.controllers[place] = Controller(self._world, place, f"c{place}.{self._world.count()}")
+
+    def _pause_controller(self) -> None:
+        self._pause("pause", [self._controller()])
+
+    def _lose_watch(self) -> None:
+        controller = self._world.acting()
+        if controller is not None and controller.reign is not None and not controller.paused:
+            controller.reign.lose_watch()
+
+    def _prefer_leaders(self) -> None:
+        controller = self._world.acting()
+        if controller is not None and controller.reign is not None and not controller.paused:
+            reign = controller.reign
+            controller.after(0, partial(self._prefer, reign))
+
+    def _prefer(self, reign: Any) -> None:
+        if not reign.ended.is_done:
+            reign.perform(reign.cluster.prefer(self._world.keys))
+
+    def _recreate_topic(self) -> None:
+        self._world.delete_topic(self._random.choice(list(self._world.topics) or ["t0"]))

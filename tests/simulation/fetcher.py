@@ -1,0 +1,375 @@
+"""The fetcher's process: the production `Follower` of each partition, and the conversations of `replica_fetcher.py`
+with leaders and with the own log-storage."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.errors import ErrorCode
+from highwater.fetcher import actions as act
+from highwater.fetcher.follower import Follower, FollowerState
+from highwater.fetcher.rotation import Rotation
+from highwater.log_storage.fence import Role
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.fetch import FetchedPart
+from highwater.replica_manager.following import Following
+
+from .fetch_stream import FetchStreamServer
+from .network import Stream
+from .scheduler import Future, Process
+from .storage import LogStorage
+
+if TYPE_CHECKING:
+    from .replica_manager import ReplicaManager
+    from .world import Node, World
+
+APPENDS_IN_FLIGHT = 2
+REQUESTS_IN_FLIGHT = 2
+CALL_TIMEOUT_MS = 3000
+FIRST_RECONNECT_MS = 100
+
+Step = tuple[Follower, act.Action]
+
+
+class Asked(NamedTuple):
+    number: int
+    positions: dict[PartitionKey, act.FetchPosition]
+    answered_at_once: bool
+
+
+class Fetcher(Process):
+    """All of one broker. A fetcher per leader is a `Conversation`."""
+
+    def __init__(self, world: World, node: Node) -> None:
+        super().__init__(world.scheduler, node.broker_id, f"fetcher {node.broker_id}")
+        self.world = world
+        self.node = node
+        self.broker_epoch = -1
+        self.followers: dict[PartitionKey, Follower] = {}
+        self._conversations: dict[int, Conversation] = {}
+        self._homes: dict[PartitionKey, int] = {}
+        self._append_stream: Stream | None = None
+        self._sent: deque[tuple[Conversation, Sequence[tuple[Follower, act.Append]]]] = deque()
+        self._watched: ReplicaManager | None = None
+        self.after(1, self._watch)
+
+    # WatchFollowing: the whole of it, the newest only, while the replica-manager lives.
+
+    def _watch(self) -> None:
+        manager = self.node.manager
+        if manager is None or not manager.alive or not self.node.serving:
+            self.after(100, self._watch)
+            return
+        self._watched = manager
+        stream = Stream(self.world.network, self, manager, lambda: self.after(100, self._watch), lambda: None)
+        manager.watch_following(lambda: self._publish(stream, manager))
+
+    def _publish(self, stream: Stream, manager: ReplicaManager) -> None:
+        current = manager.broker.following.current
+        if current is not None:
+            stream.to_client(self._apply, current)
+
+    def _apply(self, following: Following) -> None:
+        for key in [key for key in self.followers if key not in following.partitions]:
+            del self.followers[key]
+            self._conversations[self._homes.pop(key)].remove(key)
+        if following.broker_epoch != self.broker_epoch:
+            self.broker_epoch = following.broker_epoch
+            for conversation in self._conversations.values():
+                conversation.open_session()  # RULES 4.1
+        for key, followed in following.partitions.items():
+            self._place(key, followed, following.log_storage_incarnation)
+        busy = set(self._homes.values())
+        for leader in [leader for leader in self._conversations if leader not in busy]:
+            self._conversations.pop(leader).stop()
+
+    def _place(self, key: PartitionKey, followed: Any, incarnation: str) -> None:
+        follower = self.followers.get(key)
+        if follower is None:
+            follower = self.followers[key] = Follower(key, followed.topic, self.world.settings.fetch_backoff_ms)
+        to = act.Followed(followed.leader, followed.leader_epoch, followed.unclean_epoch, incarnation)
+        actions = follower.follow(to, self.now_ms)
+        before = self._homes.get(key)
+        if before != followed.leader:
+            if before is not None:
+                self._conversations[before].remove(key)
+            self._homes[key] = followed.leader
+            actions = actions or follower.moved()
+            if followed.leader not in self._conversations:
+                self._conversations[followed.leader] = Conversation(self, followed.leader)
+            self._conversations[followed.leader].add(follower)
+        self._conversations[followed.leader].perform([(follower, action) for action in actions])
+
+    # log-storage
+
+    def append(self, conversation: Conversation, appends: Sequence[tuple[Follower, act.Append]]) -> None:
+        server = self.node.storage
+        if self._append_stream is None or self._append_stream.broken:
+            if server is None or not server.alive:
+                self.after(100, conversation.appended, appends, None)
+                return
+            self._append_stream = Stream(self.world.network, self, server, self._append_broke, lambda: None)
+        self._sent.append((conversation, appends))
+        self._append_stream.to_server(self._append_arrived, self._append_stream, server, appends)
+
+    def _append_arrived(
+        self, stream: Stream, server: LogStorage, appends: Sequence[tuple[Follower, act.Append]]
+    ) -> None:
+        answers = []
+        for follower, append in appends:
+            answers.append(
+                server.append_as_follower(
+                    follower.key,
+                    append.leader_epoch,
+                    append.expected_offset,
+                    append.records or (),
+                    append.leader_high_watermark,
+                )
+            )
+            self.world.maybe_flush(server, follower.key)
+        stream.to_client(self._append_answered, answers)
+
+    def _append_answered(self, answers: Sequence[tuple[ErrorCode, Any, str]]) -> None:
+        conversation, appends = self._sent.popleft()
+        conversation.appended(appends, answers)
+
+    def _append_broke(self) -> None:
+        self._append_stream = None
+        sent, self._sent = self._sent, deque()
+        for conversation, appends in sent:
+            conversation.appended(appends, None)
+
+    def call(self, method: str, *args: Any) -> Future:
+        node = self.node
+        return self.world.network.call(
+            self, node.broker_id, lambda: node.storage, method, *args, timeout_ms=CALL_TIMEOUT_MS
+        )
+
+
+class Conversation:
+    """What `ReplicaFetcher` is: the partitions of one leader, over one stream at a time."""
+
+    def __init__(self, owner: Fetcher, leader: int) -> None:
+        self._owner = owner
+        self._leader = leader
+        self._followers: dict[PartitionKey, Follower] = {}
+        self._rotation = Rotation()
+        self._asked: deque[Asked] = deque()
+        self._acked_since_asked = False
+        self._appends_in_flight = 0
+        self._last_number = 0
+        self._stream: Stream | None = None
+        self._server: FetchStreamServer | None = None
+        self._stopped = False
+        self._sessions = 0
+        self._broker_epoch = -1
+        self.open_session()
+
+    def open_session(self) -> None:
+        self._sessions += 1
+        if self._stream is not None:
+            self._stream.close(0)
+        self._asked.clear()
+        self._stream = None
+        self._owner.after(1, self._connect, self._sessions)
+
+    def _connect(self, session: int) -> None:
+        owner = self._owner
+        if self._stopped or session != self._sessions:
+            return
+        node = owner.world.nodes[self._leader]
+        manager = node.manager
+        reaches = owner.world.network.reaches
+        reachable = reaches(owner.place, self._leader) and reaches(self._leader, owner.place)
+        if manager is None or not manager.alive or not node.serving or not reachable:
+            owner.after(FIRST_RECONNECT_MS, self._connect, session)
+            return
+        self._asked.clear()
+        self._broker_epoch = owner.broker_epoch
+        self._server = FetchStreamServer(manager, partial(self._received, session))
+        self._stream = Stream(owner.world.network, owner, manager, partial(self._broke, session), self._server.closed)
+        self._server.stream = self._stream
+        self.send()
+
+    def _broke(self, session: int) -> None:
+        if session == self._sessions and not self._stopped:
+            self._stream = None
+            self._asked.clear()
+            self._owner.after(FIRST_RECONNECT_MS, self._connect, session)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._followers.clear()
+        if self._stream is not None:
+            self._stream.close(0)
+
+    def add(self, follower: Follower) -> None:
+        self._followers[follower.key] = follower
+        self._rotation.add(follower.key)
+        self._set_timer(follower)
+
+    def remove(self, key: PartitionKey) -> None:
+        self._followers.pop(key, None)
+        self._rotation.remove(key)
+        for asked in self._asked:
+            asked.positions.pop(key, None)
+
+    # Requests and answers
+
+    def send(self) -> None:
+        while self._stream is not None and not self._stream.broken and self._server is not None:
+            positions = self._next_request()
+            if not positions:
+                return
+            self._last_number += 1
+            self._asked.append(Asked(self._last_number, positions, self._leader_has_more()))
+            self._stream.to_server(
+                self._server.request, self._owner.place, self._broker_epoch, self._last_number, dict(positions)
+            )
+
+    def _next_request(self) -> dict[PartitionKey, act.FetchPosition]:
+        if self._asked:
+            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (self._acked_since_asked or self._has_joined()):
+                return {}
+        elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if self._leader_has_more() else 1):
+            return {}
+        positions = {}
+        for key in self._rotation:
+            position = self._followers[key].position()
+            if position is not None:
+                positions[key] = position
+        self._acked_since_asked = False
+        return positions
+
+    def _has_joined(self) -> bool:
+        asked = self._asked[-1].positions
+        for key, follower in self._followers.items():
+            if follower.state is FollowerState.FETCHING:
+                position = asked.get(key)
+                if position is None or position.generation != follower.generation:
+                    return True
+        return False
+
+    def _leader_has_more(self) -> bool:
+        return any(follower.leader_has_more for follower in self._followers.values())
+
+    def _received(self, session: int, number: int, results: Sequence[FetchedPart]) -> None:
+        if session != self._sessions or not self._asked or self._asked[0].number != number:
+            return
+        asked = self._asked.popleft()
+        now_ms = self._owner.now_ms
+        steps: list[Step] = []
+        for part in results:
+            key = part.key
+            follower, position = self._followers.get(key), asked.positions.get(key)
+            if follower is None or position is None:
+                continue  # RULES 4.7
+            fetched = None
+            if part.pieces:
+                batches: Any = tuple(part.pieces)
+                first, last = batches[0], batches[-1]
+                fetched = act.FetchedRecords(first.base_offset, last.next_offset, last.leader_epoch, batches)
+                self._rotation.returned_data(key)
+            diverging = None
+            if part.diverging is not None:
+                diverging = act.DivergingEpoch(part.diverging.leader_epoch, part.diverging.end_offset)
+            answer = act.FetchAnswer(
+                position,
+                part.high_watermark,
+                part.log_start_offset,
+                part.log_end_offset,
+                fetched,
+                diverging,
+                part.error,
+            )
+            steps += [(follower, action) for action in follower.fetched(answer, now_ms)]
+        self.perform(steps)
+
+    # What followers ask of log-storage
+
+    def perform(self, steps: Sequence[Step]) -> None:
+        appends: list[tuple[Follower, act.Append]] = []
+        for follower, action in steps:
+            match action:
+                case act.Fence():
+                    self._owner.spawn(self._fence(follower, action))
+                case act.Append():
+                    appends.append((follower, action))
+                case act.TruncateTo() | act.TruncateFullyAndStartAt():
+                    self._owner.spawn(self._truncate(follower, action))
+                case act.Delayed():
+                    self._set_timer(follower)
+            if not isinstance(action, act.Append):
+                self._owner.world.note("follower", self._owner.place, follower.key, action)
+        if appends:
+            self._appends_in_flight += any(append.records is not None for _, append in appends)
+            self._owner.append(self, appends)
+        self.send()
+
+    def appended(
+        self, appends: Sequence[tuple[Follower, act.Append]], answers: Sequence[tuple[ErrorCode, Any, str]] | None
+    ) -> None:
+        self._appends_in_flight -= any(append.records is not None for _, append in appends)
+        now_ms = self._owner.now_ms
+        steps: list[Step] = []
+        for index, (follower, append) in enumerate(appends):
+            if self._followers.get(follower.key) is not follower:
+                continue
+            if answers is None:
+                actions = follower.outcome_unknown(append.generation, "broken", now_ms)
+            else:
+                actions = follower.appended(_log_answer(append.generation, answers[index]), now_ms)
+            steps += [(follower, action) for action in actions]
+        if self._asked and not self._asked[-1].answered_at_once:
+            self._acked_since_asked = True
+        self.perform(steps)
+
+    async def _fence(self, follower: Follower, fence: act.Fence) -> None:
+        answered = await self._owner.call("on_fence", Role.FOLLOWER, "", follower.key, fence.leader_epoch)
+        if self._followers.get(follower.key) is not follower:
+            return
+        now_ms = self._owner.now_ms
+        if answered is None:
+            actions = follower.outcome_unknown(fence.generation, "no answer", now_ms)
+        else:
+            error, log, epochs, incarnation = answered
+            entries = tuple(act.EpochEntry(entry.leader_epoch, entry.start_offset) for entry in epochs)
+            state = None if log is None else act.LogState(*log)
+            actions = follower.fenced(act.FenceAnswer(fence.generation, incarnation, state, entries, error), now_ms)
+        self.perform([(follower, action) for action in actions])
+
+    async def _truncate(self, follower: Follower, cut: act.TruncateTo | act.TruncateFullyAndStartAt) -> None:
+        answered = await self._owner.call(
+            "on_truncate",
+            follower.key,
+            cut.leader_epoch,
+            cut.offset,
+            cut.unclean_epoch,
+            (cut.expected_log_end_offset, cut.expected_last_epoch),
+            isinstance(cut, act.TruncateFullyAndStartAt),
+        )
+        if self._followers.get(follower.key) is not follower:
+            return
+        now_ms = self._owner.now_ms
+        if answered is None:
+            actions = follower.outcome_unknown(cut.generation, "no answer", now_ms)
+        else:
+            actions = follower.truncated(_log_answer(cut.generation, answered), now_ms)
+        self.perform([(follower, action) for action in actions])
+
+    def _set_timer(self, follower: Follower) -> None:
+        if follower.retry_at_ms is not None:
+            self._owner.after(max(1, follower.retry_at_ms - self._owner.now_ms), self._tick, follower)
+
+    def _tick(self, follower: Follower) -> None:
+        if self._followers.get(follower.key) is follower and follower.retry_at_ms is not None:
+            self.perform([(follower, action) for action in follower.tick(self._owner.now_ms)])
+
+
+def _log_answer(generation: int, answered: tuple[ErrorCode, Any, str]) -> act.LogAnswer:
+    error, log, incarnation = answered
+    state = None if log is None or error is not ErrorCode.NONE else act.LogState(*log)
+    return act.LogAnswer(generation, incarnation, state, error)

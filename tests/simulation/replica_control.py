@@ -1,0 +1,454 @@
+"""What instructs a replica-manager and what it hangs on: registration and lease (RULES 1.4, 7.2, 8), LeaderAndIsr and
+StopReplica (1.2, 1.3, 9.3). As `liveness.py`, `control.py` and `purge.py` do it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import BrokerRegistration, LiveBroker, PartitionKey
+from highwater.replica_manager.actions import Instruction
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
+
+from .etcd import Compare, Delete, Entry, Event, Put, Watch
+from .scheduler import Future
+
+if TYPE_CHECKING:
+    from .replica_manager import ReplicaManager
+
+Reply = Callable[[Any], None]
+EPOCH_WAIT_MS = 2000
+
+
+class Control:
+    def __init__(self, owner: ReplicaManager) -> None:
+        self.owner = owner
+        self.controller_epoch = 0
+        self.shutting_down = False
+        self.registration: BrokerRegistration | None = None
+        self._registering = False
+        self._due = True
+        self._lease = 0
+        self._epoch_changed = Future()
+        self._requests: deque[Callable[[], Any]] = deque()  # instructions are taken one after the other
+        self._busy = False
+        self._live: dict[int, LiveBroker] = {}
+        self._own_watch: Watch | None = None
+
+    # Starting, registering, staying registered
+
+    async def start(self) -> None:
+        owner = self.owner
+        etcd = owner.world.etcd
+        while True:
+            answer = await owner.etcd(etcd.get, (("controller_epoch",),))  # RULES 1.2
+            if answer is not None:
+                break
+            await owner.sleep(200)
+        (entry,), _ = answer
+        self.controller_epoch = 0 if entry is None else entry.value
+        owner.after(owner.world.settings.tick_ms, owner.tick)
+        owner.after(owner.world.settings.checkpoint_ms, owner.checkpoint)
+        owner.node.serve(owner)
+        owner.spawn(self._watch_brokers())
+        await self._register()
+
+    async def _watch_brokers(self) -> None:
+        owner = self.owner
+        etcd = owner.world.etcd
+        while (answer := await owner.etcd(etcd.list)) is None:
+            await owner.sleep(200)
+        entries, revision = answer
+        self._live = {each.key[1]: _live(each) for each in entries if each.key[0] == "broker"}
+        owner.broker.brokers_changed(dict(self._live))
+        etcd.watch(owner, lambda key: key[0] == "broker", self._brokers_seen, revision)
+
+    def _brokers_seen(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.entry is None:
+                self._live.pop(event.key[1], None)
+            else:
+                self._live[event.key[1]] = _live(event.entry)
+        self.owner.broker.brokers_changed(dict(self._live))
+
+    def storage_seen(self, incarnation: str) -> None:
+        broker = self.owner.broker
+        if incarnation == broker.log_storage_incarnation:
+            return
+        broker.broker_epoch = None
+        broker.log_storage_restarted(incarnation)
+        self.register_anew()
+
+    def register_anew(self) -> None:
+        self._due = True
+        if not self._registering:
+            self.owner.spawn(self._register())
+
+    def lost(self) -> None:
+        self.owner.world.note("registration lost", self.owner.broker.broker_id)
+        self.owner.broker.registration_lost()
+        self.register_anew()
+
+    async def _register(self) -> None:
+        self._registering = True
+        while self._due:
+            if not await self._register_once():
+                self._due = True
+                await self.owner.sleep(100)
+        self._registering = False
+
+    async def _register_once(self) -> bool:
+        owner = self.owner
+        broker, storage, etcd = owner.broker, owner.storage_client, owner.world.etcd
+        described = await storage.call("on_describe")
+        probed = await storage.call("on_probe")
+        if described is None or probed is None:
+            return False
+        incarnation, tail_lost, _ = described
+        self.storage_seen(incarnation)
+        self.storage_seen(probed)
+        self._due = False
+        if probed != incarnation:
+            return False
+        broker.registration_lost()
+        self._let_go()
+        registration = BrokerRegistration(
+            broker.broker_id,
+            f"b{broker.broker_id}",
+            owner.incarnation,
+            incarnation,
+            tail_lost=tail_lost,
+            shutting_down=self.shutting_down,
+        )
+        key = ("broker", broker.broker_id)
+        found = await owner.etcd(etcd.get, (key,))
+        if found is None:
+            return False
+        if found[0][0] is not None:
+            # RULES 1.4: two transactions, or the create revision would stay.
+            gone = await owner.etcd(etcd.txn, (Compare(key, "create", found[0][0].create_revision),), (Delete(key),))
+            if gone is None:
+                return False
+        sent_ms = owner.now_ms
+        lease = await owner.etcd(etcd.grant, owner.world.settings.session_ms)
+        if lease is None:
+            return False
+        while True:
+            result = await owner.etcd(etcd.txn, (Compare(key, "create", 0),), (Put(key, registration, lease),))
+            if result is not None:
+                break
+            await owner.sleep(100)
+        if result.succeeded:
+            epoch = result.revision
+        else:
+            there = result.entries[key]
+            if there is None or there.lease != lease:
+                return False
+            epoch = there.create_revision
+        if self._due:
+            return True  # log-storage restarted meanwhile; registered again at once
+        self._hold(lease, epoch, registration, sent_ms)
+        return True
+
+    def _hold(self, lease: int, epoch: int, registration: BrokerRegistration, sent_ms: int) -> None:
+        owner = self.owner
+        owner.world.note("registered", owner.broker.broker_id, epoch, registration.tail_lost)
+        self._lease = lease
+        self.registration = registration
+        owner.confirmed_until_ms = sent_ms + owner.world.settings.session_ms
+        key = ("broker", owner.broker.broker_id)
+
+        def seen(events: Sequence[Event]) -> None:
+            if any(event.entry is None or event.entry.create_revision != epoch for event in events):
+                self._let_go()
+                self.lost()
+
+        self._own_watch = owner.world.etcd.watch(owner, lambda each: each == key, seen, epoch)
+        owner.spawn(self._keep_alive(lease))
+        owner.broker.registered(epoch)
+        changed, self._epoch_changed = self._epoch_changed, Future()
+        changed.set()
+        owner.spawn(self._after_registration(registration, epoch))
+
+    def _let_go(self) -> None:
+        self._lease = 0
+        if self._own_watch is not None:
+            self._own_watch.closed = True
+            self._own_watch = None
+
+    async def _keep_alive(self, lease: int) -> None:
+        owner = self.owner
+        session_ms = owner.world.settings.session_ms
+        await owner.sleep(session_ms // 3)
+        while self._lease == lease:
+            pause_ms = session_ms // 12
+            if await owner.storage_client.call("on_probe") is not None:  # RULES 8.2
+                sent_ms = owner.now_ms
+                kept = await owner.etcd(owner.world.etcd.keep_alive, lease)
+                if self._lease != lease:
+                    return
+                if kept is False:
+                    self._let_go()
+                    self.lost()
+                    return
+                if kept:
+                    owner.confirmed_until_ms = sent_ms + session_ms
+                    pause_ms = session_ms // 3
+            await owner.sleep(pause_ms)
+
+    async def _after_registration(self, registration: BrokerRegistration, epoch: int) -> None:
+        """RULES 7.2, 9.2: what is lost is noted by the controller before the boot is recorded; strays go."""
+        owner = self.owner
+        etcd, broker_id = owner.world.etcd, owner.broker.broker_id
+        await self._delete_strays()
+        while registration.tail_lost:
+            answer = await owner.etcd(etcd.get, (("tail", broker_id),))
+            if owner.broker.broker_epoch != epoch:
+                return
+            if answer is not None and answer[0][0] is not None and answer[0][0].value == epoch:
+                break
+            await owner.sleep(300)
+        if registration.tail_lost and not await self._update(epoch, tail_lost=False):
+            return
+        if owner.broker.broker_epoch == epoch:
+            owner.storage_client.call("on_record_boot")
+
+    async def _update(self, epoch: int, *, tail_lost: bool) -> bool:
+        """Writes the registration anew under the same broker epoch and lease."""
+        owner = self.owner
+        key = ("broker", owner.broker.broker_id)
+        while self._lease and self.registration is not None:
+            changed = BrokerRegistration(
+                self.registration.broker_id,
+                self.registration.address,
+                self.registration.incarnation,
+                self.registration.log_storage_incarnation,
+                tail_lost=tail_lost,
+                shutting_down=self.shutting_down,
+            )
+            result = await owner.etcd(
+                owner.world.etcd.txn, (Compare(key, "create", epoch),), (Put(key, changed, self._lease),)
+            )
+            if result is not None:
+                if result.succeeded:
+                    self.registration = changed
+                return bool(result.succeeded)
+            await owner.sleep(100)
+        return False
+
+    async def shut_down(self) -> None:
+        """As `shutdown.py`: returns when leadership has moved, or the time is up."""
+        owner = self.owner
+        self.shutting_down = True
+        deadline_ms = owner.now_ms + 4000
+        epoch = owner.broker.broker_epoch
+        if epoch is not None and self.registration is not None:
+            await self._update(epoch, tail_lost=self.registration.tail_lost)
+        while owner.now_ms < deadline_ms and owner.broker.broker_epoch is not None:
+            remaining = await owner.world.ask_controller(owner, "on_shut_down", owner.broker.broker_id)
+            if remaining == 0:
+                return
+            await owner.sleep(100)
+
+    async def deregister(self) -> None:
+        lease = self._lease
+        self._let_go()
+        self.owner.broker.registration_lost()
+        if lease:
+            await self.owner.etcd(self.owner.world.etcd.revoke, lease)
+
+    # Instructions
+
+    def on_leader_and_isr(
+        self,
+        reply: Reply,
+        controller_epoch: int,
+        broker_epoch: int,
+        instructions: Sequence[Any],
+        brokers: Sequence[Any],
+    ) -> None:
+        self._take(lambda: self._leader_and_isr(reply, controller_epoch, broker_epoch, instructions, brokers))
+
+    def on_stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:
+        self._take(lambda: self._stop_replica(reply, controller_epoch, broker_epoch, stops))
+
+    def on_update_metadata(
+        self,
+        reply: Reply,
+        controller_epoch: int,
+        brokers: Sequence[Any],
+        topics: Sequence[CachedTopic],
+        full: bool,
+        deleted: Sequence[Any],
+    ) -> None:
+        if self._is_deposed(controller_epoch):
+            reply(ErrorCode.STALE_CONTROLLER_EPOCH)
+            return
+        self.owner.broker.learn_brokers(_endpoints(brokers))
+        self.owner.broker.metadata.update(topics, full=full, deleted=deleted)
+        reply(ErrorCode.NONE)
+
+    def _take(self, request: Callable[[], Any]) -> None:
+        self._requests.append(request)
+        if not self._busy:
+            self._busy = True
+            self.owner.spawn(self._work())
+
+    async def _work(self) -> None:
+        while self._requests:
+            await self._requests.popleft()()
+        self._busy = False
+
+    def _is_deposed(self, controller_epoch: int) -> bool:
+        if controller_epoch < self.controller_epoch:
+            return True
+        self.controller_epoch = controller_epoch
+        return False
+
+    async def _refusal(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
+        if self._is_deposed(controller_epoch):
+            return ErrorCode.STALE_CONTROLLER_EPOCH
+        broker = self.owner.broker
+        deadline_ms = self.owner.now_ms + EPOCH_WAIT_MS
+        while broker.broker_epoch is None or broker.broker_epoch < broker_epoch:
+            changed = self._epoch_changed
+            self.owner.after(max(deadline_ms - self.owner.now_ms, 0), changed.set)
+            await changed
+            if changed is self._epoch_changed:
+                self._epoch_changed = Future()
+                if self.owner.now_ms >= deadline_ms:
+                    return ErrorCode.STALE_BROKER_EPOCH
+        if broker.broker_epoch != broker_epoch:
+            return ErrorCode.STALE_BROKER_EPOCH
+        return ErrorCode.STALE_CONTROLLER_EPOCH if self._is_deposed(controller_epoch) else ErrorCode.NONE
+
+    async def _leader_and_isr(
+        self,
+        reply: Reply,
+        controller_epoch: int,
+        broker_epoch: int,
+        instructions: Sequence[Any],
+        brokers: Sequence[Any],
+    ) -> None:
+        owner, broker = self.owner, self.owner.broker
+        error = await self._refusal(controller_epoch, broker_epoch)
+        if error is not ErrorCode.NONE:
+            reply((error, {}))
+            return
+        broker.learn_brokers(_endpoints(brokers))
+        created = [await self._create_log(each) for each in instructions]
+        if self._is_deposed(controller_epoch):
+            reply((ErrorCode.STALE_CONTROLLER_EPOCH, {}))
+            return
+        owner.world.history.instructed(owner.incarnation, controller_epoch)
+        errors = [self._instruct(each, made) for each, made in zip(instructions, created, strict=True)]
+        owner.spawn(self._answer(reply, instructions, errors))
+
+    async def _create_log(self, instruction: Any) -> ErrorCode:
+        broker = self.owner.broker
+        key, name = instruction.key, instruction.topic
+        if broker.broker_id not in instruction.replicas or key in broker.hosted:
+            return ErrorCode.NONE
+        error = await self._create(name, key)
+        if error is not ErrorCode.INCONSISTENT_TOPIC_ID:
+            return error
+        described = await self.owner.storage_client.call("on_describe")
+        if described is None:
+            return ErrorCode.LOG_STORAGE_ERROR
+        earlier = [k for k, topic in described[2] if topic == name and k.partition == key.partition and k != key]
+        for old in earlier:
+            broker.evict(old)
+        await self.purge(earlier)
+        return await self._create(name, key)
+
+    async def _create(self, name: str, key: PartitionKey) -> ErrorCode:
+        answer = await self.owner.storage_client.call("on_create", name, key)
+        if answer is None:
+            return ErrorCode.LOG_STORAGE_ERROR
+        self.storage_seen(answer[1])
+        return answer[0]  # type: ignore[no-any-return]
+
+    def _instruct(self, instruction: Any, created: ErrorCode) -> ErrorCode:
+        owner, broker = self.owner, self.owner.broker
+        key, state = instruction.key, instruction.versioned
+        partition = CachedPartition(state.state, state.revision, instruction.replicas)
+        topic = CachedTopic(instruction.topic, key.topic_id, instruction.config, {key.partition: partition})
+        broker.metadata.update([topic], full=False)
+        if created is not ErrorCode.NONE:
+            return created
+        if key not in broker.hosted and broker.broker_id not in instruction.replicas:
+            return ErrorCode.REPLICA_NOT_ASSIGNED
+        hosted = broker.host(key, instruction.topic, instruction.config)
+        minimum = instruction.config.get("min.insync.replicas")
+        error, actions = hosted.partition.instruct(
+            Instruction(state, instruction.replicas, None if minimum is None else hosted.config.min_insync_replicas),
+            owner.now_ms,
+        )
+        broker.perform(hosted, actions)
+        return error
+
+    async def _answer(self, reply: Reply, instructions: Sequence[Any], errors: Sequence[ErrorCode]) -> None:
+        outcomes = {}
+        for instruction, error in zip(instructions, errors, strict=True):
+            hosted = self.owner.broker.hosted.get(instruction.key)
+            tail = (-1, -1)
+            outcome = error
+            if error is ErrorCode.NONE and hosted is not None:
+                if hosted.fencing is not None:
+                    outcome = (await hosted.fencing).error  # type: ignore[misc]
+                tail = hosted.log_tail
+            outcomes[instruction.key] = (outcome, tail)
+        reply((ErrorCode.NONE, outcomes))
+
+    async def _stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:
+        error = await self._refusal(controller_epoch, broker_epoch)
+        if error is not ErrorCode.NONE:
+            reply((error, {}))
+            return
+        broker = self.owner.broker
+        outcomes: dict[PartitionKey, ErrorCode] = {}
+        for stop in stops:
+            hosted = broker.hosted.get(stop.key)
+            if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
+                outcomes[stop.key] = ErrorCode.FENCED_LEADER_EPOCH
+            else:
+                broker.evict(stop.key)
+        doomed = [stop.key for stop in stops if stop.delete_log and stop.key not in outcomes]
+        reply((ErrorCode.NONE, {**outcomes, **await self.purge(doomed)}))
+
+    # Deleting logs (RULES 9.3)
+
+    async def purge(self, wanted: Sequence[PartitionKey]) -> Mapping[PartitionKey, ErrorCode]:
+        owner = self.owner
+        answer = await owner.etcd(owner.world.etcd.list) if wanted else None
+        if answer is None:
+            return dict.fromkeys(wanted, ErrorCode.LOG_STORAGE_ERROR)
+        entries = answer[0]
+        topics = {each.value.topic_id: each.value for each in entries if each.key[0] == "topic"}
+        marked = {each.value for each in entries if each.key[0] == "marker"}
+        outcomes = {}
+        for key in wanted:
+            if key.topic_id in topics and key.topic_id not in marked:
+                outcomes[key] = ErrorCode.INVALID_REQUEST  # assignments do not change here: it is ours
+                continue
+            deleted = await owner.storage_client.call("on_delete", key, -1)
+            outcomes[key] = ErrorCode.LOG_STORAGE_ERROR if deleted is None else deleted[0]
+        return outcomes
+
+    async def _delete_strays(self) -> None:
+        described = await self.owner.storage_client.call("on_describe")
+        if described is not None:
+            await self.purge([key for key, _ in described[2] if key not in self.owner.broker.hosted])
+
+
+def _live(entry: Entry) -> LiveBroker:
+    return LiveBroker(entry.value, entry.create_revision)
+
+
+def _endpoints(brokers: Sequence[LiveBroker]) -> list[Endpoint]:
+    return [
+        Endpoint(live.registration.broker_id, live.broker_epoch, live.registration.address, live.registration.rack)
+        for live in brokers
+    ]

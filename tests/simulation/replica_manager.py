@@ -1,0 +1,391 @@
+"""The replica-manager's process: the production `Broker` with its partitions, pipelines, tail caches and sessions; what
+is asyncio and gRPC in `replica_manager/` is a coroutine and a call of the simulated network here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role as FenceRole
+from highwater.metadata.models import PartitionKey
+from highwater.metadata.partition_states import Outcome, StateWriteResult
+from highwater.replica_manager import actions as act
+from highwater.replica_manager.append_stream import Append
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.fetch import Fetching
+from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.partition import ACKS_ALL
+from highwater.replica_manager.tail_cache import TailBatch
+from highwater.replica_manager.waits import Waits
+
+from .etcd import Compare, Put
+from .network import Stream
+from .replica_control import Control
+from .scheduler import Future, Process
+from .storage import Batch, LogStorage
+
+if TYPE_CHECKING:
+    from .world import Node, World
+
+FENCE_ROLES = {act.Role.LEADER: FenceRole.LEADER, act.Role.FOLLOWER: FenceRole.FOLLOWER}
+STORAGE_TIMEOUT_MS = 2000
+ETCD_TIMEOUT_MS = 600
+
+
+class SimulatedBroker(Broker):
+    """The production `Broker`; fences go over the simulated network, and each step of a partition is checked."""
+
+    def __init__(self, owner: ReplicaManager, settings: act.PartitionSettings, cache_batches: int) -> None:
+        super().__init__(
+            owner.node.broker_id,
+            settings,
+            owner.storage_client,  # type: ignore[arg-type]
+            tail_cache_bytes=cache_batches,
+            waits=Waits(max_produces=10_000, max_fetches=10_000),
+            message_max_bytes=1000,
+            lease_confirmed=owner.lease_confirmed,
+            now_ms=lambda: owner.scheduler.now_ms,
+        )
+        self.incarnation = owner.incarnation
+        self.fencer = owner.storage_client  # type: ignore[assignment]
+        self.isr_changes = owner.isr_changes  # type: ignore[assignment]
+        self._owner = owner
+
+    def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
+        owner, partition = self._owner, hosted.partition
+        for action in actions:
+            owner.world.note("rm", self.broker_id, hosted.key, action)
+            if isinstance(action, act.LeadershipStarted):
+                owner.world.history.leads(
+                    self.broker_id, self.incarnation, action.incarnation, hosted.key, action.leader_epoch
+                )
+            elif isinstance(action, act.HighWatermarkAdvanced):
+                owner.world.history.leader_high_watermark(
+                    self.broker_id,
+                    self.incarnation,
+                    hosted.key,
+                    partition.leader_epoch,
+                    action.offset,
+                    partition.maximal_isr,
+                )
+        super().perform(hosted, actions)
+        partition.check_invariants()
+
+    def _publish_soon(self) -> None:
+        if not self._publishing:
+            self._publishing = True
+            self._owner.after(0, self._publish)
+
+    def _publish(self) -> None:
+        self.publish_following()
+        self._owner.following_published()
+
+
+class StorageClient:
+    """The append stream, in order, and calls beside it, to the log-storage that runs at the moment."""
+
+    def __init__(self, owner: ReplicaManager) -> None:
+        self._owner = owner
+        self._stream: Stream | None = None
+        self._server: LogStorage | None = None
+        self._sent: deque[Append] = deque()
+
+    def call(self, method: str, *args: Any) -> Future:
+        node = self._owner.node
+        return self._owner.world.network.call(
+            self._owner, node.broker_id, lambda: node.storage, method, *args, timeout_ms=STORAGE_TIMEOUT_MS
+        )
+
+    def append(self, append: Append) -> None:
+        if self._stream is None or self._stream.broken:
+            server = self._owner.node.storage
+            if server is None or not server.alive:
+                append.answered(None)
+                return
+            self._server = server
+            self._stream = Stream(self._owner.world.network, self._owner, server, self._broken, lambda: None)
+        self._sent.append(append)
+        self._stream.to_server(self._arrived, self._stream, self._server, append)
+
+    def _arrived(self, stream: Stream, server: LogStorage, append: Append) -> None:
+        answer = server.append_as_leader(append.key, append.leader_epoch, append.expected_offset, append.records)  # type: ignore[arg-type]
+        self._owner.world.maybe_flush(server, append.key)
+        stream.to_client(self._answered, append, answer)
+
+    def _answered(self, append: Append, answer: Any) -> None:
+        assert self._sent.popleft() is append
+        self._owner.storage_seen(answer.incarnation)
+        append.answered(answer)
+
+    def _broken(self) -> None:
+        self._stream = None
+        sent, self._sent = self._sent, deque()
+        for append in sent:
+            append.answered(None)
+
+    # As `Fencer`.
+
+    def submit(self, key: PartitionKey, fence: act.Fence) -> Future:
+        future = Future()
+        self._owner.spawn(self._fence(key, fence, future))
+        return future
+
+    async def _fence(self, key: PartitionKey, fence: act.Fence, future: Future) -> None:
+        owner = self._owner
+        role = FENCE_ROLES[fence.role]
+        answered = await self.call("on_fence", role, owner.incarnation, key, fence.leader_epoch)
+        answer = act.FenceAnswer(fence.role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR)
+        if answered is not None:
+            error, log, epochs, incarnation = answered
+            owner.storage_seen(incarnation)
+            if error is ErrorCode.NONE:
+                answer = act.FenceAnswer(
+                    fence.role,
+                    fence.leader_epoch,
+                    ErrorCode.NONE,
+                    log.log_end_offset,
+                    log.last_epoch,
+                    log.log_start_offset,
+                    log.high_watermark,
+                    incarnation,
+                    tuple((entry.leader_epoch, entry.start_offset) for entry in epochs),
+                )
+            else:
+                answer = act.FenceAnswer(fence.role, fence.leader_epoch, error)
+        owner.broker._fenced(key, answer)
+        future.set(answer)
+
+
+class IsrChanges:
+    """WriteIsr and ReadState, as `isr_writer.py` and `metadata.partition_states` carry them to etcd."""
+
+    def __init__(self, owner: ReplicaManager) -> None:
+        self._owner = owner
+        self._notifications = 0
+
+    def write(self, key: PartitionKey, topic: str, action: act.WriteIsr) -> None:
+        self._owner.spawn(self._write(key, topic, action))
+
+    async def _write(self, key: PartitionKey, topic: str, action: act.WriteIsr) -> None:
+        owner = self._owner
+        broker = owner.broker
+        await owner.sleep(int(owner.random() * 4))
+        epoch = broker.broker_epoch
+        if epoch is None:
+            broker.isr_settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
+            return
+        self._notifications += 1
+        state_key = ("state", topic, key.partition)
+        result = await owner.etcd(
+            owner.world.etcd.txn,
+            (
+                Compare(state_key, "mod", action.compare_revision),
+                Compare(("broker", broker.broker_id), "create", epoch),
+                *(Compare(("broker", joining), "create", each) for joining, each in action.broker_epochs.items()),
+            ),
+            (
+                Put(state_key, action.state),
+                Put(("isr_change", broker.broker_id, epoch, self._notifications), ((topic, key.partition),)),
+            ),
+        )
+        if result is None:
+            settled = StateWriteResult(Outcome.UNKNOWN)
+        elif result.succeeded:
+            settled = StateWriteResult(Outcome.WRITTEN, result.revision)
+        else:
+            settled = StateWriteResult(Outcome.REFUSED)
+        owner.world.note("isr", broker.broker_id, key, action.state.isr, settled.outcome)
+        broker.isr_settled(key, action.proposal_id, settled)
+
+    def read(self, key: PartitionKey, topic: str) -> None:
+        self._owner.spawn(self._read(key, topic))
+
+    async def _read(self, key: PartitionKey, topic: str) -> None:
+        owner = self._owner
+        answer = await owner.etcd(owner.world.etcd.get, (("topic", topic), ("state", topic, key.partition)))
+        if answer is None:
+            return  # the partition asks again
+        (assigned, state), _ = answer
+        if assigned is not None and state is not None and assigned.value.topic_id == key.topic_id:
+            owner.broker.state_read(key, act.VersionedState(state.value, state.mod_revision))
+
+
+class Produced(NamedTuple):
+    error: ErrorCode
+    base_offset: int = -1
+
+
+class ReplicaManager(Process):
+    def __init__(self, world: World, node: Node, incarnation: str) -> None:
+        super().__init__(world.scheduler, node.broker_id, f"replica-manager {node.broker_id}")
+        self.world = world
+        self.node = node
+        self.incarnation = incarnation
+        self.random = world.scheduler.random.random
+        self.storage_client = StorageClient(self)
+        self.isr_changes = IsrChanges(self)
+        self.confirmed_until_ms = 0
+        self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
+        self.control = Control(self)
+        self.fetching = Fetching(self.broker, max_bytes=world.settings.fetch_batches)
+        self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
+        self.spawn(self.control.start())
+
+    def etcd(self, what: Callable[..., Any], *args: Any) -> Future:
+        return self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+
+    def lease_confirmed(self) -> bool:
+        return self.now_ms < self.confirmed_until_ms
+
+    def storage_seen(self, incarnation: str) -> None:
+        self.control.storage_seen(incarnation)
+
+    def tick(self) -> None:
+        self.broker.tick()
+        self.after(self.world.settings.tick_ms, self.tick)
+
+    def checkpoint(self) -> None:
+        marks = [
+            (key, hosted.partition.leader_epoch, hosted.partition.high_watermark)
+            for key, hosted in self.broker.hosted.items()
+            if hosted.partition.leadership is not None
+        ]
+        if marks:
+            self.storage_client.call("on_checkpoint", marks)
+        self.after(self.world.settings.checkpoint_ms, self.checkpoint)
+
+    # WatchFollowing
+
+    def watch_following(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+        changed()
+
+    def following_published(self) -> None:
+        for changed in self._watchers:
+            changed()
+
+    # Metadata and InitProducerId have no decisions worth simulating; this is what a client's Metadata request sees.
+
+    def on_metadata(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
+        reply(self.broker.leader_of(key))
+
+    # ReplicaControl
+
+    def on_leader_and_isr(self, *request: Any) -> None:
+        self.control.on_leader_and_isr(*request)
+
+    def on_stop_replica(self, *request: Any) -> None:
+        self.control.on_stop_replica(*request)
+
+    def on_update_metadata(self, *request: Any) -> None:
+        self.control.on_update_metadata(*request)
+
+    # Produce, as `produce.py` has it.
+
+    def on_produce(
+        self, reply: Callable[[Any], None], key: PartitionKey, acks: int, batch: Batch, timeout_ms: int
+    ) -> None:
+        broker = self.broker
+        hosted = broker.hosted.get(key)
+        if hosted is None:
+            reply(Produced(broker.absent(key)))
+            return
+        error = hosted.partition.produce_admission(acks)
+        if error is ErrorCode.NONE and acks != ACKS_ALL and not self.lease_confirmed():
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # RULES 8.1
+        if error is not ErrorCode.NONE or hosted.pipeline is None:
+            reply(Produced(error or ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return
+        leader_epoch = hosted.pipeline.leader_epoch
+        answered = partial(self._appended, hosted, leader_epoch, acks, batch, reply, self.now_ms + timeout_ms)
+        hosted.pipeline.append(batch, batch.records, answered)  # type: ignore[arg-type]
+
+    def _appended(
+        self,
+        hosted: HostedPartition,
+        leader_epoch: int,
+        acks: int,
+        batch: Batch,
+        reply: Callable[[Any], None],
+        deadline_ms: int,
+        answer: Any,
+    ) -> None:
+        if answer.error is not ErrorCode.NONE:
+            reply(Produced(answer.error))
+            return
+        if acks == ACKS_ALL:
+
+            def committed(error: ErrorCode) -> None:
+                if error is ErrorCode.NONE:
+                    self.world.history.acked(hosted.key, batch, answer.base_offset, self.broker.broker_id)
+                reply(Produced(error, answer.base_offset))
+
+            hosted.await_commit(leader_epoch, answer.last_offset + 1, deadline_ms, committed)
+        else:
+            reply(Produced(ErrorCode.NONE, answer.base_offset))
+        if not answer.duplicate:
+            self._log_grew(hosted, leader_epoch, batch, answer)
+
+    def _log_grew(self, hosted: HostedPartition, leader_epoch: int, batch: Batch, answer: Any) -> None:
+        """As `HostedPartition.appended`, of a batch that is an object."""
+        stamped = batch.stamped(answer.base_offset, leader_epoch)
+        tail = TailBatch(stamped.base_offset, stamped.next_offset, leader_epoch, 1, (stamped,))  # type: ignore[arg-type]
+        hosted._tail.append(leader_epoch, answer.incarnation, [tail])
+        actions = hosted.partition.appended(
+            leader_epoch, answer.incarnation, answer.log_end_offset, answer.log_start_offset, self.now_ms
+        )
+        if actions:
+            self.broker.perform(hosted, actions)
+        for wait in self.broker.waits.replicas.grown(hosted.key, answer.log_end_offset, 1):
+            wait.wake()
+
+    # Reading
+
+    async def read(self, hosted: HostedPartition, offset: int, bound: int) -> tuple[bool, ErrorCode, Any]:
+        """Whether log-storage had to be asked, error and batches below `bound`: as `Fetching._read_part`."""
+        limit = self.world.settings.fetch_batches
+        cached = hosted.cached(offset, bound, limit)
+        if cached is not None:
+            return False, ErrorCode.NONE, cached
+        partition = hosted.partition
+        leader_epoch = partition.leader_epoch
+        answer = await self.storage_client.call("on_read", hosted.key, offset, bound, limit)
+        if answer is None:
+            return True, ErrorCode.LOG_STORAGE_ERROR, ()
+        error, batches, incarnation = answer
+        self.storage_seen(incarnation)
+        if partition.leadership is None or partition.leader_epoch != leader_epoch:
+            return True, ErrorCode.NOT_LEADER_OR_FOLLOWER, ()  # what was read may be another leader's by now
+        return True, error, batches
+
+    def on_consume(self, reply: Callable[[Any], None], key: PartitionKey, leader_epoch: int, offset: int) -> None:
+        self.spawn(self._consume(reply, key, leader_epoch, offset))
+
+    async def _consume(self, reply: Callable[[Any], None], key: PartitionKey, leader_epoch: int, offset: int) -> None:
+        """(error, batches, leader epoch)."""
+        hosted = self.broker.hosted.get(key)
+        if hosted is None:
+            reply((self.broker.absent(key), (), -1))
+            return
+        partition = hosted.partition
+        error = partition.check_consumer_fetch(leader_epoch, offset)
+        if error is not ErrorCode.NONE:
+            reply((error, (), partition.leader_epoch))
+            return
+        batches: Sequence[Batch] = ()
+        epoch = partition.leader_epoch
+        bound = partition.consumer_bound()
+        if bound > offset:
+            _, error, batches = await self.read(hosted, offset, bound)
+        self.world.history.consumer_read(key, batches, bound)
+        reply((error, batches, epoch))
+
+    def on_latest(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
+        hosted = self.broker.hosted.get(key)
+        latest = ErrorCode.NOT_LEADER_OR_FOLLOWER if hosted is None else hosted.partition.latest_for_consumer()
+        if hosted is not None and not isinstance(latest, ErrorCode):
+            self.world.history.latest_shown(key, hosted.partition.leader_epoch, latest)
+        reply(latest)

@@ -1,0 +1,119 @@
+"""What one seed is about: the cluster's shape, its settings, its weather, and which faults it favours.
+
+Each seed draws its own mixture (swarm testing): faults that are left out leave room for long sequences of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from highwater.replica_manager.actions import PartitionSettings
+
+FAULTS = (
+    "kill manager",
+    "kill storage",
+    "kill fetcher",
+    "kill broker",
+    "lose tail",
+    "pause broker",
+    "pause manager",
+    "pause storage",
+    "pause fetcher",
+    "part brokers",
+    "part from etcd",
+    "part from controllers",
+    "isolate",
+    "kill controller",
+    "pause controller",
+    "lose watch",
+    "stall etcd",
+    "late writes",
+    "expire lease",
+    "shut down",
+    "recreate topic",
+    "prefer leaders",
+)
+
+
+@dataclass(slots=True)
+class Settings:
+    brokers: int = 3
+    topics: int = 1
+    partitions: int = 1
+    replication_factor: int = 3
+    min_insync_replicas: int = 2
+    unclean: bool = False
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    session_ms: int = 3000
+    controller_session_ms: int = 2000
+    tick_ms: int = 100
+    checkpoint_ms: int = 1500
+    cache_batches: int = 20
+    fetch_batches: int = 3
+    fetch_wait_ms: int = 500
+    fetch_backoff_ms: int = 500
+    consume_pause_ms: int = 400
+    produce_gap_ms: int = 200
+    acks_one: bool = False
+    unordered_produce: bool = False
+    # Weather
+    loss: float = 0.0
+    stream_break: float = 0.0
+    slow: float = 0.0
+    slow_ms: int = 100
+    late: float = 0.0
+    watch_lag_ms: int = 10
+    flush: float = 0.1
+    # Faults: how often, and the weight of each
+    fault_gap_ms: int = 500
+    outage_ms: int = 2000
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def calm(self) -> None:
+        """The weather clears."""
+        self.loss = self.stream_break = self.slow = self.late = 0.0
+        self.weights = {}
+
+
+def draw(random: Random) -> Settings:
+    brokers = random.choice((3, 3, 3, 4))
+    factor = random.choice((1, 2, 3, 3, 3, brokers))
+    minimum = random.choice((1, 2, 2))
+    unclean = random.random() < 0.06
+    settings = Settings(
+        brokers=brokers,
+        topics=random.choice((1, 1, 1, 2)),
+        partitions=random.choice((1, 1, 2)),
+        replication_factor=factor,
+        min_insync_replicas=minimum,
+        unclean=unclean,
+        partition=PartitionSettings(
+            replica_lag_time_max_ms=random.choice((1000, 2000, 4000)),
+            min_insync_replicas=minimum,
+            session_grace_ms=random.choice((200, 500)),
+            isr_retry_backoff_ms=random.choice((100, 250)),
+        ),
+        session_ms=random.choice((1500, 3000)),
+        controller_session_ms=random.choice((1000, 2000)),
+        checkpoint_ms=random.choice((500, 2000)),
+        cache_batches=random.choice((2, 20)),
+        fetch_batches=random.choice((1, 2, 5)),
+        fetch_backoff_ms=random.choice((200, 500)),
+        produce_gap_ms=random.choice((60, 150, 400)),
+        acks_one=random.random() < 0.3,
+        unordered_produce=random.random() < 0.2,
+        loss=random.choice((0.0, 0.0, 0.01, 0.05)),
+        stream_break=random.choice((0.0, 0.0, 0.002, 0.01)),
+        slow=random.choice((0.0, 0.02, 0.1)),
+        slow_ms=random.choice((50, 400, 1500)),
+        late=random.choice((0.0, 0.0, 0.02, 0.1)),
+        watch_lag_ms=random.choice((5, 100, 800)),
+        flush=random.choice((0.05, 0.5)),
+        fault_gap_ms=random.choice((200, 500, 1000)),
+        outage_ms=random.choice((300, 1500, 4000)),
+    )
+    settings.weights = {fault: random.random() ** 2 for fault in FAULTS if random.random() < 0.45}
+    if settings.unclean or min(settings.min_insync_replicas, factor) < 2:
+        settings.weights.pop("lose tail", None)  # RULES 7.5 promises nothing then
+    return settings

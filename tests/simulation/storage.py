@@ -1,0 +1,393 @@
+"""log-storage in memory, over a disk that outlives it: the real fence, epoch cache and producer states.
+
+Where `log_storage/log.py` and `servicer.py` decide, this decides the same: in which order a fence, the expected offset
+and the sequences are checked, what a truncation may drop, what an answer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
+from highwater.log_storage.producers import Duplicate, ProducerStates
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.append_stream import AppendAnswer
+
+from .history import History
+from .scheduler import Process, Scheduler
+
+Reply = Callable[[Any], None]
+
+
+class Batch:
+    """A batch, with the attributes of a header that the rules look at. `payload` is unlike any other's."""
+
+    __slots__ = (
+        "base_offset",
+        "base_sequence",
+        "last_offset",
+        "last_offset_delta",
+        "last_sequence",
+        "leader_epoch",
+        "next_offset",
+        "payload",
+        "producer_epoch",
+        "producer_id",
+        "records",
+    )
+
+    def __init__(
+        self,
+        payload: int,
+        records: int,
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        base_sequence: int = -1,
+        base_offset: int = -1,
+        leader_epoch: int = -1,
+    ) -> None:
+        self.payload = payload
+        self.records = records
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+        self.last_sequence = base_sequence + records - 1 if base_sequence >= 0 else -1
+        self.last_offset_delta = records - 1
+        self.base_offset = base_offset
+        self.last_offset = base_offset + records - 1
+        self.next_offset = base_offset + records
+        self.leader_epoch = leader_epoch
+
+    def stamped(self, base_offset: int, leader_epoch: int) -> Batch:
+        return Batch(
+            self.payload,
+            self.records,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            base_offset,
+            leader_epoch,
+        )
+
+    def __len__(self) -> int:
+        return 1  # "byte": sizes are counted in batches
+
+    def __repr__(self) -> str:
+        return f"<{self.base_offset}+{self.records} e{self.leader_epoch} #{self.payload}>"
+
+
+class LogState(NamedTuple):
+    log_end_offset: int
+    last_epoch: int
+    log_start_offset: int
+    high_watermark: int
+
+
+class Log:
+    """One partition's log. `chain[n]` names the whole of it up to and including batch n (invariant 4)."""
+
+    def __init__(self, key: PartitionKey, topic: str) -> None:
+        self.key = key
+        self.topic = topic
+        self.batches: list[Batch] = []
+        self.by_offset: dict[int, Batch] = {}
+        self.chain: list[int] = []
+        self.log_end_offset = 0
+        self.last_epoch = -1
+        self.high_watermark = 0
+        self.epochs = LeaderEpochCache()
+        self.producers = ProducerStates()
+        self.flushed = 0  # what is below survives the machine
+        self.high_watermark_written = 0  # in the checkpoint
+
+    @property
+    def state(self) -> LogState:
+        return LogState(self.log_end_offset, self.last_epoch, 0, self.high_watermark)
+
+    def append(self, batch: Batch) -> None:
+        if batch.leader_epoch != self.last_epoch:
+            self.epochs.assign(batch.leader_epoch, batch.base_offset)
+            self.last_epoch = batch.leader_epoch
+        self.producers.update(batch, batch.base_offset)
+        self.batches.append(batch)
+        self.by_offset[batch.base_offset] = batch
+        before = self.chain[-1] if self.chain else 0
+        self.chain.append(hash((before, batch.base_offset, batch.leader_epoch, batch.payload)))
+        self.log_end_offset = batch.next_offset
+
+    def batch_start(self, offset: int) -> int:
+        """The base offset of the batch that holds it, or the log end."""
+        for batch in reversed(self.batches):
+            if batch.next_offset <= offset:
+                break
+            if batch.base_offset <= offset:
+                return batch.base_offset
+        return min(offset, self.log_end_offset)
+
+    def drop_from(self, cut: int) -> list[Batch]:
+        """Drops the batches at or above it; which they were."""
+        dropped = []
+        while self.batches and self.batches[-1].base_offset >= cut:
+            dropped.append(self.batches.pop())
+            del self.by_offset[dropped[-1].base_offset]
+            self.chain.pop()
+        self.log_end_offset = cut
+        self.epochs.truncate_from_end(cut)
+        self.last_epoch = self.epochs.last_epoch_below(cut)
+        self.high_watermark = min(self.high_watermark, cut)
+        self.high_watermark_written = min(self.high_watermark_written, cut)
+        self.flushed = min(self.flushed, cut)
+        if not self.producers.outlives(cut):
+            self.producers.rebuild(self.batches)
+        return dropped
+
+    def reopen(self) -> None:
+        """As after a start: epochs and producers from the batches, the high watermark from its checkpoint."""
+        self.epochs = LeaderEpochCache()
+        self.producers = ProducerStates()
+        self.producers.rebuild(self.batches)
+        for batch in self.batches:
+            if batch.leader_epoch != self.epochs.latest_epoch:
+                self.epochs.assign(batch.leader_epoch, batch.base_offset)
+        self.high_watermark = min(self.high_watermark_written, self.log_end_offset)
+
+
+class Disk:
+    """What outlives the process, and all but its unflushed part the machine."""
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.logs: dict[PartitionKey, Log] = {}
+        self.names: dict[tuple[str, int], PartitionKey] = {}
+        self.fences: dict[PartitionKey, Fence] = {}
+        self.tail_lost = False  # RULES 7.2: an unclean stop of the machine since the boot was last recorded
+
+    def lose_tail(self, random: Callable[[], float]) -> None:
+        """The machine stopped: of what was not flushed some prefix is left."""
+        self.tail_lost = True
+        for log in self.logs.values():
+            kept = log.flushed + int(random() * (log.log_end_offset - log.flushed + 1))
+            cut = log.batch_start(kept)
+            if cut < log.log_end_offset:
+                log.drop_from(cut)
+
+
+class LogStorage(Process):
+    """The process. Methods that begin with `on_` are its calls; each is carried out at once."""
+
+    def __init__(self, scheduler: Scheduler, disk: Disk, history: History, incarnation: str) -> None:
+        super().__init__(scheduler, disk.broker_id, f"log-storage {disk.broker_id}")
+        self.disk = disk
+        self.incarnation = incarnation
+        self._history = history
+        for log in disk.logs.values():
+            log.reopen()
+
+    def on_describe(self, reply: Reply) -> None:
+        logs = [(log.key, log.topic) for log in self.disk.logs.values()]
+        reply((self.incarnation, self.disk.tail_lost, logs))
+
+    def on_probe(self, reply: Reply) -> None:
+        reply(self.incarnation)
+
+    def on_record_boot(self, reply: Reply) -> None:
+        for log in self.disk.logs.values():
+            log.flushed = log.log_end_offset
+        self.disk.tail_lost = False
+        reply(self.incarnation)
+
+    def on_create(self, reply: Reply, topic: str, key: PartitionKey) -> None:
+        disk = self.disk
+        if key not in disk.logs:
+            if (topic, key.partition) in disk.names:
+                reply((ErrorCode.INCONSISTENT_TOPIC_ID, self.incarnation))
+                return
+            disk.logs[key] = Log(key, topic)
+            disk.names[topic, key.partition] = key
+        reply((ErrorCode.NONE, self.incarnation))
+
+    def on_delete(self, reply: Reply, key: PartitionKey, leader_epoch: int) -> None:
+        """RULES 9.3."""
+        disk = self.disk
+        fence = disk.fences.get(key)
+        error = ErrorCode.NONE
+        if key in disk.logs:
+            if fence is not None and leader_epoch != -1 and fence.leader_epoch > leader_epoch:
+                error = ErrorCode.STALE_FENCE
+            else:
+                log = disk.logs.pop(key)
+                del disk.names[log.topic, key.partition]
+                disk.fences.pop(key, None)
+                self._history.log_deleted(self.disk.broker_id, key)
+        reply((error, self.incarnation))
+
+    def on_fence(
+        self, reply: Reply, role: Role, replica_manager_incarnation: str, key: PartitionKey, leader_epoch: int
+    ) -> None:
+        """(error, log state, epochs, incarnation)."""
+        log = self.disk.logs.get(key)
+        if log is None:
+            reply((ErrorCode.UNKNOWN_TOPIC_ID, None, (), self.incarnation))
+            return
+        manager = replica_manager_incarnation if role is Role.LEADER else ""
+        proposed = Fence(leader_epoch, role, manager, self.incarnation)
+        verdict = propose(self.disk.fences.get(key), proposed)
+        if verdict is FenceVerdict.REFUSED or (role is Role.LEADER and leader_epoch < log.last_epoch):
+            reply((ErrorCode.STALE_FENCE, None, (), self.incarnation))
+            return
+        if verdict is FenceVerdict.RAISED:
+            self.disk.fences[key] = proposed
+        if role is Role.LEADER:
+            try:
+                log.epochs.assign(leader_epoch, log.log_end_offset)
+            except ValueError:
+                reply((ErrorCode.STALE_FENCE, None, (), self.incarnation))
+                return
+        else:
+            log.epochs.truncate_from_end(log.log_end_offset)
+        self._history.fenced(self.disk.broker_id, key, leader_epoch)
+        reply((ErrorCode.NONE, log.state, log.epochs.entries, self.incarnation))
+
+    def _admit(self, key: PartitionKey, role: Role, leader_epoch: int) -> ErrorCode:
+        if key not in self.disk.logs:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return admission(self.disk.fences.get(key), role, leader_epoch, self.incarnation)
+
+    def append_as_leader(
+        self, key: PartitionKey, leader_epoch: int, expected_offset: int, batch: Batch
+    ) -> AppendAnswer:
+        error = self._admit(key, Role.LEADER, leader_epoch)
+        log = self.disk.logs.get(key)
+        if log is None or error is not ErrorCode.NONE:
+            return self._appended(error, log)
+        if expected_offset != log.log_end_offset:
+            return self._appended(ErrorCode.OFFSET_MISMATCH, log)
+        verdict = log.producers.check(batch)
+        if isinstance(verdict, Duplicate):
+            return self._appended(ErrorCode.NONE, log, verdict.base_offset, verdict.last_offset, duplicate=True)
+        if verdict is not ErrorCode.NONE:
+            return self._appended(verdict, log)
+        stamped = batch.stamped(log.log_end_offset, leader_epoch)
+        log.append(stamped)
+        self._history.appended(self.disk.broker_id, log, leader_epoch)
+        return self._appended(ErrorCode.NONE, log, stamped.base_offset, stamped.last_offset)
+
+    def _appended(
+        self, error: ErrorCode, log: Log | None, base: int = -1, last: int = -1, *, duplicate: bool = False
+    ) -> AppendAnswer:
+        state = LogState(-1, -1, -1, -1) if log is None else log.state
+        return AppendAnswer(
+            error, "", base, last, duplicate, -1, state.log_end_offset, state.last_epoch, 0, self.incarnation
+        )
+
+    def append_as_follower(
+        self,
+        key: PartitionKey,
+        leader_epoch: int,
+        expected_offset: int,
+        batches: tuple[Batch, ...],
+        high_watermark: int,
+    ) -> tuple[ErrorCode, LogState | None, str]:
+        error = self._admit(key, Role.FOLLOWER, leader_epoch)
+        log = self.disk.logs.get(key)
+        if log is None or error is not ErrorCode.NONE:
+            return error, None, self.incarnation
+        if expected_offset != log.log_end_offset:
+            return ErrorCode.OFFSET_MISMATCH, log.state, self.incarnation
+        end, epoch = log.log_end_offset, max(log.last_epoch, 0)
+        for batch in batches:
+            if batch.base_offset != end:
+                return ErrorCode.OFFSET_MISMATCH, log.state, self.incarnation
+            if not epoch <= batch.leader_epoch <= leader_epoch:
+                return ErrorCode.CORRUPT_MESSAGE, log.state, self.incarnation
+            end, epoch = batch.next_offset, batch.leader_epoch
+        for batch in batches:
+            log.append(batch)
+            self._history.appended(self.disk.broker_id, log, leader_epoch)
+        self._raise_high_watermark(log, high_watermark)
+        return ErrorCode.NONE, log.state, self.incarnation
+
+    def _raise_high_watermark(self, log: Log, high_watermark: int) -> None:
+        raised = max(log.high_watermark, min(high_watermark, log.log_end_offset))  # RULES 4.6
+        if raised != log.high_watermark:
+            log.high_watermark = raised
+            self._history.follower_high_watermark(self.disk.broker_id, log)
+
+    def on_truncate(
+        self,
+        reply: Reply,
+        key: PartitionKey,
+        leader_epoch: int,
+        offset: int,
+        unclean_epoch: int,
+        expected: tuple[int, int],
+        fully: bool,
+    ) -> None:
+        """(error, log state, incarnation)."""
+        error = self._admit(key, Role.FOLLOWER, leader_epoch)
+        log = self.disk.logs.get(key)
+        if log is None or error is not ErrorCode.NONE:
+            reply((error, None, self.incarnation))
+            return
+        if (log.log_end_offset, log.last_epoch) != expected:
+            reply((ErrorCode.OFFSET_MISMATCH, log.state, self.incarnation))
+            return
+        cut = offset if fully or offset >= log.log_end_offset else log.batch_start(offset)
+        if not fully:
+            cut = min(cut, log.log_end_offset)
+        if cut < log.high_watermark and unclean_epoch <= log.last_epoch:
+            reply((ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK, log.state, self.incarnation))
+            return
+        dropped = log.drop_from(0 if fully else cut)
+        assert not fully or cut == 0, "no log starts above 0 here"
+        self._history.truncated(self.disk.broker_id, log, dropped)
+        reply((ErrorCode.NONE, log.state, self.incarnation))
+
+    def on_read(self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int) -> None:
+        """(error, batches, incarnation)."""
+        log = self.disk.logs.get(key)
+        if log is None:
+            reply((ErrorCode.UNKNOWN_TOPIC_ID, (), self.incarnation))
+            return
+        if not 0 <= offset <= log.log_end_offset:
+            reply((ErrorCode.OFFSET_OUT_OF_RANGE, (), self.incarnation))
+            return
+        start = log.batch_start(offset)
+        found: list[Batch] = []
+        for batch in _from(log.batches, start):
+            if batch.base_offset >= max_offset or len(found) == max_batches:
+                break
+            found.append(batch)
+        reply((ErrorCode.NONE, tuple(found), self.incarnation))
+
+    def on_checkpoint(self, reply: Reply, marks: list[tuple[PartitionKey, int, int]]) -> None:
+        for key, leader_epoch, high_watermark in marks:
+            if self._admit(key, Role.LEADER, leader_epoch) is ErrorCode.NONE:
+                self._raise_high_watermark(self.disk.logs[key], high_watermark)
+        self.checkpoint()
+        reply(self.incarnation)
+
+    def checkpoint(self) -> None:
+        for log in self.disk.logs.values():
+            log.high_watermark_written = log.high_watermark
+
+    def flush(self, key: PartitionKey) -> None:
+        log = self.disk.logs.get(key)
+        if log is not None:
+            log.flushed = log.log_end_offset
+
+    def stop_cleanly(self) -> None:
+        for log in self.disk.logs.values():
+            log.flushed = log.log_end_offset
+        self.checkpoint()
+        self.kill()
+
+
+def _from(batches: list[Batch], start: int) -> list[Batch]:
+    low = len(batches)
+    while low and batches[low - 1].base_offset >= start:
+        low -= 1
+    return batches[low:]
