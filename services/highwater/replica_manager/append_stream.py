@@ -72,19 +72,15 @@ class _Sent:
 
 
 class AppendStream:
-    """Re-connects by itself. `broken` is called after a break, when everything outstanding was answered with None;
-    `incarnation` with the incarnation in each answer."""
+    """Re-connects by itself. `incarnation` is called with the incarnation in each answer."""
 
-    def __init__(
-        self, channel: grpc.aio.Channel, *, incarnation: Callable[[str], None], broken: Callable[[], None]
-    ) -> None:
+    def __init__(self, channel: grpc.aio.Channel, incarnation: Callable[[str], None]) -> None:
         self._open = channel.stream_stream(
             _METHOD,
             request_serializer=_serialize,
             response_deserializer=log_storage_pb2.AppendResponse.FromString,
         )
         self._seen_incarnation = incarnation
-        self._broken = broken
         self._pending: deque[Append] = deque()
         self._probes: deque[asyncio.Future[str]] = deque()
         self._sent: deque[_Sent] = deque()
@@ -149,7 +145,6 @@ class AppendStream:
                 call.cancel()
                 self._connected = False
                 self._fail_outstanding()
-            self._broken()
             await asyncio.sleep(0.05)  # a log-storage that refuses each stream must not spin us
 
     def _fail_outstanding(self) -> None:

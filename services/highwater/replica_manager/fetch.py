@@ -21,6 +21,7 @@ from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.partition import Phase
 from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.purgatory import FetchPurgatory, Waiting
+from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.waits import DataWait
 from highwater.replica_manager.wire import Piece, size_of
 
@@ -77,8 +78,9 @@ class FetchAsk:
 
 
 class Fetching:
-    def __init__(self, broker: Broker, *, max_bytes: int) -> None:
+    def __init__(self, broker: Broker, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
         self._broker = broker
+        self._metrics = metrics
         self._max_bytes = max_bytes
 
     def note_follower(self, ask: FetchAsk) -> None:
@@ -174,7 +176,9 @@ class Fetching:
                 final = True
                 if result.error in _LEADER_IS_ELSEWHERE:
                     result.leader, result.leader_epoch = self._broker.leader_of(part.key)
-        return results, final or limit - budget >= min(max(ask.min_bytes, 0), limit), awaited
+        total = limit - budget
+        self._metrics.fetched_bytes[ask.role.value].inc(total)
+        return results, final or total >= min(max(ask.min_bytes, 0), limit), awaited
 
     def _leads_by_now(self, ask: FetchAsk) -> bool:
         """A follower may hear of a new leader before the leader does: its fetch waits for that as for data, instead of

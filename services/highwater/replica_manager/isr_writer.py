@@ -16,6 +16,7 @@ from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedSt
 from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult
 from highwater.metadata.store import Store
 from highwater.replica_manager.actions import WriteIsr
+from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.isr_writer")
@@ -43,12 +44,14 @@ class IsrChanges:
         *,
         broker_epoch: Callable[[], int | None],
         outcomes: IsrOutcomes,
+        metrics: ReplicaManagerMetrics,
     ) -> None:
         self._store = store
         self._keys = keys
         self._writer = IsrWriter(store, keys, broker_id)
         self._broker_epoch = broker_epoch
         self._outcomes = outcomes
+        self._metrics = metrics
         self._writes: dict[PartitionKey, tuple[str, WriteIsr]] = {}
         self._reads: dict[PartitionKey, str] = {}
         self._flushing: asyncio.TimerHandle | None = None
@@ -107,6 +110,7 @@ class IsrChanges:
                 "ISR change %s",
                 pairs(topic=topic, partition=key.partition, isr=action.state.isr, outcome=result.outcome.value),
             )
+            self._metrics.isr_changes.labels(result.outcome.value).inc()
             self._outcomes.isr_settled(key, action.proposal_id, result)
 
     async def _read(self, reads: dict[PartitionKey, str]) -> None:

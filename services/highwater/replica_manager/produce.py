@@ -6,6 +6,7 @@ before `submit` returns, so requests keep the order in which they are submitted.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from highwater.replica_manager.append_stream import AppendAnswer
 from highwater.replica_manager.batch_check import CheckedBatches, check
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 
 ACKS_ALL = -1
 _ACKS = frozenset({0, 1, ACKS_ALL})
@@ -48,8 +50,9 @@ Done = Callable[[Sequence[ProduceResult]], None]
 class Producing:
     """At most `max_requests` requests and `max_bytes` of records are under way; what is above is OVERLOADED at once."""
 
-    def __init__(self, broker: Broker, *, max_requests: int, max_bytes: int) -> None:
+    def __init__(self, broker: Broker, metrics: ReplicaManagerMetrics, *, max_requests: int, max_bytes: int) -> None:
         self._broker = broker
+        self._metrics = metrics
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._requests = 0
@@ -59,8 +62,10 @@ class Producing:
         """`done` is called once: with acks=0 before this returns, with acks=1 when all is answered by log-storage, with
         acks=-1 when each partition is committed, refused or out of time."""
         size = sum(len(part.records) for part in parts)
+        self._metrics.produced_bytes.inc(size)
         error, message = self._refusal(acks, size)
         if error is not ErrorCode.NONE:
+            self._metrics.refused_produces.labels(error.name).inc(len(parts))
             done([ProduceResult(part.key, error, message) for part in parts])
             return
         self._requests += 1
@@ -114,6 +119,12 @@ class Producing:
         self._requests -= 1
         self._bytes -= request.size
 
+    def responded(self, request: _Request) -> None:
+        self._metrics.produce.observe(time.perf_counter() - request.taken_s)
+        for result in request.results:
+            if result.error is not ErrorCode.NONE:
+                self._metrics.refused_produces.labels(result.error.name).inc()
+
 
 class _Request:
     """A request under way: `appends` are not answered by log-storage, `waiting` wait for the high watermark."""
@@ -128,6 +139,7 @@ class _Request:
         "deadline_ms",
         "results",
         "size",
+        "taken_s",
         "waiting",
     )
 
@@ -138,6 +150,7 @@ class _Request:
         self._done: Done | None = done
         self._open = True  # parts are still being handed over
         self._finished = False
+        self.taken_s = time.perf_counter()
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.size = size
@@ -187,6 +200,7 @@ class _Request:
         done, self._done = self._done, None
         if done is not None:
             done(self.results)
+            self._producing.responded(self)
 
 
 class _PartAppend:

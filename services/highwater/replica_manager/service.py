@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from highwater.metadata.cluster_watch import watch_brokers
@@ -23,16 +23,19 @@ from highwater.replica_manager.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.isr_writer import IsrChanges
+from highwater.replica_manager.leadership import Leadership
 from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.offsets import Offsets
 from highwater.replica_manager.produce import Producing
 from highwater.replica_manager.purge import Purge
+from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.shutdown import move_leadership_away
 from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.waits import Waits
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
 
 logger = get_logger("replica_manager.service")
 
@@ -51,9 +54,11 @@ class ReplicaManagerService:
     def __init__(self, settings: ReplicaManagerSettings) -> None:
         self._settings = settings
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._metrics = Metrics("replica-manager")
+        self._counted = ReplicaManagerMetrics(self._metrics)
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
-        storage = LogStorage(settings.log_storage, incarnation=self._log_storage_seen, broken=_no_reaction)
+        storage = LogStorage(settings.log_storage, self._log_storage_seen)
         self.broker = Broker(
             settings.broker_id,
             PartitionSettings(
@@ -73,6 +78,7 @@ class ReplicaManagerService:
             settings.broker_id,
             broker_epoch=lambda: self.broker.broker_epoch,
             outcomes=self.broker,
+            metrics=self._counted,
         )
         self.server = RpcServer(settings.listen)
         self.liveness = Liveness(
@@ -97,8 +103,13 @@ class ReplicaManagerService:
         broker, settings = self.broker, self._settings
         BrokerServicer(
             broker,
-            Producing(broker, max_requests=settings.queued_max_requests, max_bytes=settings.queued_max_request_bytes),
-            Fetching(broker, max_bytes=settings.fetch_max_bytes),
+            Producing(
+                broker,
+                self._counted,
+                max_requests=settings.queued_max_requests,
+                max_bytes=settings.queued_max_request_bytes,
+            ),
+            Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes),
             Offsets(broker),
             DeletingRecords(broker),
             ProducerIdAllocator(self._store, self._keys),
@@ -107,13 +118,35 @@ class ReplicaManagerService:
         ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
         # RULES 1.2: before any instruction is taken.
         self.control.controller_epoch = await self._controller_epoch()
+        self._count()
         await self.server.start(SERVICES)
+        self._metrics.serve(settings.metrics_listen)
         broker.storage.start()
         self.liveness.start()
         self._spawn(self._watch_brokers(), "watch-brokers")
         self._spawn(self._tick(), "tick")
         self._spawn(self._checkpoint(), "checkpoint")
         self._spawn(self._report_readiness(), "readiness")
+
+    def _count(self) -> None:
+        broker, counted = self.broker, self._counted
+
+        def led(counts: Callable[[Leadership], bool]) -> Callable[[], float]:
+            # Called from the thread that serves the metrics: over a copy.
+            return lambda: sum(
+                1
+                for hosted in list(broker.hosted.values())
+                if (leadership := hosted.partition.leadership) is not None and counts(leadership)
+            )
+
+        counted.partitions.set_function(lambda: len(broker.hosted))
+        counted.leaders.set_function(led(lambda _: True))
+        counted.under_replicated.set_function(
+            led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
+        )
+        counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
+        counted.delayed_produces.set_function(lambda: len(broker.waits.produces))
+        counted.waiting_fetches.set_function(lambda: len(broker.waits.replicas) + len(broker.waits.consumers))
 
     async def controlled_shutdown(self) -> None:
         """Leadership moves away first; then `stop`."""
@@ -219,10 +252,6 @@ class ReplicaManagerService:
                 await self.server.set_status(READY, ready)
                 reported = ready
             await asyncio.sleep(RETRY_S)
-
-
-def _no_reaction() -> None:
-    """A broken append stream is settled partition by partition, by what was outstanding on it (RULES 3.4)."""
 
 
 def _monotonic_ms() -> int:

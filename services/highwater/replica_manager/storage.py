@@ -79,15 +79,16 @@ def from_key(key: common_pb2.PartitionKey) -> PartitionKey:
 
 
 class LogStorage:
-    """`broken` is called when the append stream breaks, `incarnation` with the incarnation of every answer."""
+    """`incarnation` is called with the incarnation of every answer. A broken append stream is settled partition by
+    partition, by what was outstanding on it (RULES 3.4)."""
 
-    def __init__(self, address: str, *, incarnation: Callable[[str], None], broken: Callable[[], None]) -> None:
+    def __init__(self, address: str, incarnation: Callable[[str], None]) -> None:
         # Two connections: a long read must not stand before an append in the transport's queue.
         self._append_channel = open_channel(address)
         self._channel = open_channel(address)
         self._seen = incarnation
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
-        self.appends = AppendStream(self._append_channel, incarnation=incarnation, broken=broken)
+        self.appends = AppendStream(self._append_channel, incarnation)
 
     def start(self) -> None:
         self.appends.start()

@@ -1,0 +1,25 @@
+"""What the replica-manager counts. Kafka's names where it has one."""
+
+from __future__ import annotations
+
+from highwater.telemetry.metrics import Metrics
+
+
+class ReplicaManagerMetrics:
+    def __init__(self, metrics: Metrics) -> None:
+        self.produced_bytes = metrics.counter("produced_bytes", "Bytes of record batches that producers sent")
+        self.produce = metrics.latency("produce", "From a produce request to its response")
+        self.refused_produces = metrics.counter("refused_produces", "Produced partitions refused", ("error",))
+        fetched = metrics.counter("fetched_bytes", "Bytes of record batches given out", ("role",))
+        self.fetched_bytes = {role: fetched.labels(role) for role in ("replica", "consumer", "debug")}
+        self.isr_changes = metrics.counter("isr_changes", "ISR changes proposed to etcd", ("outcome",))
+        self.leaders = metrics.gauge("leader_partitions", "Partitions led here")
+        self.partitions = metrics.gauge("partitions", "Replicas hosted here")
+        self.under_replicated = metrics.gauge(
+            "under_replicated_partitions", "Partitions led here with fewer in-sync than assigned replicas"
+        )
+        self.under_min_isr = metrics.gauge(
+            "under_min_isr_partitions", "Partitions led here with fewer in-sync replicas than min.insync.replicas"
+        )
+        self.delayed_produces = metrics.gauge("delayed_produces", "Produced partitions that wait to be committed")
+        self.waiting_fetches = metrics.gauge("waiting_fetches", "Fetches that wait for data")
