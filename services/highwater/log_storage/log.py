@@ -518,6 +518,9 @@ class Log:
         self.log_start_offset = max(self.log_start_offset, offset)
         self.epochs.truncate_from_start(self.log_start_offset)
         try:
+            if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
+                # Of an epoch whose batches all go, only the file will know.
+                checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs.entries)
             while len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
                 self.removable += self.segments.pop(0).mark_deleted()
         except OSError as error:

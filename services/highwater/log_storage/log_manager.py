@@ -121,8 +121,10 @@ class LogManager:
             _log.error("a log is offline: %s", error)
 
     def close(self) -> None:
-        """A clean stop: every log to disk, the checkpoints, then the mark. A directory in which anything failed, or a log
-        is offline, gets no mark; nor does one whose tail is lost: until that is settled every start says so (RULES 7.2).
+        """A clean stop: every log to disk, the checkpoints, then the mark.
+
+        A directory in which anything failed, or a log is offline, gets no mark; nor does one whose tail is lost: until
+        that is settled every start says so (RULES 7.2).
         """
         for log_dir in self.log_dirs:
             try:

@@ -104,7 +104,7 @@ def test_rounds_of_divergence_end_in_a_common_prefix(leader: list[int], common: 
         if answer is None:
             break
         own = follower_cache.end_offset_for(answer.leader_epoch, end)
-        cut = 0 if answer == NO_EPOCH_END or own == NO_EPOCH_END else min(answer.end_offset, own.end_offset)
+        cut = 0 if NO_EPOCH_END in (answer, own) else min(answer.end_offset, own.end_offset)
         assert cut < end
         follower = follower[:cut]
         follower_cache.truncate_from_end(cut)

@@ -26,7 +26,7 @@ def refused(code: ErrorCode) -> Any:
     return pytest.raises(LogError, check=lambda error: error.code is code)
 
 
-# -- as leader ---------------------------------------------------------------------------------------------------------
+# -- as leader -------------------------------------------------------------------------------------------------------
 
 
 def test_a_leader_assigns_offsets_and_epoch(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_topic_configuration() -> None:
             LogConfig().with_topic(bad)
 
 
-# -- as follower -------------------------------------------------------------------------------------------------------
+# -- as follower -----------------------------------------------------------------------------------------------------
 
 
 def test_a_follower_takes_batches_as_they_are(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_high_watermark_and_log_start_of_a_follower(tmp_path: Path) -> None:
         log.read(6, -1, 1)
 
 
-# -- segments ----------------------------------------------------------------------------------------------------------
+# -- segments --------------------------------------------------------------------------------------------------------
 
 
 def test_segments_roll_by_size(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_segments_roll_when_a_relative_offset_overflows(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in log.segments][1:] == [6]
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------------------------
 
 
 def test_reads_are_of_whole_batches(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_batch_with_a_bad_crc_is_never_served(tmp_path: Path) -> None:
     assert len(log.read(4, -1, 10_000)) == size
 
 
-# -- looking up --------------------------------------------------------------------------------------------------------
+# -- looking up ------------------------------------------------------------------------------------------------------
 
 
 def test_offsets_by_timestamp(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_lookup_in_columns(tmp_path: Path) -> None:
     assert log.list_offset(MAX_TIMESTAMP) == FoundOffset(2, 20, 1)
 
 
-# -- cutting -----------------------------------------------------------------------------------------------------------
+# -- cutting ---------------------------------------------------------------------------------------------------------
 
 
 def filled(directory: Path) -> Any:
@@ -426,7 +426,7 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert log.end_offset_for_epoch(0) == (-1, -1)
 
 
-# -- failing disks -----------------------------------------------------------------------------------------------------
+# -- failing disks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
