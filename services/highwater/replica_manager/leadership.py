@@ -229,6 +229,8 @@ class Leadership:
             member = replica.broker_id in state.isr
             if member and not replica.in_sync:
                 replica.in_sync_since_ms = now_ms  # 5.6: the lag counts from the election or the joining
+            if replica.in_sync and not member:
+                replica.fetched_since_leaving = False
             replica.in_sync = member
         self._rests = len(state.isr) < self.min_insync_replicas or bool(state.elr)
 
@@ -265,6 +267,7 @@ class Leadership:
         """5.6; and 2.3: under the registration that its fetches name, as far as it is known here."""
         return (
             replica.log_end_offset >= max(self.high_watermark, self.epoch_start)
+            and replica.fetched_since_leaving
             and replica.session_open
             and self.live.epochs.get(replica.broker_id) == replica.broker_epoch
             and replica.broker_id not in self.live.shutting_down

@@ -19,6 +19,7 @@ class Replica:
         "broker_id",
         "closed_since_ms",
         "counts_for_high_watermark",
+        "fetched_since_leaving",
         "in_sync",
         "in_sync_since_ms",
         "last_caught_up_ms",
@@ -49,6 +50,10 @@ class Replica:
         # From when on the lag of an ISR member counts: the election, or the commit of its joining (RULES 5.6). A member
         # joins with HW, not with the log end, so it may not be caught up yet and has replica.lag.time.max.ms for it.
         self.in_sync_since_ms = NEVER_MS
+
+        # Whether it has fetched since it left the ISR: one that merely fell silent would join again at once, by what it
+        # had acknowledged before, and hold the high watermark for as long as its session seems open (RULES 5.6).
+        self.fetched_since_leaving = True
 
         # Whether it is in the committed ISR or in a pending proposal's (RULES 5.1).
         self.counts_for_high_watermark = False
@@ -130,6 +135,7 @@ class Replica:
         self._last_fetch_ms = now_ms
         self.log_end_offset = acked_offset
         self.log_start_offset = log_start_offset
+        self.fetched_since_leaving = True
 
     def lags(self, replica_lag_time_max_ms: int, now_ms: int) -> bool:
         """Whether an ISR member has not been caught up for too long (RULES 5.6)."""
