@@ -10,6 +10,7 @@ from highwater.records.header import CHECKED_FROM, crc32c
 
 SCAN_BYTES = 1 << 20
 LOOKUP_BYTES = 4096
+COPIED_BYTES = 64 << 10
 
 
 def scan_batches(
@@ -36,12 +37,14 @@ def scan_batches(
             if len(chunk) - inside < header.size_bytes:
                 size = min(chunk_bytes, end - position)
                 chunk, chunk_start, inside = os.pread(descriptor, size, position), position, 0
-            _verify(descriptor, position, header, memoryview(chunk)[inside : inside + header.size_bytes])
+            # A copy is cheaper than a view for what is small, and a large batch makes up for the view.
+            source = chunk if header.size_bytes < COPIED_BYTES else memoryview(chunk)
+            _verify(descriptor, position, header, source[inside : inside + header.size_bytes])
         yield position, header
         position += header.size_bytes
 
 
-def _verify(descriptor: int, position: int, header: BatchHeader, begin: memoryview) -> None:
+def _verify(descriptor: int, position: int, header: BatchHeader, begin: bytes | memoryview) -> None:
     """Checks the CRC of a batch of which `begin` has been read; one larger than a chunk is read piece by piece."""
     crc = crc32c(begin[CHECKED_FROM:])
     done = len(begin)
