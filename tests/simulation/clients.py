@@ -107,9 +107,6 @@ class Producer(Process):
         if self.acks == -1:
             record = Batch(record.payload, record.records, queue.producer_id, queue.producer_epoch, batch.wire_sequence)
         node = self.world.nodes[self._finder.leader]
-        if self.world.settings.unordered_produce:
-            self.spawn(self._call(batch, record, self._finder.leader))
-            return
         stream = self._stream(self._finder.leader)
         if stream is None:
             self.after(2, self._answered, batch, ErrorCode.NETWORK_EXCEPTION, -1)
@@ -124,23 +121,6 @@ class Producer(Process):
 
         connection.to_server(manager.on_produce, answer, self.key, self.acks, record, PRODUCE_TIMEOUT_MS)
         self.after(REQUEST_TIMEOUT_MS, self._timed_out, node.broker_id, connection, waiting, request)
-
-    async def _call(self, batch: ProducerBatch, record: Batch, leader: int) -> None:
-        node = self.world.nodes[leader]
-        produced = await self.world.network.call(
-            self,
-            leader,
-            node.server,
-            "on_produce",
-            self.key,
-            self.acks,
-            record,
-            PRODUCE_TIMEOUT_MS,
-            timeout_ms=REQUEST_TIMEOUT_MS,
-        )
-        if produced is None:
-            produced = Produced(ErrorCode.NETWORK_EXCEPTION)
-        self._answered(batch, produced.error, produced.base_offset)
 
     def _stream(self, leader: int) -> tuple[Stream, ReplicaManager, dict[int, ProducerBatch]] | None:
         found = self._streams.get(leader)

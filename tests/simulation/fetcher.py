@@ -107,7 +107,7 @@ class Fetcher(Process):
 
     def append(self, conversation: Conversation, appends: Sequence[tuple[Follower, act.Append]]) -> None:
         server = self.node.storage
-        if self._append_stream is None or self._append_stream.broken:
+        if self._append_stream is None:
             if server is None or not server.alive:
                 self.after(100, conversation.appended, appends, None)
                 return

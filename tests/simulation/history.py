@@ -65,9 +65,7 @@ class History:
             if new.leader_epoch < old.leader_epoch:
                 raise InvariantError("5 (epochs grow)", f"{writer} took {key} from {old} to {new}")
             if new.leader_epoch == old.leader_epoch and new.leader != old.leader:
-                raise InvariantError(
-                    "5 (one leader)", f"{writer} changed the leader of {key}: {old}, {new}"
-                )
+                raise InvariantError("5 (one leader)", f"{writer} changed the leader of {key}: {old}, {new}")
             from_broker = writer.startswith("replica-manager")
             if from_broker and (new.leader_epoch != old.leader_epoch or writer != f"replica-manager {old.leader}"):
                 raise InvariantError("6 (by the leader)", f"{writer} wrote {key}: {old} to {new}")
@@ -76,9 +74,6 @@ class History:
         if new.leader != NO_LEADER and new.leader not in new.isr:
             raise InvariantError("6 (holds the leader)", f"{key}: {new}")
         self._in_etcd[key, new.leader_epoch] = new.leader
-        for broker_id in [broker for broker, lost in self._lost_tails if lost == key]:
-            if broker_id not in new.isr and broker_id not in new.elr:
-                self._lost_tails.discard((broker_id, key))
         if new.leader_epoch == new.unclean_epoch and (old is None or old.unclean_epoch != new.unclean_epoch):
             self._unclean_election(key, new.leader)
         if old is None or new.isr != old.isr or new.elr != old.elr:
@@ -99,9 +94,7 @@ class History:
         author = (broker_id, manager, storage)
         known = self._leads.setdefault((key, leader_epoch), author)
         if known != author:
-            raise InvariantError(
-                "5 (one leader)", f"{key} epoch {leader_epoch} is led by {author}, was by {known}"
-            )
+            raise InvariantError("5 (one leader)", f"{key} epoch {leader_epoch} is led by {author}, was by {known}")
         if self._in_etcd.get((key, leader_epoch)) != broker_id:
             raise InvariantError("5 (written to etcd)", f"broker {broker_id} leads {key} under epoch {leader_epoch}")
         self.elections += 1
@@ -138,6 +131,14 @@ class History:
             state = self.states.get(key)
             if state is not None and broker_id in (*state.isr, *state.elr):
                 self._lost_tails.add((broker_id, key))
+
+    def tail_recorded(self, broker_id: int) -> None:
+        """Every state has taken note of it (RULES 7.2): from here on what this broker is in, it holds."""
+        for lost in [lost for lost in self._lost_tails if lost[0] == broker_id]:
+            self._lost_tails.discard(lost)
+            state = self.states[lost[1]]
+            if broker_id in (*state.isr, *state.elr):
+                self._check_holders(lost[1], (broker_id,), "1 (lost tail)")
 
     def acked(self, key: PartitionKey, batch: Batch, base_offset: int, broker_id: int) -> None:
         """A broker answers for it with `acks=all`."""

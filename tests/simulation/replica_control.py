@@ -184,7 +184,9 @@ class Control:
         await owner.sleep(session_ms // 3)
         while self._lease == lease:
             pause_ms = session_ms // 12
-            if await owner.storage_client.call("on_probe") is not None:  # RULES 8.2
+            incarnation = await owner.storage_client.call("on_probe")
+            if incarnation is not None:  # RULES 8.2
+                self.storage_seen(incarnation)
                 sent_ms = owner.now_ms
                 kept = await owner.etcd(owner.world.etcd.keep_alive, lease)
                 if self._lease != lease:

@@ -100,7 +100,7 @@ class StorageClient:
         )
 
     def append(self, append: Append) -> None:
-        if self._stream is None or self._stream.broken:
+        if self._stream is None:
             server = self._owner.node.storage
             if server is None or not server.alive:
                 append.answered(None)
@@ -116,7 +116,8 @@ class StorageClient:
         stream.to_client(self._answered, append, answer)
 
     def _answered(self, append: Append, answer: Any) -> None:
-        assert self._sent.popleft() is append
+        sent = self._sent.popleft()
+        assert sent is append
         self._owner.storage_seen(answer.incarnation)
         append.answered(answer)
 
@@ -230,7 +231,7 @@ class ReplicaManager(Process):
         self.confirmed_until_ms = 0
         self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
         self.control = Control(self)
-        self.fetching = Fetching(self.broker, max_bytes=world.settings.fetch_batches)
+        self.fetching = Fetching(self.broker, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
 

@@ -56,7 +56,6 @@ class Settings:
     consume_pause_ms: int = 400
     produce_gap_ms: int = 200
     acks_one: bool = False
-    unordered_produce: bool = False
     # Weather
     loss: float = 0.0
     stream_break: float = 0.0
@@ -102,7 +101,6 @@ def draw(random: Random) -> Settings:
         fetch_backoff_ms=random.choice((200, 500)),
         produce_gap_ms=random.choice((60, 150, 400)),
         acks_one=random.random() < 0.3,
-        unordered_produce=random.random() < 0.2,
         loss=random.choice((0.0, 0.0, 0.01, 0.05)),
         stream_break=random.choice((0.0, 0.0, 0.002, 0.01)),
         slow=random.choice((0.0, 0.02, 0.1)),

@@ -25,7 +25,7 @@ from .storage import Disk, LogStorage
 CONTROLLERS = (101, 102)
 LAST_EVENTS = 60
 HEALING_MS = 40_000
-STEPS = 1500  # of a run's faults; healing and the final checks come on top
+STEPS = 5000  # of a run's faults; healing and the final checks come on top
 
 
 class Node:
@@ -136,6 +136,8 @@ class World:
             compared = Compare(key, "mod", 0 if old is None else old.mod_revision) in compares
             self.note("state", writer, partition, new.value, new.mod_revision)
             self.history.state_written(partition, None if old is None else old.value, new.value, compared, writer)
+        elif key[0] == "tail":
+            self.history.tail_recorded(key[1])
         elif key[0] == "broker":
             self.note("broker", key[1], None if new is None else new.create_revision, writer)
 
@@ -242,8 +244,11 @@ class World:
             if not controller.alive:
                 self.controllers[controller_id] = Controller(self, controller_id, f"c{controller_id}.{self.count()}")
         for node in self.nodes.values():
+            if node.held:
+                node.kill()  # it was about to stop, or to start
+                node.held = False
             node.start()
-        self._run_until(lambda: self.producing is False or self._all_in_sync() == "", deadline_ms, self._all_in_sync)
+        self._run_until(lambda: self._all_in_sync() == "", deadline_ms, self._all_in_sync)
         self.producing = False
         self._run_until(lambda: self._unfinished() == "", deadline_ms, self._unfinished)
         last = [Producer(self, key, self.count(), -1) for key in self.keys]
@@ -268,7 +273,7 @@ class World:
         for name, assignment in self.topics.items():
             for number, replicas in enumerate(assignment.replicas):
                 entry = self.etcd.entries.get(("state", name, number))
-                if entry is None or self.etcd.entries[("topic", name)].value is not assignment:
+                if entry is None or ("marker", name) in self.etcd.entries:
                     return f"{name} is not there"
                 if entry.value.leader < 0 or entry.value.isr != tuple(sorted(replicas)):
                     return f"{name}-{number}, replicas {replicas}, is not in sync: {entry.value}"
