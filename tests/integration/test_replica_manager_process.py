@@ -18,7 +18,9 @@ from highwater.metadata.brokers import read_brokers
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
+from highwater.metadata.models import BrokerRegistration, LiveBroker
 from highwater.metadata.store import Store
+from highwater.metadata.transactions import Delete
 from highwater.rpc.channel import open_channel
 from highwater.rpc.server import RpcServer
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
@@ -84,6 +86,15 @@ async def health(directory: Path, service: str) -> bool:
     return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+@asynccontextmanager
+async def another_broker(store: Store, keys: Keys) -> AsyncIterator[None]:
+    """Registered, so that somebody is there to take leadership over."""
+    registration = BrokerRegistration(7, "127.0.0.1:1", "one", "one")
+    await store.put(keys.broker(7), registration.to_json())
+    yield
+    await store.txn((), [Delete(keys.broker(7))])
+
+
 async def test_sigterm_moves_leadership_away_first_and_deregisters(
     etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
 ) -> None:
@@ -95,8 +106,8 @@ async def test_sigterm_moves_leadership_away_first_and_deregisters(
     )
     await election.campaign()
     try:
-        async with running(etcd.address, keys.cluster, tmp_path) as process:
-            brokers = await eventually(lambda: read_brokers(store, keys), "the broker registers")
+        async with another_broker(store, keys), running(etcd.address, keys.cluster, tmp_path) as process:
+            brokers = await eventually(lambda: both_registered(store, keys), "the broker registers")
             assert await eventually(lambda: health(tmp_path, "highwater.v1.Broker"), "it serves")
             assert await eventually(lambda: health(tmp_path, "ready"), "it is ready")
             process.send_signal(signal.SIGTERM)
@@ -107,6 +118,22 @@ async def test_sigterm_moves_leadership_away_first_and_deregisters(
     finally:
         await election.resign()
         await server.stop(0)
+
+
+async def both_registered(store: Store, keys: Keys) -> dict[int, LiveBroker]:
+    brokers = await read_brokers(store, keys)
+    return brokers if {0, 7} <= brokers.keys() else {}
+
+
+async def test_the_last_broker_of_a_cluster_that_stops_does_not_wait(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    async with running(etcd.address, keys.cluster, tmp_path) as process:
+        await eventually(lambda: read_brokers(store, keys), "the broker registers")
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):  # far less than controlled.shutdown.max.wait.ms
+            assert await process.wait() == 0
+    assert await read_brokers(store, keys) == {}
 
 
 async def test_it_does_not_serve_before_log_storage_answers(

@@ -201,6 +201,12 @@ class Broker:
 
     # What concerns all of them
 
+    def others_may_lead(self) -> bool:
+        """Whether another broker is registered that is not shutting down."""
+        return any(
+            broker_id != self.broker_id and broker_id not in self._live.shutting_down for broker_id in self._live.epochs
+        )
+
     def all_in_sync(self) -> bool:
         """Whether every replica hosted here is in its ISR, by instruction or metadata, whichever is newer."""
         return all(self._in_sync(hosted) for hosted in self.hosted.values())

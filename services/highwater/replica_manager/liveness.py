@@ -67,10 +67,6 @@ class Liveness:
         self._tail: asyncio.Task[None] | None = None
         self._shutting_down = False
 
-    @property
-    def broker_epoch(self) -> int | None:
-        return self._broker.broker_epoch
-
     def lease_confirmed(self) -> bool:
         """RULES 8.1: whether the lease was confirmed within its TTL."""
         return boottime_ms() < self._registrar.confirmed_until_ms

@@ -153,7 +153,7 @@ class ReplicaManagerService:
         await move_leadership_away(
             self._store,
             self._keys,
-            self.broker.broker_id,
+            self.broker,
             self.liveness,
             max_wait_ms=self._settings.controlled_shutdown_max_wait_ms,
         )

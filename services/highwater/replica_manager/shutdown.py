@@ -11,6 +11,7 @@ from highwater.metadata.controller_election import read_controller
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.store import Store
+from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.liveness import Liveness
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
@@ -24,17 +25,20 @@ CALL_TIMEOUT_S = 5.0
 
 
 async def move_leadership_away(
-    store: Store, keys: Keys, broker_id: int, liveness: Liveness, *, max_wait_ms: int
+    store: Store, keys: Keys, broker: Broker, liveness: Liveness, *, max_wait_ms: int
 ) -> bool:
-    """Marks the broker as shutting down and asks the controller until it leads nothing. False: the time was up
-    first, and what it led has no leader until the registration is gone."""
+    """Marks the broker as shutting down and asks the controller until it leads nothing. False: the time was up first,
+    or nobody is left who could lead (the whole cluster stops)."""
     try:
         async with asyncio.timeout(max_wait_ms / 1000):
             await liveness.announce_shutdown()
             while True:
-                remaining = await _ask(store, keys, broker_id, liveness.broker_epoch)
-                if remaining == 0 or liveness.broker_epoch is None:
+                remaining = await _ask(store, keys, broker.broker_id, broker.broker_epoch)
+                if remaining == 0 or broker.broker_epoch is None:
                     return True
+                if not broker.others_may_lead():
+                    logger.info("no other broker is left to lead %s", pairs(still_led=remaining))
+                    return False
                 await asyncio.sleep(RETRY_S)
     except TimeoutError:
         logger.warning("stopping although leadership has not moved away %s", pairs(waited_ms=max_wait_ms))
