@@ -7,6 +7,7 @@ message. A broken stream answers all that was handed over with None: its outcome
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ class AppendStream:
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
+            with contextlib.suppress(ValueError):
+                self._probes.remove(future)  # where it was not sent: they would pile up while nothing is connected
             raise StorageUnavailableError(f"log-storage did not answer a probe within {timeout_s} s") from None
 
     async def _run(self) -> None:
