@@ -172,7 +172,7 @@ class Faults:
         self._world.scheduler.after(0, self._end_shutdown, node, manager)
 
     def _end_shutdown(self, node: Node, manager: Process) -> None:
-        if node.manager is not manager or not node.held:
+        if node.manager is not manager or not manager.alive or not node.held:
             return
         storage = node.storage
         if storage is not None and storage.alive and not storage.paused:

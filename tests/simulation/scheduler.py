@@ -5,6 +5,7 @@ Shells are written as coroutines. They wait on `Future` and `Process.sleep` only
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from heapq import heappop, heappush
@@ -91,7 +92,7 @@ class Process:
         self.alive = True
         self.paused = False
         self.ended = Future()  # when it is killed
-        self._backlog: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
 
     @property
     def now_ms(self) -> int:
@@ -103,7 +104,7 @@ class Process:
     def run(self, run: Callable[..., Any], *args: Any) -> None:
         if not self.alive:
             return
-        if self.paused:
+        if self.paused or self._backlog:
             self._backlog.append((run, args))
         else:
             run(*args)
@@ -134,9 +135,18 @@ class Process:
 
     def resume(self) -> None:
         self.paused = False
-        backlog, self._backlog = self._backlog, []
-        for number, (run, args) in enumerate(backlog):
-            self.after(number // 8, run, *args)
+        self.scheduler.after(0, self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Some of what has piled up; what comes meanwhile goes behind it."""
+        for _ in range(8):
+            if self.paused or not self.alive or not self._backlog:
+                return
+            run, args = self._backlog[0]
+            run(*args)
+            if self._backlog:
+                self._backlog.popleft()
+        self.scheduler.after(1, self._catch_up)
 
     def kill(self) -> None:
         if self.alive:
