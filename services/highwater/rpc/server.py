@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from highwater.rpc.channel import COMMON_OPTIONS
+from highwater.rpc.malloc import keep_freed_memory
 
 SERVER_OPTIONS = (
     *COMMON_OPTIONS,
@@ -86,6 +87,8 @@ class RpcServer:
 def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:
     """Runs a service's main until SIGTERM or SIGINT sets its event. What the user can mend is one sentence on
     stderr and exit status 1; anything else is a bug and keeps its traceback."""
+
+    keep_freed_memory()
 
     async def supervised() -> None:
         stop = asyncio.Event()
