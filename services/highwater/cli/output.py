@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+# The brokers of `highwater up` with its defaults: any of them will do, and one may be down.
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
 
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
