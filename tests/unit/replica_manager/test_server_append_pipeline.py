@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.append_stream import Append, AppendAnswer
-from hypothesis import given
-from hypothesis import strategies as st
 
 KEY = PartitionKey(b"t" * 16, 0)
 
