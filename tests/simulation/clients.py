@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 CLIENT = 300  # their place
 REQUEST_TIMEOUT_MS = 1500
-PRODUCE_TIMEOUT_MS = 1000
 GIVE_UP_MS = 1_000_000
 
 
@@ -119,7 +118,8 @@ class Producer(Process):
         def answer(produced: Produced) -> None:
             connection.to_client(self._received, waiting, request, produced)
 
-        connection.to_server(manager.on_produce, answer, self.key, self.acks, record, PRODUCE_TIMEOUT_MS)
+        timeout_ms = self.world.settings.produce_timeout_ms
+        connection.to_server(manager.on_produce, answer, self.key, self.acks, record, timeout_ms)
         self.after(REQUEST_TIMEOUT_MS, self._timed_out, node.broker_id, connection, waiting, request)
 
     def _stream(self, leader: int) -> tuple[Stream, ReplicaManager, dict[int, ProducerBatch]] | None:

@@ -98,7 +98,8 @@ class Faults:
         """RULES 7.5: fewer than `min.insync.replicas`, 2 here, at a time."""
         world = self._world
         node = self._node()
-        if node.held or any(not self._is_whole(each) for each in world.nodes.values()):
+        others = [each for each in world.nodes.values() if each is not node]
+        if node.held or node.disk.tail_lost or not all(map(self._is_whole, others)):
             return
         self._say("lose tail", node.broker_id)
         world.network.dark.add(node.broker_id)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from highwater.log_storage.fence import Fence, Role
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class History:
         self._chains: dict[tuple[PartitionKey, int, int], int] = {}  # 4: (key, offset, epoch) -> the log up to there
         self._marks: dict[tuple[Any, ...], int] = {}  # 2: high watermarks, by replica and start of its process
         self._fences: dict[tuple[int, PartitionKey], int] = {}  # 9: the highest epoch a disk was ever fenced at
+        self._leader_fences: dict[tuple[PartitionKey, int], Fence] = {}  # 9: who was admitted to lead under an epoch
         self._controllers: dict[str, int] = {}  # 9: by replica-manager's incarnation
 
     # etcd (5, 6)
@@ -127,10 +129,7 @@ class History:
         self._fences.pop((broker_id, key), None)
 
     def lost_tail(self, broker_id: int, keys: Iterable[PartitionKey]) -> None:
-        for key in keys:
-            state = self.states.get(key)
-            if state is not None and broker_id in (*state.isr, *state.elr):
-                self._lost_tails.add((broker_id, key))
+        self._lost_tails.update((broker_id, key) for key in keys)
 
     def tail_recorded(self, broker_id: int) -> None:
         """Every state has taken note of it (RULES 7.2): from here on what this broker is in, it holds."""
@@ -206,7 +205,7 @@ class History:
         if key in self.dead:
             return
         self._grows(("leader", broker_id, manager, key, leader_epoch), offset)
-        for member in members:
+        for member in {*members, *self.states[key].isr}:
             log = self._disks[member].logs.get(key)
             end = 0 if log is None else log.log_end_offset
             if end < offset and (member, key) not in self._lost_tails and key not in self.unclean:
@@ -230,8 +229,13 @@ class History:
 
     # Fences and controllers (9)
 
-    def fenced(self, broker_id: int, key: PartitionKey, leader_epoch: int) -> None:
+    def fenced(self, broker_id: int, key: PartitionKey, fence: Fence) -> None:
+        leader_epoch = fence.leader_epoch
         before = self._fences.get((broker_id, key), -1)
+        if fence.role is Role.LEADER:
+            known = self._leader_fences.setdefault((key, leader_epoch), fence)
+            if known != fence:
+                raise InvariantError("9 (fences)", f"broker {broker_id} fenced {key} as {fence} after {known}")
         if leader_epoch < before:
             raise InvariantError("9 (fences)", f"broker {broker_id} fenced {key} at {leader_epoch} after {before}")
         self._fences[broker_id, key] = leader_epoch

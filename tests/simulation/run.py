@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .history import InvariantError
+from .settings import Settings
 from .world import STEPS, World, describe
 
 
@@ -31,8 +32,8 @@ def command(seed: int, steps: int) -> str:
     return f"python -m tests.simulation --seed {seed}" + ("" if steps == STEPS else f" --steps {steps}")
 
 
-def run_seed(seed: int, steps: int = STEPS, verbose: bool = False) -> Result:
-    world = World(seed, verbose=verbose)
+def run_seed(seed: int, steps: int = STEPS, verbose: bool = False, settings: Settings | None = None) -> Result:
+    world = World(seed, settings, verbose=verbose)
     invariant = report = ""
     try:
         world.run(steps)

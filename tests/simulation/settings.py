@@ -55,6 +55,7 @@ class Settings:
     fetch_backoff_ms: int = 500
     consume_pause_ms: int = 400
     produce_gap_ms: int = 200
+    produce_timeout_ms: int = 1000
     acks_one: bool = False
     # Weather
     loss: float = 0.0
@@ -100,6 +101,7 @@ def draw(random: Random) -> Settings:
         fetch_batches=random.choice((1, 2, 5)),
         fetch_backoff_ms=random.choice((200, 500)),
         produce_gap_ms=random.choice((60, 150, 400)),
+        produce_timeout_ms=random.choice((500, 1000, 10_000)),
         acks_one=random.random() < 0.3,
         loss=random.choice((0.0, 0.0, 0.01, 0.05)),
         stream_break=random.choice((0.0, 0.0, 0.002, 0.01)),

@@ -248,7 +248,7 @@ class LogStorage(Process):
                 return
         else:
             log.epochs.truncate_from_end(log.log_end_offset)
-        self._history.fenced(self.disk.broker_id, key, leader_epoch)
+        self._history.fenced(self.disk.broker_id, key, proposed)
         reply((ErrorCode.NONE, log.state, log.epochs.entries, self.incarnation))
 
     def _admit(self, key: PartitionKey, role: Role, leader_epoch: int) -> ErrorCode:

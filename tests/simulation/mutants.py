@@ -1,0 +1,345 @@
+"""Known mistakes, put back into the production code one at a time. The simulation must find each (`test_mutants.py`).
+
+A mutant changes as little as makes the mistake; where two layers guard against it, both are taken away. `bias` turns
+the seeds' settings towards what the mistake needs, so that it is met within few of them; the code as it is must
+pass the very same runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from highwater.controller import election
+from highwater.errors import ErrorCode
+from highwater.fetcher import actions as fetcher_actions
+from highwater.fetcher.follower import Follower, FollowerState
+from highwater.log_storage.fence import Fence, FenceVerdict, Role
+from highwater.log_storage.fence import propose as real_propose
+from highwater.replica_manager.actions import HighWatermarkAdvanced, WriteIsr
+from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.isr import IsrProposals
+from highwater.replica_manager.leadership import Leadership
+from highwater.replica_manager.partition import Partition
+
+from . import storage
+from .run import Result, run_seed
+from .settings import Settings, draw
+from .world import STEPS
+
+Patches = Callable[[], list[Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    rule: str
+    patches: Patches
+    caught_by: tuple[str, ...]  # the beginnings of the invariants that may catch it
+    bias: Callable[[Settings], None]
+
+    def settings(self, seed: int) -> Settings:
+        settings = draw(Random(seed * 7919 + 1))
+        settings.unclean = False
+        self.bias(settings)
+        return settings
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for change in self.patches():
+                stack.enter_context(change)
+            yield
+
+    def run(self, seed: int) -> Result:
+        with self.applied():
+            return run_seed(seed, STEPS, settings=self.settings(seed))
+
+    def run_without(self, seed: int) -> Result:
+        """The same seed, settings and all, of the code as it is."""
+        return run_seed(seed, STEPS, settings=self.settings(seed))
+
+
+# (a) 5.1
+
+
+def _shrunken() -> list[Any]:
+    def isr(proposals: IsrProposals) -> frozenset[int]:
+        in_flight = proposals.in_flight
+        return frozenset((proposals.committed.state if in_flight is None else in_flight.state).isr)
+
+    return [
+        patch.object(IsrProposals, "maximal_isr", property(isr)),
+        patch.object(Leadership, "check_invariants", lambda _: None),  # what etcd holds is to find it
+    ]
+
+
+# (b) 2.4
+
+
+def _union_dropped() -> list[Any]:
+    def failed(self: IsrProposals, proposal_id: int, *, refused: bool) -> bool:
+        if self._awaited_id != proposal_id:
+            return False
+        self._awaited_id = None
+        self.in_flight = None
+        self._refused_isr = frozenset(self.committed.state.isr)  # read again, and forget what was proposed
+        return True
+
+    return [
+        patch.object(IsrProposals, "failed", failed),
+        patch.object(Leadership, "check_invariants", lambda _: None),  # what etcd holds is to find it
+    ]
+
+
+# (c) 4.3
+
+
+def _truncation_to_high_watermark() -> list[Any]:
+    real = Follower.fenced
+
+    def fenced(self: Follower, answer: fetcher_actions.FenceAnswer, now_ms: int) -> list[fetcher_actions.Action]:
+        actions = real(self, answer, now_ms)
+        log, followed = answer.log, self.followed
+        if self.state is FollowerState.FETCHING and log is not None and followed is not None and not actions:
+            cut_for = getattr(self, "_cut_for_epoch", -1)
+            self._cut_for_epoch = followed.leader_epoch  # type: ignore[attr-defined]
+            if cut_for != followed.leader_epoch and log.high_watermark < log.log_end_offset:
+                self.state = FollowerState.TRUNCATING
+                return [
+                    fetcher_actions.TruncateTo(
+                        self.generation,
+                        followed.leader_epoch,
+                        log.high_watermark,
+                        followed.unclean_epoch,
+                        log.log_end_offset,
+                        log.last_epoch,
+                    )
+                ]
+        return actions
+
+    return [patch.object(Follower, "fenced", fenced)]
+
+
+# (d), (e) 3.1
+
+
+def _no_fence() -> list[Any]:
+    return [
+        patch.object(storage, "admission", lambda *_: ErrorCode.NONE),
+        patch.object(storage, "propose", lambda *_: FenceVerdict.RAISED),
+    ]
+
+
+def _forgetful_fence() -> list[Any]:
+    real = storage.LogStorage.__init__
+
+    def start(self: storage.LogStorage, scheduler: Any, disk: storage.Disk, history: Any, incarnation: str) -> None:
+        disk.fences.clear()
+        real(self, scheduler, disk, history, incarnation)
+
+    return [patch.object(storage.LogStorage, "__init__", start)]
+
+
+# (f), (g) 4.2, 4.5
+
+
+def _credulous() -> list[Any]:
+    real = Leadership.fetched
+
+    def fetched(self: Leadership, fetch: Any, now_ms: int) -> Any:
+        return real(self, fetch._replace(leader_epoch=self.leader_epoch, last_epoch=-1), now_ms)
+
+    return [patch.object(Leadership, "fetched", fetched)]
+
+
+def _acknowledged_by_fetch_offset() -> list[Any]:
+    real = Leadership.fetched
+
+    def fetched(self: Leadership, fetch: Any, now_ms: int) -> Any:
+        return real(self, fetch._replace(acked_offset=fetch.fetch_offset), now_ms)
+
+    return [patch.object(Leadership, "fetched", fetched)]
+
+
+# (h) 2.3
+
+
+def _old_broker_epoch() -> list[Any]:
+    real = IsrProposals.propose
+
+    def propose(self: IsrProposals, state: Any, joining: Any) -> WriteIsr:
+        del joining
+        return real(self, state, {})
+
+    def joins(self: Leadership, replica: Any) -> bool:
+        caught_up = replica.log_end_offset >= max(self.high_watermark, self.epoch_start)
+        return caught_up and replica.session_open and replica.fetched_since_leaving
+
+    return [patch.object(IsrProposals, "propose", propose), patch.object(Leadership, "_joins", joins)]
+
+
+# (i) 5.4
+
+
+def _surviving_produce() -> list[Any]:
+    def interrupted(self: HostedPartition) -> None:
+        self._tail.unbind()
+        if self.pipeline is not None:
+            pipeline, self.pipeline = self.pipeline, None
+            pipeline.close()
+        self.wake_all()
+
+    real = Partition.produce_outcome
+
+    def outcome(self: Partition, leader_epoch: int, required_offset: int) -> ErrorCode | None:
+        return real(self, self.leader_epoch, required_offset)
+
+    return [
+        patch.object(HostedPartition, "interrupted", interrupted),
+        patch.object(Partition, "produce_outcome", outcome),
+    ]
+
+
+# (j) 4.1
+
+
+def _kept_acked_offset() -> list[Any]:
+    real_position, real_fetched = Follower.position, Leadership.fetched
+
+    def position(self: Follower) -> fetcher_actions.FetchPosition | None:
+        found = real_position(self)
+        if found is None:
+            return None
+        kept = max(getattr(self, "_kept", 0), found.acked_offset)
+        self._kept = kept  # type: ignore[attr-defined]
+        return replace(found, acked_offset=kept)
+
+    def fetched(self: Leadership, fetch: Any, now_ms: int) -> Any:
+        """Without the refusal of an acked offset above the fetch offset."""
+        verdict = real_fetched(self, fetch._replace(acked_offset=min(fetch.acked_offset, fetch.fetch_offset)), now_ms)
+        if verdict.error is ErrorCode.NONE and verdict.diverging is None and fetch.acked_offset > fetch.fetch_offset:
+            replica = self.followers[fetch.session.broker_id]
+            replica.log_end_offset = min(fetch.acked_offset, self.log_end_offset)
+            if self._advance_high_watermark(now_ms):
+                return verdict._replace(actions=(*verdict.actions, HighWatermarkAdvanced(self.high_watermark)))
+        return verdict
+
+    return [patch.object(Follower, "position", position), patch.object(Leadership, "fetched", fetched)]
+
+
+# (k) 3.5
+
+
+def _old_epoch_again() -> list[Any]:
+    def propose(current: Fence | None, proposed: Fence) -> FenceVerdict:
+        verdict = real_propose(current, proposed)
+        again = current is not None and (current.leader_epoch, current.role) == (proposed.leader_epoch, proposed.role)
+        return FenceVerdict.RAISED if again else verdict
+
+    def admission(fence: Fence | None, role: Role, leader_epoch: int, incarnation: str) -> ErrorCode:
+        del incarnation
+        if fence is None:
+            return ErrorCode.UNKNOWN_FENCE
+        return ErrorCode.NONE if (fence.leader_epoch, fence.role) == (leader_epoch, role) else ErrorCode.STALE_FENCE
+
+    return [
+        patch.object(storage, "propose", propose),
+        patch.object(storage, "admission", admission),
+        patch.object(election, "_restarted", lambda *_: False),
+    ]
+
+
+# What each needs
+
+
+def _three(settings: Settings) -> None:
+    settings.replication_factor = 3
+    settings.min_insync_replicas = 2
+
+
+def _weights(settings: Settings, **weights: float) -> None:
+    settings.weights = {name.replace("_", " "): weight for name, weight in weights.items()}
+
+
+def _busy(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 60
+    _weights(
+        settings, kill_fetcher=1, pause_fetcher=1, kill_broker=1, kill_manager=1, kill_storage=0.5, pause_storage=0.5
+    )
+
+
+def _pipelined(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 30
+    settings.fetch_batches = 1
+    _weights(settings, pause_storage=1, pause_fetcher=1, kill_fetcher=1, kill_broker=0.5)
+
+
+def _unknown_writes(settings: Settings) -> None:
+    _busy(settings)
+    settings.late = 0.1
+    _weights(settings, kill_fetcher=1, pause_fetcher=1, late_writes=1, stall_etcd=1)
+
+
+def _elections(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 60
+    settings.outage_ms = 1500
+    _weights(settings, prefer_leaders=1, kill_broker=1, pause_broker=1, pause_manager=1, part_brokers=1, isolate=0.5)
+
+
+def _zombies(settings: Settings) -> None:
+    _elections(settings)
+    settings.slow, settings.slow_ms = 0.1, 1500
+    _weights(settings, prefer_leaders=1, pause_broker=1, pause_manager=1, kill_storage=1, kill_broker=1)
+
+
+def _lost_tails(settings: Settings) -> None:
+    _three(settings)
+    settings.late = 0.2
+    settings.outage_ms = 150
+    settings.fault_gap_ms = 200
+    settings.flush = 0.01
+    settings.session_ms = 3000
+    settings.produce_gap_ms = 400
+    settings.partition = replace(settings.partition, session_grace_ms=200, replica_lag_time_max_ms=1000)
+    _weights(settings, lose_tail=2, kill_fetcher=1)
+
+
+def _handed_back(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 60
+    settings.produce_timeout_ms = 20_000
+    settings.fault_gap_ms = 200
+    settings.outage_ms = 500
+    _weights(settings, expire_lease=1, prefer_leaders=1, pause_fetcher=1)
+
+
+def _restarts(settings: Settings) -> None:
+    _three(settings)
+    _weights(settings, kill_manager=1, kill_storage=1, kill_broker=1)
+
+
+MUTANTS = (
+    Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
+    Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
+    Mutant("truncation to HW instead of by epoch", "4.3", _truncation_to_high_watermark, ("1", "2", "4"), _elections),
+    Mutant("no fence", "3.1", _no_fence, ("9", "5", "4"), _zombies),
+    Mutant("a fence that forgets on restart", "3.1", _forgetful_fence, ("9",), _zombies),
+    Mutant("a fetch believed without its leader epoch and last epoch", "4.2", _credulous, ("1", "2", "4"), _elections),
+    Mutant("acknowledgement by fetch offset", "4.5", _acknowledged_by_fetch_offset, ("1", "2"), _pipelined),
+    Mutant("an old broker epoch let into the ISR", "2.3", _old_broker_epoch, ("1", "2"), _lost_tails),
+    Mutant(
+        "a waiting produce that survives an interrupted leadership", "5.4", _surviving_produce, ("1",), _handed_back
+    ),
+    Mutant("an acked offset kept across a truncation", "4.1", _kept_acked_offset, ("1", "2"), _elections),
+    Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), _restarts),
+)
+
+__all__ = ["MUTANTS", "Mutant"]
