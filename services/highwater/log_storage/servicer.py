@@ -4,6 +4,7 @@ in `fence.py`; here is their order in time."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -47,7 +48,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         self._incarnation = incarnation
         self._threads = threads
         self._fencing = asyncio.Lock()  # one FenceEpoch, CreateLog or DeleteLog at a time
-        self._removals: set[asyncio.Future[None]] = set()
+        self._in_threads: set[asyncio.Future[Any]] = set()
         self._appended_bytes = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
         self._appended_by_role = {role: self._appended_bytes.labels(role.name.lower()) for role in Role}
         self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
@@ -224,8 +225,8 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
 
     async def _record(self, raised: dict[LogDir, dict[PartitionKey, Fence]]) -> None:
         """One fdatasync a log directory. A failure shows in `fences.failed`."""
-        records = [self._in_thread(log_dir.fences.record, fences) for log_dir, fences in raised.items()]
-        for outcome in await asyncio.gather(*records, return_exceptions=True):
+        records = [self._to_thread(log_dir.fences.record, fences) for log_dir, fences in raised.items()]
+        for outcome in await _to_its_end(asyncio.gather(*records, return_exceptions=True)):
             if isinstance(outcome, OSError):
                 _log.error("fences could not be written: %s", outcome)
             elif isinstance(outcome, BaseException):
@@ -339,15 +340,10 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
                     async with hosted.alone():
                         removable = await self._in_thread(self._manager.delete, key, request.leader_epoch)
                     if removable is not None:
-                        self._remove_later(removable)
+                        self._to_thread(_remove_tree, removable)
         except LogError as error:
             _refuse(response, error)
         return response
-
-    def _remove_later(self, directory: Path) -> None:
-        removal = asyncio.get_running_loop().run_in_executor(self._threads, _remove_tree, directory)
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
 
     async def CheckpointHighWatermarks(
         self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any
@@ -464,9 +460,9 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             ) from error
 
     async def settle(self) -> None:
-        """Waits for the removals under way."""
-        if self._removals:
-            await asyncio.gather(*self._removals, return_exceptions=True)
+        """Waits for what is under way in threads: also for callers that have gone away, and removals."""
+        while self._in_threads:
+            await asyncio.wait(self._in_threads)
 
     async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
@@ -476,7 +472,28 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         return hosted
 
     async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await _to_its_end(self._to_thread(function, *arguments))
+
+    def _to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        self._in_threads.add(work)
+        work.add_done_callback(self._in_threads.discard)
+        return work
+
+
+async def _to_its_end(work: asyncio.Future[Answer]) -> Answer:
+    """The outcome of work in a thread. A call is cancelled when its caller goes away or its deadline passes; the thread
+    is not. So the locks that the call holds are kept until the thread is done: nobody else may touch the log before,
+    and no fence that is not on disk yet may be answered for (RULES 3.1)."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.error("failed, and nobody waited for it: %s", error)
+        raise
 
 
 def _admit(hosted: HostedLog, role: Role, leader_epoch: int, incarnation: str) -> None:
