@@ -39,6 +39,7 @@ class ChildProcess:
         self.log_file = log_file
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0  # where the log of this start begins
 
     @property
     def pid(self) -> int | None:
@@ -55,6 +56,7 @@ class ChildProcess:
     def start(self) -> None:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as output:
+            self._log_begin = output.tell()
             self._process = self._spawn(output)
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -87,8 +89,10 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def last_words(self, lines: int = 5) -> str:
-        """The end of its log, for an error message."""
+        """The end of what it wrote since it was started last, for an error message."""
         try:
-            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+            with self.log_file.open("rb") as log:
+                log.seek(self._log_begin)
+                return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
         except OSError:
             return ""

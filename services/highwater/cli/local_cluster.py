@@ -21,12 +21,35 @@ import grpc
 from highwater.cli.child_process import ChildProcess
 from highwater.metadata.local import etcd_command, etcd_healthy
 from highwater.rpc.server import UserError
+from highwater.rpc.settings import (
+    ControllerSettings,
+    FetcherSettings,
+    LogStorageSettings,
+    ReplicaManagerSettings,
+    ServiceSettings,
+    load,
+)
 from highwater.v1.controller_pb2 import DescribeClusterRequest
 from highwater.v1.controller_pb2_grpc import ControllerStub
 
 CLUSTER = "highwater"  # the default name of every service
 DEFAULT_PORT = 9092
 SERVICES = ("log-storage", "replica-manager", "fetcher")
+OWN_SETTINGS = frozenset(
+    {
+        "advertised_listener",
+        "broker_id",
+        "cluster",
+        "controller_id",
+        "etcd",
+        "listen",
+        "log_dirs",
+        "log_storage",
+        "metrics_listen",
+        "replica_manager",
+    }
+)
+"""Of the services' settings those that differ from process to process."""
 _RESTART_BACKOFF_S = 0.5
 
 
@@ -39,6 +62,10 @@ class LocalClusterSettings:
     """Of the first broker; the others follow. 0: free ports."""
     settings: dict[str, str] = field(default_factory=dict)
     """For every service that knows the key, under Kafka's names."""
+    controllers: int = 1
+    """One acts, the others wait to take over."""
+    tcp_only: bool = False
+    """No Unix sockets: each of a broker's three processes at a `host:port`, as if on a host of its own."""
 
 
 class LocalCluster:
@@ -53,11 +80,13 @@ class LocalCluster:
         self.processes: dict[str, ChildProcess] = {}
         self.bootstrap = ""
         self.etcd = ""
-        self.controller = ""
+        self.addresses: dict[str, str] = {}
+        """Of each service's process by its name, as its peers use it."""
         self._held: set[str] = set()
         self._restart_at: dict[str, float] = {}
         self._lock: IO[str] | None = None
         self._sockets: Path | None = None
+        self._free_ports: list[int] = []
         self._cancelled: Callable[[], bool] = lambda: False
 
     def start(
@@ -98,29 +127,23 @@ class LocalCluster:
     def _start(self, ready_timeout_s: float, progress: Callable[[str], None]) -> None:
         deadline = time.monotonic() + ready_timeout_s
         self._sockets = Path(tempfile.mkdtemp(prefix="highwater-"))
-        host = self.settings.host
+        host, wanted = self.settings.host, self.settings
         ports = self._broker_ports()
-        etcd_client, etcd_peer, controller = free_ports(3, host)
-        command = etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, host)
-        self._add("etcd", command)
+        inner = len(SERVICES) * wanted.brokers if wanted.tcp_only else 0
+        self._free_ports = free_ports(2 + wanted.controllers + inner, host)
+        etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
+        self.etcd = f"{host}:{etcd_client}"
+        self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, host))
+        # All settings are checked before anything starts.
+        for controller in range(wanted.controllers):
+            self._add_controller(controller)
+        for broker, port in enumerate(ports, start=1):
+            self._add_broker(broker, port)
         self._start_process("etcd")
         progress("etcd")
-        self._await("etcd", lambda: etcd_healthy(f"{host}:{etcd_client}"), deadline, ["etcd"])
-        etcd = self.etcd = f"{host}:{etcd_client}"
-        self.controller = f"{host}:{controller}"
-        self._add_service(
-            "controller",
-            "controller",
-            {
-                "controller.id": "0",
-                "listen": self.controller,
-                "advertised.listener": self.controller,
-                "etcd": etcd,
-            },
-        )
-        self._start_process("controller")
-        for broker, port in enumerate(ports, start=1):
-            self._add_broker(broker, port, etcd)
+        self._await("etcd", lambda: etcd_healthy(self.etcd), deadline, ["etcd"])
+        for controller in range(wanted.controllers):
+            self._start_process(controller_name(controller))
         for broker in range(1, len(ports) + 1):
             self.start_broker(broker)
         progress("brokers")
@@ -135,6 +158,8 @@ class LocalCluster:
         if first == 0:
             return free_ports(count, host)
         ports = list(range(first, first + count))
+        if ports[-1] > 65535:
+            raise UserError(f"{count} brokers from port {first} on need ports above 65535: choose a lower --port")
         for port in ports:
             if not _is_free(host, port):
                 raise UserError(
@@ -142,13 +167,19 @@ class LocalCluster:
                 )
         return ports
 
-    def _add_broker(self, broker: int, port: int, etcd: str) -> None:
-        assert self._sockets is not None
-        directory = self.settings.data / f"broker-{broker}"
-        storage = f"unix:{self._sockets}/{broker}-log-storage"
-        manager = f"unix:{self._sockets}/{broker}-replica-manager"
+    def _add_controller(self, controller: int) -> None:
+        address = f"{self.settings.host}:{self._free_ports.pop()}"
+        self._add_service(
+            controller_name(controller),
+            "controller",
+            {"controller.id": str(controller), "listen": address, "advertised.listener": address, "etcd": self.etcd},
+        )
+
+    def _add_broker(self, broker: int, port: int) -> None:
+        storage, manager, fetcher = (self._inner_address(f"{broker}-{service}") for service in SERVICES)
         address = f"{self.settings.host}:{port}"
         common = {"broker.id": str(broker)}
+        directory = self.settings.data / f"broker-{broker}"
         self._add_service(
             f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": str(directory)}
         )
@@ -159,24 +190,30 @@ class LocalCluster:
                 **common,
                 "listen": f"{address},{manager}",
                 "advertised.listener": address,
-                "etcd": etcd,
+                "etcd": self.etcd,
                 "log.storage": storage,
             },
         )
         self._add_service(
             f"fetcher-{broker}",
             "fetcher",
-            {
-                **common,
-                "listen": f"unix:{self._sockets}/{broker}-fetcher",
-                "replica.manager": manager,
-                "log.storage": storage,
-            },
+            {**common, "listen": fetcher, "replica.manager": manager, "log.storage": storage},
         )
 
+    def _inner_address(self, name: str) -> str:
+        """Where a broker's processes reach one another."""
+        if self.settings.tcp_only:
+            return f"{self.settings.host}:{self._free_ports.pop()}"
+        return f"unix:{self._sockets}/{name}"
+
     def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
-        arguments = [f"--set={key}={value}" for key, value in {**self._common(package), **settings}.items()]
-        self._add(name, [sys.executable, "-m", f"highwater.{package}", *arguments])
+        """Raises `UserError` for a setting with a value that the service would refuse."""
+        settings = {**self._common(package), **settings}
+        load(service_settings(package), settings)
+        self.addresses[name] = settings.get("advertised.listener", settings["listen"])
+        self._add(
+            name, [sys.executable, "-m", f"highwater.{package}", *(f"--set={k}={v}" for k, v in settings.items())]
+        )
 
     def _common(self, package: str) -> dict[str, str]:
         known = known_settings(package)
@@ -196,19 +233,22 @@ class LocalCluster:
             for name in needed:
                 process = self.processes[name]
                 if not process.running:
-                    raise UserError(f"{name} did not start; the end of {process.log_file}:\n{process.last_words()}")
+                    raise UserError(f"{name} did not start, see {process.log_file}: {process.last_words(1)}")
             if time.monotonic() > deadline:
                 raise UserError(f"the {what} were not ready in time: see the files in {self.settings.data / 'logs'}")
             time.sleep(0.05)
 
     def _all_registered(self) -> bool:
         """Asked of the controller without an event loop: the caller may run, or have closed, loops of its own."""
-        try:
-            with grpc.insecure_channel(self.controller) as channel:
-                found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
-        except grpc.RpcError:
-            return False
-        return len(found.brokers) == self.settings.brokers
+        for controller in range(self.settings.controllers):
+            try:
+                with grpc.insecure_channel(self.addresses[controller_name(controller)]) as channel:
+                    found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
+            except grpc.RpcError:
+                continue
+            if len(found.brokers) == self.settings.brokers:
+                return True
+        return False
 
     # --- one broker
 
@@ -297,14 +337,22 @@ def _is_free(host: str, port: int) -> bool:
         return True
 
 
+def controller_name(controller: int) -> str:
+    """Of its process: `controller`, and where there are more, `controller-1`, ..."""
+    return f"controller-{controller}" if controller else "controller"
+
+
 def known_settings(package: str) -> set[str]:
     """The field names of a service's settings."""
-    from highwater.rpc import settings as kinds
+    return set(service_settings(package).model_fields)
 
-    services: dict[str, type[kinds.ServiceSettings]] = {
-        "log_storage": kinds.LogStorageSettings,
-        "replica_manager": kinds.ReplicaManagerSettings,
-        "fetcher": kinds.FetcherSettings,
-        "controller": kinds.ControllerSettings,
+
+def service_settings(package: str) -> type[ServiceSettings]:
+    """The class of the settings of `log_storage`, `replica_manager`, `fetcher` or `controller`."""
+    services: dict[str, type[ServiceSettings]] = {
+        "log_storage": LogStorageSettings,
+        "replica_manager": ReplicaManagerSettings,
+        "fetcher": FetcherSettings,
+        "controller": ControllerSettings,
     }
-    return set(services[package].model_fields)
+    return services[package]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import IO, Annotated, Literal
 import typer
 
 from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors
+from highwater.cli.read_ahead import ReadAhead
 from highwater.rpc.server import UserError
 
 _PENDING = 50_000
@@ -41,7 +42,9 @@ def produce(
     """Produce a record for each line of standard input or of a file."""
     if file is None:
         kind = ".jsonl" if key_column is not None else ".txt"
-        _send(records(sys.stdin.buffer, kind, key_column), 0, topic, acks, compression, bootstrap)
+        # Not `sys.stdin`, and never closed: a thread may wait for a line when the command ends.
+        lines = os.fdopen(0, "rb", closefd=False)
+        _send(records(lines, kind, key_column), 0, topic, acks, compression, bootstrap)
         return
     try:
         with file.open("rb") as source:
@@ -56,11 +59,11 @@ Row = tuple[bytes | None, bytes, int]
 
 
 def records(source: IO[bytes], kind: str, key_column: str | None) -> Iterator[Row]:
-    """The records of an input; `kind` is the file's suffix. Raises `UserError`
-    that names the line for what cannot be read."""
+    """The records of an input; `kind` is the file's suffix. Raises `UserError` that names the line for what cannot be
+    read."""
     if kind == ".csv":
         yield from _csv(source, key_column)
-    elif key_column is not None:
+    elif kind == ".jsonl" or key_column is not None:
         yield from _json(source, key_column)
     else:
         for line in source:
@@ -79,27 +82,36 @@ def _csv(source: IO[bytes], key_column: str | None) -> Iterator[Row]:
             except UnicodeDecodeError:
                 raise UserError(f"line {number} is not UTF-8") from None
 
-    reader = csv.DictReader(lines())
-    columns = reader.fieldnames or []
-    if key_column is not None and key_column not in columns:
-        raise UserError(f"there is no column {key_column!r}: the file has {', '.join(columns) or 'none'}")
-    for row in reader:
-        if None in row or None in row.values():
-            raise UserError(f"line {reader.line_num} has not the {len(columns)} columns of the header")
-        key = row[key_column].encode() if key_column is not None else None
-        taken, consumed = consumed, 0
-        yield key, json.dumps(row, separators=(",", ":")).encode(), taken
+    reader = csv.DictReader(lines(), strict=True)
+    try:
+        columns = reader.fieldnames or []
+        if len(set(columns)) < len(columns):
+            raise UserError(f"two columns have the same name: {', '.join(columns)}")
+        if key_column is not None and key_column not in columns:
+            raise UserError(f"there is no column {key_column!r}: the file has {', '.join(columns) or 'none'}")
+        for row in reader:
+            if None in row or None in row.values():
+                raise UserError(f"line {reader.line_num} has not the {len(columns)} columns of the header")
+            key = row[key_column].encode() if key_column is not None else None
+            taken, consumed = consumed, 0
+            yield key, json.dumps(row, separators=(",", ":")).encode(), taken
+    except csv.Error as error:
+        raise UserError(f"line {reader.reader.line_num} is not CSV: {error}") from None
 
 
-def _json(source: IO[bytes], key_column: str) -> Iterator[Row]:
+def _json(source: IO[bytes], key_column: str | None) -> Iterator[Row]:
     for number, line in enumerate(source, 1):
         text = line.strip()
         if not text:
             continue
         try:
             fields = json.loads(text)
-        except ValueError:
-            raise UserError(f"line {number} is not JSON: --key-column reads JSON lines or CSV") from None
+        except (ValueError, RecursionError):
+            hint = ": --key-column reads JSON lines or CSV" if key_column is not None else ""
+            raise UserError(f"line {number} is not JSON{hint}") from None
+        if key_column is None:
+            yield None, text, len(line)
+            continue
         if not isinstance(fields, dict) or key_column not in fields:
             raise UserError(f"line {number} has no field {key_column!r}")
         value = fields[key_column]
@@ -123,21 +135,27 @@ async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: Acks, com
         columns = [SpinnerColumn(), *columns[:1], columns[-1]]
     sent = 0
     async with Producer(bootstrap, acks=_ACKS[acks], compression=compression) as producer:
+        await producer.partitions_for(topic)  # an unknown topic is told before the first line is read
         with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
             task = progress.add_task(f"producing to {topic}", total=total or None, records=0)
             handles = []
             taken = 0
-            for key, value, size in rows:
-                handles.append(await producer.send(topic, value, key=key))
-                sent += 1
-                taken += size
-                if len(handles) >= _PENDING:
-                    for handle in handles:
-                        await handle
-                    handles.clear()
-                if sent % 1000 == 0:
+            reader = ReadAhead(rows)
+            try:
+                while read := await reader.take():
+                    for key, value, size in read:
+                        handles.append(await producer.send(topic, value, key=key))
+                        sent += 1
+                        taken += size
+                    if len(handles) >= _PENDING:
+                        for handle in handles:
+                            await handle
+                        handles.clear()
                     progress.update(task, completed=taken, records=sent)
-            await producer.flush()
-            for handle in handles:
-                await handle
+                await producer.flush()
+                for handle in handles:
+                    await handle
+            except UserError as error:
+                await producer.flush()
+                raise UserError(f"{error}; records produced before it: {sent:,}") from None
     errors.print(f"produced {sent:,} records to {topic}")

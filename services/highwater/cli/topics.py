@@ -68,7 +68,7 @@ def list_(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> Non
 
 @app.command("describe")
 def describe(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> None:
-    """Show a topic's partitions: leader, leader epoch, replicas, in-sync replicas, offsets."""
+    """Show a topic's partitions: leader, leader epoch, replicas, in-sync replicas."""
     from highwater.client.blocking import Admin
 
     with Admin(bootstrap) as admin:

@@ -65,7 +65,7 @@ def up(
 
 def parse_settings(items: list[str]) -> dict[str, str]:
     """`key=value` items, each key one that some service knows; raises `typer.BadParameter` otherwise."""
-    from highwater.cli.local_cluster import known_settings
+    from highwater.cli.local_cluster import OWN_SETTINGS, known_settings
 
     known = set().union(
         *(known_settings(package) for package in ("log_storage", "replica_manager", "fetcher", "controller"))
@@ -77,5 +77,7 @@ def parse_settings(items: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{item!r}: write --set key=value")
         if key.replace(".", "_") not in known:
             raise typer.BadParameter(f"no service has a setting named {key}")
+        if key.replace(".", "_") in OWN_SETTINGS:
+            raise typer.BadParameter(f"{key} is set by `highwater up` itself, for each process another")
         found[key] = value
     return found

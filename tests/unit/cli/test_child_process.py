@@ -51,4 +51,5 @@ def test_the_output_goes_to_the_log_and_the_status_is_told(tmp_path: Path) -> No
     assert child.last_words(1) == "two"
     child.start()
     assert child.wait(10)
-    assert child.last_words() == "one\ntwo\none\ntwo"
+    assert child.last_words() == "one\ntwo", "the last words of the earlier start are not its own"
+    assert child.log_file.read_text() == "one\ntwo\none\ntwo\n"
