@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,8 +33,8 @@ async def _consume(topic: str, from_beginning: bool, max_records: int | None, js
 
     printed = 0
     write = sys.stdout.buffer.write
-    async with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest" if from_beginning else "latest") as consumer:
-        await consumer.subscribe([topic])
+    reset: Literal["earliest", "latest"] = "earliest" if from_beginning else "latest"
+    async with Consumer(topic, bootstrap=bootstrap, auto_offset_reset=reset) as consumer:
         while max_records is None or printed < max_records:
             wanted = 10_000 if max_records is None else min(10_000, max_records - printed)
             batch = await consumer.poll(timeout_ms=500, max_records=wanted)

@@ -101,6 +101,7 @@ class Consumer:
             raise ClientClosedError("this consumer was stopped; make another")
         if not self._running:
             self._running = True
+            self._cluster.track(self._topics)  # known with the first answer, not with the next one
             try:
                 await self._cluster.start()
                 if self._topics:
