@@ -28,6 +28,7 @@ _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
+HANG_UP_TIMEOUT_S = 0.5  # for a broker to end a stream that the client has ended
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -87,25 +88,41 @@ class RequestStream(Generic[RequestT, ResponseT]):
 
     def fail(self, error: HighwaterError) -> None:
         """Ends the stream; everything in flight gets `error`."""
-        if self.broken is not None:
-            return
+        if self.broken is None:
+            self._refuse_all(error)
+            self._abort()
+
+    async def close(self, error: HighwaterError) -> None:
+        """As `fail`, but hangs up in order and waits for the broker's end of it: what a cancelled call still has under
+        way would reach an event loop that may be closed by then."""
+        if self.broken is None:
+            self._refuse_all(error)
+            self._wake.set()
+            await asyncio.wait(self._tasks, timeout=HANG_UP_TIMEOUT_S)
+            self._abort()
+
+    def _refuse_all(self, error: HighwaterError) -> None:
         self.broken = error
         self._outgoing.clear()
         waiting, self._waiting = self._waiting, {}
+        for _, on_answer in waiting.values():
+            on_answer(error)
+
+    def _abort(self) -> None:
         self._call.cancel()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        for _, on_answer in waiting.values():
-            on_answer(error)
 
     async def _write(self) -> None:
         try:
-            while True:
+            while self.broken is None:
                 while self._outgoing:
                     await self._call.write(self._outgoing.popleft())
                 self._wake.clear()
-                await self._wake.wait()
+                if self.broken is None:
+                    await self._wake.wait()
+            await self._call.done_writing()
         except asyncio.CancelledError:
             self.fail(NetworkError(f"the connection to {self._address} was closed"))
             raise
@@ -200,9 +217,8 @@ class Connection:
             raise NetworkError(f"the connection to {self.address} was closed") from error
 
     async def close(self) -> None:
-        for stream in (self._produce, self._fetch):
-            if stream is not None:
-                stream.fail(NetworkError(f"the connection to {self.address} was closed"))
+        closed = NetworkError(f"the connection to {self.address} was closed")
+        await asyncio.gather(*(stream.close(closed) for stream in (self._produce, self._fetch) if stream is not None))
         if self._channel is not None:
             await self._channel.close(None)
             self._channel = None
