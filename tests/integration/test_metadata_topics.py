@@ -73,6 +73,8 @@ async def test_a_name_is_taken_until_the_topic_is_gone(store: Store, keys: Keys,
     assert marked.marked == {TOPIC.topic_id}
     assert marked.topics == {TOPIC.topic_id: made}
     assert await delete_states(store, keys, term, "t", TOPIC.topic_id)
+    (late,) = await create_states(store, keys, term, made, {0: STATE})  # would pass to the next topic of this name
+    assert late.outcome is Outcome.REFUSED
     assert (await view(store, keys)).states == {}
     assert missing_states(await view(store, keys)) == []  # marked: none is to be created
     assert await finish_deletion(store, keys, term, "t", TOPIC.topic_id)

@@ -220,8 +220,9 @@ class Reign:
         for name, created in creations.items():
             topic = self.cluster.topics.named(name)
             if topic is not None and topic.topic_id == created[0].key.topic_id:
-                guard = Compare(("topic", name), "create", topic.versioned.create_revision)
-                self.owner.spawn(self._write_states(created, (guard,)))
+                created_at = Compare(("topic", name), "create", topic.versioned.create_revision)
+                unmarked = Compare(("marker", name), "create", 0)
+                self.owner.spawn(self._write_states(created, (created_at, unmarked)))
         for other in writes:
             match other:
                 case RecordTail():

@@ -107,12 +107,14 @@ async def create_topic(
 async def create_states(
     store: Store, keys: Keys, term: ControllerTerm, topic: VersionedTopic, states: Mapping[int, PartitionState]
 ) -> list[StateWriteResult]:
-    """Puts the states, by partition, that do not exist yet, as long as it is still this very topic. One result for each
-    in the order given; a state that exists is REFUSED and comes with the result. Raises `ControllerDeposed`."""
+    """Puts the states, by partition, that do not exist yet, as long as it is still this very topic and not marked for
+    deletion: a write that comes after the states were removed would pass its state on to the next topic of the name.
+    One result for each in the order given; a state that exists is REFUSED and comes with the result. Raises
+    `ControllerDeposed`."""
     name = topic.assignment.topic
     writes = [
         ConditionalWrite(
-            (absent(key), created_at(keys.topic(name), topic.create_revision)),
+            (absent(key), created_at(keys.topic(name), topic.create_revision), absent(keys.delete_topic(name))),
             (Put(key, state.to_json()),),
         )
         for partition, state in states.items()
