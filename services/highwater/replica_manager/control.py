@@ -14,6 +14,7 @@ from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.partition import Phase
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.storage import StorageError
 from highwater.telemetry.log import get_logger, pairs
@@ -85,6 +86,9 @@ class Control:
             if refused is not None:
                 return refused
             created = await self._create_logs(instructions)
+            refused = self._stale(sender)  # the registration may have been lost while logs were made (RULES 1.4)
+            if refused is not None:
+                return refused
             errors = [
                 self._instruct(instruction, error) for instruction, error in zip(instructions, created, strict=True)
             ]
@@ -101,8 +105,11 @@ class Control:
         if refused is not None:
             return refused
         outcomes: dict[PartitionKey, InstructionOutcome] = {}
+        doomed = []
         async with self._lock:
-            doomed = []
+            refused = self._stale(sender)
+            if refused is not None:
+                return refused
             for stop in stops:
                 hosted = self._broker.hosted.get(stop.key)
                 if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
@@ -112,9 +119,11 @@ class Control:
                 outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.NONE)
                 if stop.delete_log:
                     doomed.append(stop.key)
-            if doomed:
-                for key, error in (await self._purge.delete(doomed)).items():
-                    outcomes[key] = InstructionOutcome(key, error.code, error.message)
+        # Not under the lock: deletions take long, and instructions must be answered within 5 s (RULES 7.7). A log that
+        # is wanted again by then is kept by its fence, or made again.
+        if doomed:
+            for key, error in (await self._purge.delete(doomed)).items():
+                outcomes[key] = InstructionOutcome(key, error.code, error.message)
         return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] for stop in stops])
 
     async def update_metadata(
@@ -136,13 +145,20 @@ class Control:
         return Outcomes(ErrorCode.NONE)
 
     async def _refusal(self, sender: Sender) -> Outcomes | None:
+        if sender.controller_epoch >= self.controller_epoch:
+            self.controller_epoch = sender.controller_epoch
+            if sender.broker_epoch is not None:
+                await self._liveness.await_registration(sender.broker_epoch)
+        return self._stale(sender)
+
+    def _stale(self, sender: Sender) -> Outcomes | None:
+        """Why the sender is not to be obeyed. To be asked again after every wait."""
         if sender.controller_epoch < self.controller_epoch:
             return Outcomes(  # RULES 1.2
                 ErrorCode.STALE_CONTROLLER_EPOCH,
                 f"controller epoch {sender.controller_epoch} is over, the present one is {self.controller_epoch}",
             )
-        self.controller_epoch = sender.controller_epoch
-        if sender.broker_epoch is None or await self._liveness.registered_under(sender.broker_epoch):
+        if sender.broker_epoch is None or sender.broker_epoch == self._broker.broker_epoch:
             return None
         return Outcomes(
             ErrorCode.STALE_BROKER_EPOCH,
@@ -158,12 +174,11 @@ class Control:
             hosted = self._broker.hosted.get(instruction.key)
             if self._broker.broker_id not in instruction.replicas:
                 return None
-            if hosted is not None and hosted.raw_config == instruction.config:
+            fenced = hosted is not None and hosted.partition.phase is not Phase.UNFENCED  # else its log may be gone
+            if hosted is not None and fenced and hosted.raw_config == instruction.config:
                 return None
             async with slots:
                 try:
-                    if hosted is not None:
-                        return await self._broker.storage.alter_config(instruction.key, instruction.config)
                     return await self._create_log(instruction)
                 except StorageUnavailableError as error:
                     return StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
@@ -171,6 +186,7 @@ class Control:
         return list(await asyncio.gather(*map(create, instructions)))
 
     async def _create_log(self, instruction: PartitionInstruction) -> StorageError:
+        """A log that is there takes the configuration."""
         storage, key = self._broker.storage, instruction.key
         error = await storage.create_log(instruction.topic, key, instruction.config)
         if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
@@ -182,14 +198,11 @@ class Control:
             for log in described.logs
             if log.topic == instruction.topic and log.key.partition == key.partition and log.key != key
         ]
-        for old in earlier:
-            self._broker.evict(old)
         await self._purge.delete(earlier)
         return await storage.create_log(instruction.topic, key, instruction.config)
 
     def _instruct(self, instruction: PartitionInstruction, created: StorageError | None) -> StorageError:
         broker = self._broker
-        self._learn(instruction)
         hosted = broker.hosted.get(instruction.key)
         if created is not None and created.code is not ErrorCode.NONE:
             logger.error(
@@ -202,6 +215,7 @@ class Control:
                 ),
             )
             return created
+        self._learn(instruction)
         if hosted is None and broker.broker_id not in instruction.replicas:
             return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
         hosted = broker.host(instruction.key, instruction.topic, instruction.config)

@@ -71,9 +71,9 @@ class Liveness:
         """RULES 8.1: whether the lease was confirmed within its TTL."""
         return boottime_ms() < self._registrar.confirmed_until_ms
 
-    async def registered_under(self, broker_epoch: int) -> bool:
-        """Whether an instruction for `broker_epoch` is for this registration. The controller may see a registration
-        before the answer to it arrives here: a higher epoch is waited for."""
+    async def await_registration(self, broker_epoch: int) -> None:
+        """Returns once this broker knows itself registered under `broker_epoch` or a higher one, or after
+        `EPOCH_WAIT_S`: the controller may see a registration before the answer to it arrives here."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + EPOCH_WAIT_S
         while self._broker.broker_epoch is None or self._broker.broker_epoch < broker_epoch:
@@ -81,8 +81,7 @@ class Liveness:
                 async with asyncio.timeout_at(deadline):
                     await self._epoch_changed.wait()
             except TimeoutError:
-                return False
-        return self._broker.broker_epoch == broker_epoch
+                return
 
     def start(self) -> None:
         self._running = asyncio.create_task(self._run(), name="liveness")

@@ -3,7 +3,7 @@ what that read shows to be gone, marked, or assigned elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -34,16 +34,25 @@ class _Doom:
 
 class Purge:
     """`cluster_id` gives the one that this broker's logs belong to ("": not known yet); under another one nothing is
-    deleted: an etcd that has lost everything must not take the records with it."""
+    deleted: an etcd that has lost everything must not take the records with it. `evict` stops the replica of a log that
+    is about to be deleted."""
 
     def __init__(
-        self, broker_id: int, storage: LogStorage, store: Store, keys: Keys, cluster_id: Callable[[], str]
+        self,
+        broker_id: int,
+        storage: LogStorage,
+        store: Store,
+        keys: Keys,
+        *,
+        cluster_id: Callable[[], str],
+        evict: Callable[[PartitionKey], None],
     ) -> None:
         self._broker_id = broker_id
         self._storage = storage
         self._store = store
         self._keys = keys
         self._cluster_id = cluster_id
+        self._evict = evict
 
     async def delete(self, wanted: Iterable[PartitionKey]) -> dict[PartitionKey, StorageError]:
         """Deletes what the rules allow of `wanted`. NONE: gone; anything else: why it is still there."""
@@ -54,6 +63,7 @@ class Purge:
             return dict.fromkeys(wanted, StorageError(ErrorCode.LOG_STORAGE_ERROR, f"etcd: {error}"))
         results: dict[PartitionKey, StorageError] = dict.fromkeys(kept, KEPT)
         for doom in dooms:
+            self._evict(doom.key)
             try:
                 results[doom.key] = await self._storage.delete_log(doom.key, doom.leader_epoch)
             except StorageUnavailableError as error:
@@ -66,7 +76,7 @@ class Purge:
             )
         return results
 
-    async def delete_strays(self, hosted: Sequence[PartitionKey]) -> None:
+    async def delete_strays(self, hosted: Collection[PartitionKey]) -> None:
         """Deletes the logs of topics that were deleted, or moved, while this broker was away (RULES 9.2)."""
         described = await self._storage.describe()
         strays = [log.key for log in described.logs if log.key not in hosted]

@@ -91,7 +91,14 @@ class ReplicaManagerService:
             registered=self._registered,
             failed=self._fail,
         )
-        self._purge = Purge(settings.broker_id, storage, self._store, self._keys, lambda: self.liveness.cluster_id)
+        self._purge = Purge(
+            settings.broker_id,
+            storage,
+            self._store,
+            self._keys,
+            cluster_id=lambda: self.liveness.cluster_id,
+            evict=self.broker.evict,
+        )
         self.control = Control(self.broker, self.liveness, self._purge)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -200,7 +207,7 @@ class ReplicaManagerService:
         await self.server.set_serving(True)
         while True:
             try:
-                await self._purge.delete_strays(list(self.broker.hosted))
+                await self._purge.delete_strays(set(self.broker.hosted))
                 return
             except (StoreError, StorageUnavailableError) as error:
                 logger.warning("strays are not looked for yet: %s", error)

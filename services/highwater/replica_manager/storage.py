@@ -218,12 +218,6 @@ class LogStorage:
             frozenset(directory.cluster_id for directory in response.log_dirs),
         )
 
-    async def alter_config(self, key: PartitionKey, config: Mapping[str, str]) -> StorageError:
-        request = log_storage_pb2.AlterLogConfigRequest(partition=to_key(key), config=dict(config))
-        response = await _answered(self._stub.AlterLogConfig(request, timeout=CALL_TIMEOUT_S))
-        self._seen(response.incarnation)
-        return _error(response.error)
-
     async def record_boot(self) -> None:
         """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2)."""
         await self._flush(log_storage_pb2.FlushRequest(record_boot=True))

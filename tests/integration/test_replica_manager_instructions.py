@@ -1,0 +1,108 @@
+"""Instructions that cross other events: a registration that is lost, a log that is gone, a topic made again, deletions
+that take long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+from replica_manager_cluster import TestCluster, eventually, rows, to_key
+
+from highwater.errors import ErrorCode
+from highwater.metadata.keys import Keys
+from highwater.metadata.local import LocalEtcd
+from highwater.metadata.models import PartitionKey
+from highwater.metadata.store import Store
+from highwater.metadata.transactions import Delete
+from highwater.replica_manager.purge import Purge
+from highwater.replica_manager.storage import LogStorage, StorageError
+from highwater.rpc.channel import open_channel
+from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
+
+
+@pytest.fixture
+async def cluster(etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path) -> AsyncIterator[TestCluster]:
+    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as running:
+        yield running
+
+
+async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no_leader(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RULES 1.4: not registered under that broker epoch any more, so it must not begin to lead under it."""
+    creating, registered_anew = asyncio.Event(), asyncio.Event()
+    create_log = LogStorage.create_log
+
+    async def slowly(storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str]) -> StorageError:
+        creating.set()
+        await registered_anew.wait()
+        return await create_log(storage, topic, key, config)
+
+    topic = await cluster.create_topic("orders", instruct=False)
+    before = cluster[0].broker_epoch
+    monkeypatch.setattr(LogStorage, "create_log", slowly)
+    instructed = asyncio.create_task(cluster.instruct(0, topic))
+    await creating.wait()
+    await cluster.store.txn((), (Delete(cluster.keys.broker(0)),))
+    await cluster[0].registered(above=before)
+    registered_anew.set()
+    assert (await instructed).error.code == ErrorCode.STALE_BROKER_EPOCH
+    produced = await cluster[0].produce(topic.key, rows(b"a"), acks=1)
+    assert produced.error.code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("config", [{}, {"retention.ms": "1000"}], ids=["same config", "new config"])
+async def test_a_log_that_is_gone_is_made_again_when_its_replica_is_instructed_again(
+    cluster: TestCluster, config: dict[str, str]
+) -> None:
+    """Level-triggered: whoever lost it (a replaced volume, a deletion that crossed an assignment), sending the
+    instruction again brings the replica to where it should be."""
+    topic = await cluster.create_topic("orders")
+    async with open_channel(cluster[0]._socket("ls")) as channel:
+        request = log_storage_pb2.DeleteLogRequest(partition=to_key(topic.key), leader_epoch=-1)
+        assert not (await log_storage_pb2_grpc.LogStorageStub(channel).DeleteLog(request)).error.code
+    present = await cluster.state(topic)
+    state = present.state.with_(leader_epoch=1)
+    revision = await cluster.store.put(cluster.keys.state("orders", 0), state.to_json())
+    again = type(topic)(topic.name, topic.key, topic.replicas, config, type(present)(state, revision))
+
+    async def instructed() -> bool:
+        return (await cluster.instruct(0, again)).results[0].error.code == ErrorCode.NONE
+
+    await eventually(instructed, "the replica is taken up again", deadline_s=5)
+    assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE
+
+
+async def test_a_late_instruction_for_a_deleted_topic_does_not_touch_the_topic_made_again(
+    cluster: TestCluster,
+) -> None:
+    deleted = await cluster.create_topic("orders")
+    await cluster.delete_topic(deleted)
+    topic = await cluster.create_topic("orders")
+    late = await cluster.instruct(0, deleted)
+    assert late.results[0].error.code != ErrorCode.NONE
+    assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE
+
+
+async def test_a_deletion_that_takes_long_does_not_hold_up_an_election(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RULES 7.7: a replica that does not answer LeaderAndIsr for 5 s counts as not live."""
+    going_on = asyncio.Event()
+    delete = Purge.delete
+
+    async def slowly(purge: Purge, wanted: Iterable[PartitionKey]) -> dict[PartitionKey, StorageError]:
+        await going_on.wait()
+        return await delete(purge, wanted)
+
+    doomed, topic = await cluster.create_topic("doomed"), await cluster.create_topic("orders")
+    await cluster.delete_topic(doomed)
+    monkeypatch.setattr(Purge, "delete", slowly)
+    stopped = asyncio.create_task(cluster.stop_replica(0, doomed))
+    async with asyncio.timeout(5):
+        await cluster.elect(topic, 0)
+    assert not stopped.done()
+    going_on.set()
+    assert (await stopped).results[0].error.code == ErrorCode.NONE
