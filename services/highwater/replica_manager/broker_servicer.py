@@ -321,6 +321,8 @@ class _FetchStream:
                     return
         finally:
             self._ended = True
+            if self._answering is not None:
+                self._answering.wait.end()  # nobody waits for data on a stream that is being hung up
             self._wake.set()
 
     def _take(self, request: broker_pb2.FetchRequest) -> FetchAsk | bytes:
