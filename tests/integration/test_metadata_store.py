@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import trustme
 from etcd_proxy import EtcdProxy, until
 
 from highwater.metadata import store as store_module
@@ -30,8 +31,6 @@ from highwater.metadata.transactions import (
 )
 
 DEAD = "127.0.0.1:1"
-# A certificate for 127.0.0.1 and its key, signed by an authority whose own key was thrown away; good for nothing else.
-CERTIFICATES = Path(__file__).parent / "certificates"
 
 
 async def test_a_transaction_is_done_whole_or_not_at_all(store: Store, keys: Keys) -> None:
@@ -207,9 +206,14 @@ async def test_a_compacted_revision_is_told(own_etcd: LocalEtcd) -> None:
 
 
 async def test_a_client_with_a_certificate_gets_through_tls_and_one_without_gets_nothing(
-    etcd: LocalEtcd, keys: Keys
+    etcd: LocalEtcd, keys: Keys, tmp_path: Path
 ) -> None:
-    authority, certificate, key = (CERTIFICATES / name for name in ("authority.pem", "member.pem", "member-key.pem"))
+    authority, certificate, key = (tmp_path / name for name in ("authority.pem", "member.pem", "member-key.pem"))
+    issuing = trustme.CA()
+    issuing.cert_pem.write_to_path(authority)
+    issued = issuing.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority))
     context.load_cert_chain(certificate, key)
     context.verify_mode = ssl.CERT_REQUIRED
