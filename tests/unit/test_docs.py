@@ -1,0 +1,217 @@
+"""The documentation says what the code says: metrics, settings, options, error codes, rules, links, examples."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.client import Admin, Consumer, Producer, exceptions
+from highwater.errors import ErrorCode
+from highwater.rpc.settings import (
+    ControllerSettings,
+    FetcherSettings,
+    LogStorageSettings,
+    ReplicaManagerSettings,
+    ServiceSettings,
+)
+
+ROOT = Path(__file__).parents[2]
+CODE = ROOT / "services" / "highwater"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+SERVICES = {
+    "log-storage": LogStorageSettings,
+    "replica-manager": ReplicaManagerSettings,
+    "fetcher": FetcherSettings,
+    "controller": ControllerSettings,
+}
+METRIC_SUFFIXES = {"counter": "_total", "gauge": "", "latency": "_seconds"}
+
+
+def section(page: Path, heading: str) -> str:
+    """From a heading to the next one of any level."""
+    found = re.search(rf"^#+ {re.escape(heading)}$(.*?)(?=^#|\Z)", page.read_text(), re.M | re.S)
+    assert found is not None, f"{page.name} has no section {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of every table row."""
+    for line in text.splitlines():
+        if line.startswith("|") and not re.fullmatch(r"[|\- ]+", line):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# Metrics
+
+
+@cache
+def metrics_in_code() -> set[str]:
+    """Every `counter("name", ...)`, `gauge(...)` and `latency(...)`, under the name that Prometheus sees."""
+    found = set()
+    for path in CODE.glob("*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in METRIC_SUFFIXES:
+                name = str(node.args[0].value).removesuffix("_total")
+                found.add(f"highwater_{path.parent.name}_{name}{METRIC_SUFFIXES[called]}")
+    return found
+
+
+def test_every_metric_is_described_and_every_described_one_exists() -> None:
+    described = set(re.findall(r"^\| `(highwater_\w+)`", (DOCS / "metrics.md").read_text(), re.M))
+    assert described == metrics_in_code()
+    assert len(described) > 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_names_a_metric_that_does_not_exist(page: Path) -> None:
+    services = "|".join(name.replace("-", "_") for name in SERVICES)
+    named = set(re.findall(rf"\bhighwater_(?:{services})_\w+\b", page.read_text()))
+    assert named <= metrics_in_code()
+
+
+# Settings
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value != "" else "empty"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_setting_is_described_with_its_default(service: str) -> None:
+    kind: type[ServiceSettings] = SERVICES[service]
+    described = {cells[0]: cells[1] for cells in rows(section(DOCS / "operations.md", service)) if cells[0][:1] == "`"}
+    in_code = {
+        f"`{name.replace('_', '.')}`": "required" if field.is_required() else shown(field.default)
+        for name, field in kind.model_fields.items()
+    }
+    assert described == in_code
+
+
+# The SDK's options
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin], ids=lambda client: client.__name__)
+def test_every_option_of_the_sdk_is_described_with_its_default(client: type) -> None:
+    table = (DOCS / "sdk.md").read_text().split(f"| {client.__name__} option | default | |")[1].split("\n\n")[0]
+    described = {cells[0]: ast.literal_eval(cells[1].strip("`")) for cells in rows(table)}
+    in_code = {
+        f"`{name}`": parameter.default
+        for name, parameter in inspect.signature(client).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    assert described == in_code
+
+
+def test_every_error_of_the_sdk_is_described() -> None:
+    described = {cells[0].strip("`"): cells[1] for cells in rows(section(DOCS / "sdk.md", "Errors"))}
+    del described["error"]
+    in_code = {
+        name: "yes" if issubclass(kind, exceptions.RetriableError) else "no"
+        for name, kind in vars(exceptions).items()
+        if inspect.isclass(kind)
+        and issubclass(kind, exceptions.HighwaterError)
+        and kind is not exceptions.HighwaterError
+    }
+    assert described == in_code
+
+
+# The protocol
+
+
+def test_every_error_code_is_described_with_its_number_and_retriable_flag() -> None:
+    table = [cells for cells in rows(section(DOCS / "protocol.md", "Error codes")) if cells[0].startswith("`")]
+    described = {cells[0].split("`")[1]: (int(cells[1]), cells[2]) for cells in table}
+    assert described == {code.name: (int(code), "yes" if code.retriable else "no") for code in ErrorCode}
+
+
+def test_every_rpc_is_named() -> None:
+    services = section(DOCS / "protocol.md", "Services")
+    for proto in (ROOT / "proto" / "highwater" / "v1").glob("*.proto"):
+        if proto.stem != "group":  # no server answers it; the page says so
+            for rpc in re.findall(r"^ +rpc (\w+)\(", proto.read_text(), re.M):
+                assert re.search(rf"\b{rpc}\b", services), f"{proto.name}: {rpc} is not in docs/protocol.md"
+
+
+# The rules
+
+
+def test_every_rule_that_the_code_cites_is_there() -> None:
+    page = (DOCS / "replication.md").read_text()
+    there = set(re.findall(r"^- \*\*(\d+\.\d+)\*\*", page, re.M))
+    sources = [path for root in (CODE, ROOT / "proto", ROOT / "tests") for path in root.rglob("*.*")]
+    cited = {
+        rule
+        for path in sources
+        if path.suffix in (".py", ".proto") and path.parent.name != "v1"
+        for rule in re.findall(r"RULES (\d+\.\d+)", path.read_text())
+    }
+    cited |= {path.name.split("-")[0] for path in (ROOT / "tests" / "scenarios").glob("[0-9]*.txt")}
+    assert cited <= there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    packages = "|".join(path.name for path in CODE.iterdir() if path.is_dir())
+    for name in re.findall(rf"`((?:{packages})/\w+\.py)`", page.read_text()):
+        assert (CODE / name).is_file(), name
+    for name in re.findall(r"`((?:tests|demo|bench|proto)/[\w/.-]+\.\w+)`", page.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
+def test_every_module_of_the_architecture_exists() -> None:
+    for package, files in rows(section(DOCS / "architecture.md", "Which module does what")):
+        folder = CODE / package.strip("`/")
+        if folder.name in ("package", "v1") or "," in package:
+            continue
+        for name in re.findall(r"`(\w+)`", files):
+            if name.islower():  # else a class
+                assert (folder / f"{name}.py").is_file(), f"{package} {name}"
+
+
+# Links and examples
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.is_file(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "sdk.md"], ids=lambda page: page.name)
+def test_examples_compile_and_import_what_exists(page: Path) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert examples
+    for number, example in enumerate(examples, 1):
+        tree = ast.parse(example, f"{page.name}, example {number}")
+        compile(tree, f"{page.name}, example {number}", "exec")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module is not None
+                module = import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), f"{page.name}, example {number}"
