@@ -109,8 +109,9 @@ class _Walk:
                 if flushed:
                     raise LogError(
                         ErrorCode.LOG_STORAGE_ERROR,
-                        f"{segment.path} is damaged below the recovery point: {error}. Remove the log's directory to "
-                        f"have the replica copied from the others, or restore the file",
+                        f"{segment.path} is damaged below the recovery point: {error}. Restore the file; or, "
+                        f"once the partition's ISR does not list this broker, stop log-storage and remove the log's "
+                        f"directory, to have the replica copied from its leader",
                     ) from None
                 self._cut(segments, number, error)
                 return
