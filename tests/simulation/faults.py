@@ -211,6 +211,16 @@ class Faults:
         pairs = [pair for each in self._world.controllers for pair in ((broker_id, each), (each, broker_id))]
         self._cut("part from controllers", pairs)
 
+    def _break_streams(self) -> None:
+        """Within a machine, and without a process dying: what is under way may arrive after all."""
+        node = self._node()
+        client = None if node.manager is None else node.manager.storage_client
+        for owner in (client, node.fetcher):
+            stream = None if owner is None else owner.stream
+            if stream is not None and self._random.random() < 0.7:
+                self._say("break a stream to log-storage", node.broker_id, type(owner).__name__)
+                stream.break_(10)
+
     def _isolate(self) -> None:
         broker_id = self._node().broker_id
         others = [*self._world.nodes, *self._world.controllers, ETCD]

@@ -51,7 +51,7 @@ class Fetcher(Process):
         self.followers: dict[PartitionKey, Follower] = {}
         self._conversations: dict[int, Conversation] = {}
         self._homes: dict[PartitionKey, int] = {}
-        self._append_stream: Stream | None = None
+        self.stream: Stream | None = None
         self._sent: deque[tuple[Conversation, Sequence[tuple[Follower, act.Append]]]] = deque()
         self._watched: ReplicaManager | None = None
         self.after(1, self._watch)
@@ -107,13 +107,13 @@ class Fetcher(Process):
 
     def append(self, conversation: Conversation, appends: Sequence[tuple[Follower, act.Append]]) -> None:
         server = self.node.storage
-        if self._append_stream is None:
+        if self.stream is None:
             if server is None or not server.alive:
                 self.after(100, conversation.appended, appends, None)
                 return
-            self._append_stream = Stream(self.world.network, self, server, self._append_broke, lambda: None)
+            self.stream = Stream(self.world.network, self, server, self._append_broke, lambda: None)
         self._sent.append((conversation, appends))
-        self._append_stream.to_server(self._append_arrived, self._append_stream, server, appends)
+        self.stream.to_server(self._append_arrived, self.stream, server, appends)
 
     def _append_arrived(
         self, stream: Stream, server: LogStorage, appends: Sequence[tuple[Follower, act.Append]]
@@ -137,7 +137,7 @@ class Fetcher(Process):
         conversation.appended(appends, answers)
 
     def _append_broke(self) -> None:
-        self._append_stream = None
+        self.stream = None
         sent, self._sent = self._sent, deque()
         for conversation, appends in sent:
             conversation.appended(appends, None)

@@ -46,7 +46,7 @@ class History:
         self._chains: dict[tuple[PartitionKey, int, int], int] = {}  # 4: (key, offset, epoch) -> the log up to there
         self._marks: dict[tuple[Any, ...], int] = {}  # 2: high watermarks, by replica and start of its process
         self._fences: dict[tuple[int, PartitionKey], int] = {}  # 9: the highest epoch a disk was ever fenced at
-        self._leader_fences: dict[tuple[PartitionKey, int], Fence] = {}  # 9: who was admitted to lead under an epoch
+        self._leader_fences: dict[tuple[PartitionKey, int], Fence] = {}  # 5: who was admitted to lead under an epoch
         self._controllers: dict[str, int] = {}  # 9: by replica-manager's incarnation
 
     # etcd (5, 6)
@@ -227,7 +227,7 @@ class History:
             raise InvariantError("2 (HW grows)", f"{mark} went from {before} to {offset}")
         self._marks[mark] = offset
 
-    # Fences and controllers (9)
+    # Fences and controllers (5, 9)
 
     def fenced(self, broker_id: int, key: PartitionKey, fence: Fence) -> None:
         leader_epoch = fence.leader_epoch
@@ -235,7 +235,7 @@ class History:
         if fence.role is Role.LEADER:
             known = self._leader_fences.setdefault((key, leader_epoch), fence)
             if known != fence:
-                raise InvariantError("9 (fences)", f"broker {broker_id} fenced {key} as {fence} after {known}")
+                raise InvariantError("5 (one author)", f"broker {broker_id} fenced {key} as {fence} after {known}")
         if leader_epoch < before:
             raise InvariantError("9 (fences)", f"broker {broker_id} fenced {key} at {leader_epoch} after {before}")
         self._fences[broker_id, key] = leader_epoch

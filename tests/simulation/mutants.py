@@ -55,13 +55,13 @@ class Mutant:
                 stack.enter_context(change)
             yield
 
-    def run(self, seed: int) -> Result:
+    def run(self, seed: int, verbose: bool = False) -> Result:
         with self.applied():
-            return run_seed(seed, STEPS, settings=self.settings(seed))
+            return run_seed(seed, STEPS, verbose, self.settings(seed), f' --mutant "{self.name}"')
 
-    def run_without(self, seed: int) -> Result:
+    def run_without(self, seed: int, verbose: bool = False) -> Result:
         """The same seed, settings and all, of the code as it is."""
-        return run_seed(seed, STEPS, settings=self.settings(seed))
+        return run_seed(seed, STEPS, verbose, self.settings(seed), f' --bias "{self.name}"')
 
 
 # (a) 5.1
@@ -331,7 +331,7 @@ MUTANTS = (
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
     Mutant("truncation to HW instead of by epoch", "4.3", _truncation_to_high_watermark, ("1", "2", "4"), _elections),
     Mutant("no fence", "3.1", _no_fence, ("9", "5", "4"), _zombies),
-    Mutant("a fence that forgets on restart", "3.1", _forgetful_fence, ("9",), _zombies),
+    Mutant("a fence that forgets on restart", "3.1", _forgetful_fence, ("5", "9"), _zombies),
     Mutant("a fetch believed without its leader epoch and last epoch", "4.2", _credulous, ("1", "2", "4"), _elections),
     Mutant("acknowledgement by fetch offset", "4.5", _acknowledged_by_fetch_offset, ("1", "2"), _pipelined),
     Mutant("an old broker epoch let into the ISR", "2.3", _old_broker_epoch, ("1", "2"), _lost_tails),

@@ -89,7 +89,7 @@ class StorageClient:
 
     def __init__(self, owner: ReplicaManager) -> None:
         self._owner = owner
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
         self._server: LogStorage | None = None
         self._sent: deque[Append] = deque()
 
@@ -100,15 +100,15 @@ class StorageClient:
         )
 
     def append(self, append: Append) -> None:
-        if self._stream is None:
+        if self.stream is None:
             server = self._owner.node.storage
             if server is None or not server.alive:
                 append.answered(None)
                 return
             self._server = server
-            self._stream = Stream(self._owner.world.network, self._owner, server, self._broken, lambda: None)
+            self.stream = Stream(self._owner.world.network, self._owner, server, self._broken, lambda: None)
         self._sent.append(append)
-        self._stream.to_server(self._arrived, self._stream, self._server, append)
+        self.stream.to_server(self._arrived, self.stream, self._server, append)
 
     def _arrived(self, stream: Stream, server: LogStorage, append: Append) -> None:
         answer = server.append_as_leader(append.key, append.leader_epoch, append.expected_offset, append.records)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ class StorageClient:
         append.answered(answer)
 
     def _broken(self) -> None:
-        self._stream = None
+        self.stream = None
         sent, self._sent = self._sent, deque()
         for append in sent:
             append.answered(None)

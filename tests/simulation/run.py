@@ -28,11 +28,14 @@ class Result:
         return bool(self.invariant)
 
 
-def command(seed: int, steps: int) -> str:
-    return f"python -m tests.simulation --seed {seed}" + ("" if steps == STEPS else f" --steps {steps}")
+def command(seed: int, steps: int, flags: str) -> str:
+    return f"python -m tests.simulation --seed {seed}" + ("" if steps == STEPS else f" --steps {steps}") + flags
 
 
-def run_seed(seed: int, steps: int = STEPS, verbose: bool = False, settings: Settings | None = None) -> Result:
+def run_seed(
+    seed: int, steps: int = STEPS, verbose: bool = False, settings: Settings | None = None, flags: str = ""
+) -> Result:
+    """`flags`: what else the command line needs to make these settings."""
     world = World(seed, settings, verbose=verbose)
     invariant = report = ""
     try:
@@ -41,13 +44,24 @@ def run_seed(seed: int, steps: int = STEPS, verbose: bool = False, settings: Set
         invariant = error.invariant if isinstance(error, InvariantError) else "assertion"
         lines = [describe(event) for event in world.events]
         trace = "" if isinstance(error, InvariantError) else traceback.format_exc()
-        report = "\n".join([*lines, trace, f"seed {seed}: {error!r}", f"replay: {command(seed, steps)}"])
+        report = "\n".join([*lines, trace, f"seed {seed}: {error!r}", f"replay: {command(seed, steps, flags)}"])
     history = world.history
     return Result(seed, world.scheduler.steps, history.acknowledged, history.elections, invariant, report)
 
 
 def run_seeds(seeds: Sequence[int], steps: int = STEPS) -> list[Result]:
     return [run_seed(seed, steps) for seed in seeds]
+
+
+def _run(seed: int, options: argparse.Namespace) -> Result:
+    from .mutants import MUTANTS  # which run seeds themselves
+
+    for mutant in MUTANTS:
+        if options.mutant and mutant.name.startswith(options.mutant):
+            return mutant.run(seed, options.verbose)
+        if options.bias and mutant.name.startswith(options.bias):
+            return mutant.run_without(seed, options.verbose)
+    return run_seed(seed, options.steps, options.verbose)
 
 
 def main() -> int:
@@ -57,11 +71,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each seed, before everything is healed")
     parser.add_argument("--verbose", action="store_true", help="print every event")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
+    parser.add_argument("--mutant", default="", help="the beginning of a known mistake's name (`mutants.py`): make it")
+    parser.add_argument("--bias", default="", help="the same, but its settings only")
     options = parser.parse_args()
     started = time.perf_counter()
     results: list[Result] = []
     for seed in range(options.seed, options.seed + options.seeds):
-        results.append(run_seed(seed, options.steps, options.verbose))
+        results.append(_run(seed, options))
         if results[-1].failed:
             print(results[-1].report, flush=True)
             if not options.keep_going:

@@ -16,6 +16,7 @@ FAULTS = (
     "kill fetcher",
     "kill broker",
     "lose tail",
+    "break streams",
     "pause broker",
     "pause manager",
     "pause storage",
@@ -78,7 +79,7 @@ class Settings:
 
 def draw(random: Random) -> Settings:
     brokers = random.choice((3, 3, 3, 4))
-    factor = random.choice((1, 2, 3, 3, 3, brokers))
+    factor = random.choice((1, 2, 2, 3, 3, 3, 3, 3, 3, brokers))
     minimum = random.choice((1, 2, 2))
     unclean = random.random() < 0.06
     settings = Settings(
@@ -110,7 +111,7 @@ def draw(random: Random) -> Settings:
         late=random.choice((0.0, 0.0, 0.02, 0.1)),
         watch_lag_ms=random.choice((5, 100, 800)),
         flush=random.choice((0.05, 0.5)),
-        fault_gap_ms=random.choice((200, 500, 1000)),
+        fault_gap_ms=random.choice((100, 300, 800)),
         outage_ms=random.choice((300, 1500, 4000)),
     )
     settings.weights = {fault: random.random() ** 2 for fault in FAULTS if random.random() < 0.45}

@@ -13,9 +13,8 @@ MOST_SEEDS = 60
 def test_is_caught(mutant: Mutant) -> None:
     for seed in range(1, MOST_SEEDS + 1):
         result = mutant.run(seed)
-        if not result.failed:
-            continue
-        assert result.invariant.startswith(mutant.caught_by), result.report
+        if not result.invariant.startswith(mutant.caught_by):
+            continue  # passed, or failed by what follows from the mistake only later
         innocent = mutant.run_without(seed)
         assert not innocent.failed, innocent.report
         print(f"{mutant.name} (RULES {mutant.rule}): invariant {result.invariant}, after {seed} seeds")

@@ -258,6 +258,7 @@ class World:
         self.producers += last
         self._run_until(lambda: self._unfinished() == "", deadline_ms, self._unfinished)
         self._run_until(lambda: self._different() == "", deadline_ms, self._different)
+        self._run_until(lambda: self._unread() == "", deadline_ms, self._unread)
         self._check_producers()
 
     def _run_until(self, holds: Callable[[], bool], deadline_ms: int, problem: Callable[[], str]) -> None:
@@ -293,6 +294,14 @@ class World:
                 for broker_id, log in zip(replicas, logs, strict=True):
                     if log.chain != logs[0].chain:
                         return f"{name}-{number}: {replicas[0]} has {logs[0].batches}, {broker_id} {log.batches}"
+        return ""
+
+    def _unread(self) -> str:
+        for consumer in self.consumers:
+            state = self.history.states[consumer.key]
+            end = self.nodes[state.leader].disk.logs[consumer.key].log_end_offset
+            if consumer.offset != end:
+                return f"{consumer.name} is at {consumer.offset}, the log ends at {end}"
         return ""
 
     def _check_producers(self) -> None:
