@@ -44,7 +44,8 @@ def bootstrap_addresses(bootstrap: str | Sequence[str]) -> list[str]:
 
 
 class Cluster:
-    """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged."""
+    """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged. With
+    `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Cluster:
         request_timeout_ms: float,
         max_age_ms: float = 300_000,
         on_change: Callable[[], None] = lambda: None,
+        allow_auto_topic_creation: bool = False,
     ) -> None:
         self.metadata = Metadata()
         self.client_id = client_id
@@ -61,6 +63,7 @@ class Cluster:
         self._bootstrap = bootstrap_addresses(bootstrap)
         self._max_age_s = max_age_ms / 1000
         self._on_change = on_change
+        self._allow_auto_topic_creation = allow_auto_topic_creation
         self._tracked: set[str] = set()
         self._connections: dict[str, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -195,7 +198,9 @@ class Cluster:
             self._on_change()
 
     def _request(self) -> broker_pb2.MetadataRequest:
-        return broker_pb2.MetadataRequest(topics=sorted(self._tracked))
+        return broker_pb2.MetadataRequest(
+            topics=sorted(self._tracked), allow_auto_topic_creation=self._allow_auto_topic_creation
+        )
 
     async def _ask_in_turn(self, request: broker_pb2.MetadataRequest) -> MetadataAnswer:
         known = [broker.address for broker in self.metadata.brokers.values()]

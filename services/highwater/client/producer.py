@@ -65,7 +65,7 @@ class Producer:
         acks: Literal["all", -1, 1, 0] = "all",
         enable_idempotence: bool | None = None,
         linger_ms: float = 5,
-        batch_size: int = 256 * 1024,
+        batch_size: int = 512 * 1024,
         compression: str | None = "lz4",
         max_in_flight: int = 5,
         buffer_memory: int = 64 * 1024 * 1024,
@@ -104,6 +104,7 @@ class Producer:
             request_timeout_ms=request_timeout_ms,
             max_age_ms=metadata_max_age_ms,
             on_change=self._metadata_changed,
+            allow_auto_topic_creation=True,
         )
         settings = SenderSettings(
             client_id=client_id,

@@ -20,6 +20,7 @@ from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopi
 from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
 from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
 from highwater.replica_manager.storage import from_key, to_key
+from highwater.replica_manager.topic_creation import CreationOutcome, TopicCreation
 from highwater.replica_manager.wire import Piece, embed
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -29,6 +30,7 @@ MAX_STREAM_FETCHES = 16
 _RESULTS_FIELD = 2  # FetchResponse.results
 _RECORDS_FIELD = 5  # FetchResult.records
 _SERVICE = "highwater.v1.Broker"
+UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,6 +44,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         offsets: Offsets,
         deleting: DeletingRecords,
         producer_ids: ProducerIdAllocator,
+        topic_creation: TopicCreation,
         cluster_id: Callable[[], str],
     ) -> None:
         self._broker = broker
@@ -50,6 +53,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._offsets = offsets
         self._deleting = deleting
         self._producer_ids = producer_ids
+        self._topic_creation = topic_creation
         self._cluster_id = cluster_id
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -224,10 +228,15 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         topics = []
         if request.all_topics:
             topics = [self._topic(topic) for topic in cache.topics()]
+        created: dict[str, CreationOutcome] = {}
+        if self._topic_creation.enabled and request.allow_auto_topic_creation:
+            created = await self._topic_creation.create(
+                [name for name in request.topics if cache.by_name(name) is None]
+            )
         for name in request.topics:
             topic = cache.by_name(name)
             topics.append(
-                broker_pb2.TopicMetadata(topic=name, error=to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                broker_pb2.TopicMetadata(topic=name, error=to_proto(*created.get(name, UNKNOWN_TOPIC)))
                 if topic is None
                 else self._topic(topic)
             )

@@ -31,6 +31,7 @@ from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.shutdown import move_leadership_away
 from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.topic_creation import TopicCreation
 from highwater.replica_manager.waits import Waits
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
@@ -100,6 +101,7 @@ class ReplicaManagerService:
             evict=self.broker.evict,
         )
         self.control = Control(self.broker, self.liveness, self._purge)
+        self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -120,6 +122,7 @@ class ReplicaManagerService:
             Offsets(broker),
             DeletingRecords(broker),
             ProducerIdAllocator(self._store, self._keys),
+            self._topic_creation,
             cluster_id=lambda: self.liveness.cluster_id,
         ).add_to(self.server.grpc)
         ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
@@ -174,6 +177,7 @@ class ReplicaManagerService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.server.stop()
+        await self._topic_creation.stop()
         assert self.broker.isr_changes is not None
         await self.broker.isr_changes.stop()
         await self.broker.fencer.stop()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc.aio
-
 from highwater.errors import ErrorCode
-from highwater.metadata.controller_election import read_controller
-from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.store import Store
 from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.controller_client import ask_controller
 from highwater.replica_manager.liveness import Liveness
-from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.log import get_logger, pairs
-from highwater.v1 import controller_pb2, controller_pb2_grpc
+from highwater.v1 import controller_pb2
 
 logger = get_logger("replica_manager.shutdown")
 
@@ -49,16 +45,8 @@ async def _ask(store: Store, keys: Keys, broker_id: int, broker_epoch: int | Non
     """How many partitions the broker still leads; None where no controller said."""
     if broker_epoch is None:
         return None
-    try:
-        controller = await read_controller(store, keys)
-        if controller is None:
-            return None
-        async with open_channel(controller.address) as channel:
-            response = await controller_pb2_grpc.ControllerStub(channel).ControlledShutdown(
-                controller_pb2.ControlledShutdownRequest(broker_id=broker_id, broker_epoch=broker_epoch),
-                timeout=CALL_TIMEOUT_S,
-            )
-    except (StoreError, grpc.aio.AioRpcError) as error:
-        logger.info("the controller does not answer yet: %s", error)
+    request = controller_pb2.ControlledShutdownRequest(broker_id=broker_id, broker_epoch=broker_epoch)
+    response = await ask_controller(store, keys, lambda stub: stub.ControlledShutdown(request, timeout=CALL_TIMEOUT_S))
+    if response is None:
         return None
     return None if from_proto(response.error) is not ErrorCode.NONE else len(response.remaining)

@@ -93,6 +93,7 @@ class ReplicaManagerSettings(ServiceSettings):
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     message_max_bytes: int = Field(1_048_588, ge=1024)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
+    auto_create_topics_enable: bool = False
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
     replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
 
@@ -117,7 +118,6 @@ class ControllerSettings(ServiceSettings):
     num_partitions: int = Field(1, ge=1)
     default_replication_factor: int = Field(1, ge=1)
     min_insync_replicas: int = Field(1, ge=1)
-    auto_create_topics_enable: bool = False
     unclean_leader_election_enable: bool = False
     controller_session_timeout_ms: int = Field(3_000, ge=1_000)
 
