@@ -27,6 +27,7 @@ def encode_row_payload(records: Iterable[Record], offset_deltas: Iterable[int], 
 
     Raises:
         TypeError: a key, value or header that is not bytes, or a header's key that is not a string.
+        ValueError: two timestamps differ by more than an int64.
     """
     small = SMALL_VARINTS
     limit = SMALL_VARINT_LIMIT

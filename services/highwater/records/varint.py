@@ -6,10 +6,13 @@ from highwater.records.errors import CorruptPayloadError
 
 # 5 bytes hold any int32, 10 any int64.
 _LONGEST_VARINT = 10
+_INT64_LIMIT = 1 << 63
 
 
 def encode_varint(value: int) -> bytes:
-    """The zig-zag varint of an int64 (1 to 10 bytes)."""
+    """The zig-zag varint of an int64 (1 to 10 bytes). Raises `ValueError` for a number that is none."""
+    if not -_INT64_LIMIT <= value < _INT64_LIMIT:
+        raise ValueError(f"{value} does not fit 64 bits")
     rest = (value << 1) ^ (value >> 63)
     out = bytearray()
     while rest > 0x7F:

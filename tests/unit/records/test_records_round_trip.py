@@ -22,10 +22,10 @@ from highwater.records import (
 )
 
 CODECS = list(Codec)
-INT64 = st.integers(-(2**62), 2**62)
+TIMESTAMPS = st.integers(-(2**62), 2**62 - 1)  # any two differ by an int64
 HEADER_LISTS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=3).map(tuple)
 RECORDS = st.lists(
-    st.tuples(INT64, st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=200), HEADER_LISTS),
+    st.tuples(TIMESTAMPS, st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=200), HEADER_LISTS),
     min_size=1,
     max_size=30,
 ).map(lambda rows: [Record(offset, *row) for offset, row in enumerate(rows)])

@@ -26,3 +26,9 @@ def test_varints_are_bounded() -> None:
     for endless in (b"\x80" * 20, b"\xff" * 9 + b"\x7f"):
         with pytest.raises(CorruptPayloadError, match="64 bits"):
             decode_varint(endless, 0)
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
+def test_what_is_no_int64_is_refused_not_mangled(value: int) -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        encode_varint(value)
