@@ -17,6 +17,7 @@ BARRED_MS = 60_000
 RECONNECT_PAUSE_MS = 50
 CONNECT_TIMEOUT_S = 1.0
 READ_BYTES = 4096
+MAX_PORT = 65_535
 
 
 class FastPath:
@@ -107,7 +108,7 @@ async def connect(address: str) -> socket.socket | Attempt:
     """One attempt at every address that `host:port` or `unix:/path` stands for; REFUSED where all of them refused."""
     try:
         places = await _places(address)
-    except OSError:
+    except (OSError, ValueError):  # no such host, or what a broker registered is no address
         return Attempt.UNREACHABLE
     refusals = 0
     for family, place in places:
@@ -131,9 +132,12 @@ async def connect(address: str) -> socket.socket | Attempt:
 
 
 async def _places(address: str) -> list[tuple[socket.AddressFamily, str | tuple[str, int]]]:
+    """Raises `OSError`, `ValueError`."""
     if address.startswith("unix:"):
         return [(socket.AF_UNIX, address.removeprefix("unix:"))]
     host, _, port = address.rpartition(":")
+    if int(port) > MAX_PORT:
+        raise ValueError(f"{address!r} has no such port")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

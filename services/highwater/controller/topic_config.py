@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 Check = Callable[[str], str | None]
@@ -9,6 +10,7 @@ Check = Callable[[str], str | None]
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 def problem_with(config: Mapping[str, str]) -> str | None:
@@ -25,11 +27,9 @@ def problem_with(config: Mapping[str, str]) -> str | None:
 
 def _integer(lowest: int, highest: int) -> Check:
     def check(value: str) -> str | None:
-        try:
-            number = int(value)
-        except ValueError:
+        if _INTEGER.fullmatch(value) is None:  # `int` takes more than others read as the same number
             return "is not an integer"
-        return None if lowest <= number <= highest else f"is not between {lowest} and {highest}"
+        return None if lowest <= int(value) <= highest else f"is not between {lowest} and {highest}"
 
     return check
 

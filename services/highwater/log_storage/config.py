@@ -44,7 +44,7 @@ _TOPIC_KEYS = {
     "index.interval.bytes": ("index_interval_bytes", 0, 2**31 - 1),
     "segment.index.bytes": ("index_max_bytes", 12, 2**31 - 1),
     "segment.ms": ("roll_ms", 1, _LONG_MAX),
-    "max.message.bytes": ("message_max_bytes", 1024, 2**31 - 1),
+    "max.message.bytes": ("message_max_bytes", 1, 2**31 - 1),
     "flush.messages": ("flush_messages", 1, _LONG_MAX),
 }
 

@@ -20,7 +20,6 @@ from highwater.rpc.server import UserError
 
 AddressList = Annotated[list[str], NoDecode]
 PathList = Annotated[list[Path], NoDecode]
-Port = Annotated[str, Field(pattern=r"^(unix:.+|.*:\d+)$")]
 
 
 class ServiceSettings(BaseSettings):
@@ -44,7 +43,7 @@ class ServiceSettings(BaseSettings):
             _check_address(address)
         return value
 
-    @field_validator("log_storage", "replica_manager", check_fields=False)
+    @field_validator("log_storage", "replica_manager", "advertised_listener", check_fields=False)
     @classmethod
     def _address(cls, value: str) -> str:
         _check_address(value)

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from pathlib import Path
 
+import pytest
+
 from highwater.controller.liveness import BARRED_MS, REFUSED_MS, Attempt, BrokerProbe, FastPath, connect
 
 
@@ -101,3 +103,9 @@ async def test_the_probe_ends_the_registration_once() -> None:
     async with asyncio.timeout(5):
         await running
     assert expelled == [10]
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:port", "127.0.0.1:99999", f"{'x' * 70}.example:1", ""])
+async def test_an_address_that_is_none_is_out_of_reach(address: str) -> None:
+    """A registration says what it likes; the controller of all the others must live with it."""
+    assert await connect(address) is Attempt.UNREACHABLE

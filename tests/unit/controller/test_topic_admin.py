@@ -7,6 +7,7 @@ import pytest
 from highwater.controller.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
+from highwater.log_storage.config import LogConfig
 
 AROUND = Surroundings(
     brokers=[1, 2, 3], topics=["taken", "a.b"], preferred_leaders=[], num_partitions=4, default_replication_factor=2
@@ -104,3 +105,30 @@ def test_good_configuration() -> None:
     }
     assert good.keys() <= TOPIC_CONFIG.keys()
     assert problem_with(good) is None
+
+
+@pytest.mark.parametrize("value", ["+2", " 2", "2 ", "1_000", "\u0662"])
+def test_a_number_is_its_digits(value: str) -> None:
+    """RULES 5.2: the minimum is the same everywhere, so there is one way to write it."""
+    assert problem_with({"min.insync.replicas": value}) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("segment.bytes", (1024, 2**31 - 1)),
+        ("index.interval.bytes", (0, 2**31 - 1)),
+        ("segment.index.bytes", (12, 2**31 - 1)),
+        ("segment.ms", (1, 2**63 - 1)),
+        ("max.message.bytes", (1, 2**31 - 1)),
+        ("flush.messages", (1, 2**63 - 1)),
+    ],
+)
+def test_what_a_topic_may_have_its_logs_take(key: str, values: tuple[int, int]) -> None:
+    """Else a topic would be created whose partitions nobody can host."""
+    for value in values:
+        assert problem_with({key: str(value)}) is None
+        LogConfig().with_topic({key: str(value)})
+    lowest, highest = values
+    assert problem_with({key: str(lowest - 1)}) is not None
+    assert problem_with({key: str(highest + 1)}) is not None

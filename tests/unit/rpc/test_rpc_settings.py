@@ -6,7 +6,7 @@ import pytest
 
 from highwater.errors import ErrorCode
 from highwater.rpc.server import UserError
-from highwater.rpc.settings import LogStorageSettings, load, read_properties
+from highwater.rpc.settings import ControllerSettings, LogStorageSettings, load, read_properties
 from highwater.v1 import common_pb2
 
 
@@ -52,3 +52,10 @@ def test_a_line_without_a_value_is_refused_with_its_number(tmp_path: Path) -> No
     config.write_text("a=1\nb\n")
     with pytest.raises(UserError, match="line 2"):
         read_properties(config)
+
+
+@pytest.mark.parametrize("address", ["broker-1", ":9092", "broker-1:", "broker-1:http"])
+def test_an_advertised_listener_is_an_address(address: str) -> None:
+    given = {"controller.id": "1", "listen": "127.0.0.1:0", "etcd": "127.0.0.1:1", "advertised.listener": address}
+    with pytest.raises(UserError, match=r"advertised\.listener.*host:port or unix:/path"):
+        load(ControllerSettings, given)
