@@ -87,19 +87,24 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
         responses: deque[broker_pb2.ProduceResponse] = deque()
         wake = asyncio.Event()
+        room = asyncio.Semaphore(self._producing.max_requests)  # a peer that reads no responses is not read either
         open_requests = 0
         ended = False
+        failure: Exception | None = None
 
         def respond(response: broker_pb2.ProduceResponse) -> None:
             responses.append(response)
             wake.set()
 
         async def read() -> None:
-            nonlocal open_requests, ended
+            nonlocal open_requests, ended, failure
             try:
                 async for request in request_iterator:
+                    await room.acquire()
                     open_requests += 1
                     self._submit(request, respond)
+            except Exception as error:  # a request without its answer would be waited for: the stream ends
+                failure = error
             finally:
                 ended = True
                 wake.set()
@@ -110,6 +115,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 while responses:
                     yield responses.popleft()
                     open_requests -= 1
+                    room.release()
+                if failure is not None:
+                    raise failure
                 if ended and not open_requests:
                     return
                 wake.clear()
@@ -382,7 +390,9 @@ class _FetchStream:
         kept = []
         for result in results:
             known = (result.high_watermark, result.log_start_offset)
-            if result.pieces or result.error is not ErrorCode.NONE or self._told.get(result.key) != known:
+            if result.error is not ErrorCode.NONE:
+                kept.append(result)  # and nothing is remembered: of what does not exist there is no end
+            elif result.pieces or self._told.get(result.key) != known:
                 kept.append(result)
                 self._told[result.key] = known
         return kept

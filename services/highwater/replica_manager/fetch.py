@@ -138,11 +138,12 @@ class Fetching:
                 self._leave(ask, waiting)
 
     def _enter(self, ask: FetchAsk, results: Sequence[FetchedPart], deadline: float) -> Waiting[DataWait] | None:
-        if any(verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH for verdict in ask.verdicts):
-            self._broker.leadership_waits.add(ask.wait)
         needed = ask.min_bytes - sum(size_of(result.pieces) for result in results)
         offsets = {part.key: part.fetch_offset for part in ask.parts}
-        return self._purgatory(ask).add(offsets, needed, int(deadline * 1000), ask.wait)
+        waiting = self._purgatory(ask).add(offsets, needed, int(deadline * 1000), ask.wait)
+        if waiting is not None and any(v.error is ErrorCode.UNKNOWN_LEADER_EPOCH for v in ask.verdicts):
+            self._broker.leadership_waits.add(ask.wait)
+        return waiting
 
     def _leave(self, ask: FetchAsk, waiting: Waiting[DataWait]) -> None:
         self._purgatory(ask).cancel(waiting)

@@ -53,7 +53,7 @@ class Producing:
     def __init__(self, broker: Broker, metrics: ReplicaManagerMetrics, *, max_requests: int, max_bytes: int) -> None:
         self._broker = broker
         self._metrics = metrics
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._max_bytes = max_bytes
         self._requests = 0
         self._bytes = 0
@@ -79,7 +79,7 @@ class Producing:
     def _refusal(self, acks: int, size: int) -> tuple[ErrorCode, str]:
         if acks not in _ACKS:
             return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of 0, 1 and -1 (all)"
-        if self._requests >= self._max_requests or (self._bytes and self._bytes + size > self._max_bytes):
+        if self._requests >= self.max_requests or (self._bytes and self._bytes + size > self._max_bytes):
             return (
                 ErrorCode.OVERLOADED,
                 f"{self._requests} requests with {self._bytes} bytes are under way here: retry after a short pause",

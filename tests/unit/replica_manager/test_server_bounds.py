@@ -1,0 +1,100 @@
+"""What a peer can make the server hold is bounded: unread responses, waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.actions import FetchSession, PartitionSettings
+from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.broker_servicer import BrokerServicer
+from highwater.replica_manager.fetch import FetchAsk, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.produce import Producing
+from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
+from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.waits import Waits
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import broker_pb2
+
+MAX_REQUESTS = 4
+COUNTED = ReplicaManagerMetrics(Metrics("test"))
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    storage = LogStorage(f"unix:{tmp_path}/nobody", lambda incarnation: None)
+    yield Broker(
+        1,
+        PartitionSettings(),
+        storage,
+        tail_cache_bytes=0,
+        waits=Waits(max_produces=1, max_fetches=0),
+        message_max_bytes=1 << 20,
+        lease_confirmed=lambda: True,
+        now_ms=lambda: 0,
+    )
+    await storage.stop()
+
+
+async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(broker: Broker) -> None:
+    taken = 0
+
+    async def requests() -> AsyncIterator[broker_pb2.ProduceRequest]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield broker_pb2.ProduceRequest(correlation_id=taken, acks=7)
+            await asyncio.sleep(0)
+
+    producing = Producing(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    nothing: Any = None
+    servicer = BrokerServicer(broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "")
+    responses = servicer.ProduceStream(requests(), nothing)
+    await anext(responses)
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert taken <= 1 + MAX_REQUESTS + 1
+    assert [(await anext(responses)).correlation_id for _ in range(100)] == list(range(2, 102))
+    await responses.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_stream_whose_request_cannot_be_taken_ends(broker: Broker) -> None:
+    """Not only that request: its answer, and those behind it, would be waited for in vain."""
+
+    class Broken(Producing):
+        def submit(self, *args: Any) -> None:
+            raise RuntimeError("a mistake of ours")
+
+    async def requests() -> AsyncIterator[broker_pb2.ProduceRequest]:
+        yield broker_pb2.ProduceRequest()
+        await asyncio.Event().wait()
+
+    nothing: Any = None
+    producing = Broken(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    servicer = BrokerServicer(broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "")
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        async with asyncio.timeout(5):
+            await anext(servicer.ProduceStream(requests(), nothing))
+
+
+async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(broker: Broker) -> None:
+    ask = FetchAsk(
+        FetchRole.REPLICA,
+        [FetchPart(PartitionKey(b"t" * 16, 0), leader_epoch=3, fetch_offset=0, max_bytes=1)],
+        max_wait_ms=10_000,
+        min_bytes=1,
+        max_bytes=1,
+        accepts_columns=True,
+        session=FetchSession(2, 1, 0, 1),
+    )
+    fetching = Fetching(broker, COUNTED, max_bytes=1 << 20)
+    fetching.note_follower(ask)
+    (result,) = await fetching.answer(ask)
+    assert result.error is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert not broker.leadership_waits
