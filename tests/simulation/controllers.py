@@ -100,14 +100,13 @@ class Controller(Process):
             if kept is False:
                 reign.depose()
 
-    def on_shut_down(self, reply: Callable[[Any], None], broker_id: int) -> None:
+    def on_shut_down(self, reply: Callable[[Any], None], broker_id: int, broker_epoch: int) -> None:
         """How many partitions the broker still leads; None: not the controller."""
         reign = self.reign
-        broker = None if reign is None else reign.cluster.brokers.get(broker_id)
-        if reign is None or broker is None:
+        if reign is None or not reign.cluster.is_registered(broker_id, broker_epoch):
             reply(None)
             return
-        reign.perform(reign.cluster.shut_down(broker_id, broker.broker_epoch))
+        reign.perform(reign.cluster.shut_down(broker_id, broker_epoch))
         reply(len(reign.cluster.led_by(broker_id)))
 
 

@@ -249,7 +249,8 @@ class Control:
         if epoch is not None and self.registration is not None:
             await self._update(epoch, tail_lost=self.registration.tail_lost)
         while owner.now_ms < deadline_ms and owner.broker.broker_epoch is not None:
-            remaining = await owner.world.ask_controller(owner, "on_shut_down", owner.broker.broker_id)
+            request = (owner.broker.broker_id, owner.broker.broker_epoch)
+            remaining = await owner.world.ask_controller(owner, "on_shut_down", *request)
             if remaining == 0:
                 return
             await owner.sleep(100)
