@@ -93,6 +93,7 @@ class FakeLeader(broker_pb2_grpc.BrokerServicer):
         self.logs: dict[PartitionKey, LeaderLog] = {}
         self.requests: list[broker_pb2.FetchRequest] = []
         self.sessions: list[int] = []  # broker epoch of each stream's first request
+        self.open_streams = 0
         self.answering = asyncio.Event()
         self.answering.set()
         self.session_error = ErrorCode.NONE
@@ -133,11 +134,13 @@ class FakeLeader(broker_pb2_grpc.BrokerServicer):
     ) -> AsyncIterator[broker_pb2.FetchResponse]:
         queue: asyncio.Queue[broker_pb2.FetchRequest | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(request_iterator, queue))
+        self.open_streams += 1
         try:
             while (request := await queue.get()) is not None:
                 await self.answering.wait()
                 yield await self._answer(request, queue)
         finally:
+            self.open_streams -= 1
             reader.cancel()
 
     async def _read(

@@ -389,6 +389,26 @@ async def test_log_storage_restarted_alone(broker: Broker, leader: FakeLeader) -
     assert await broker.read() == bytes_of(log)
 
 
+async def test_without_its_log_storage_a_fetcher_leaves_its_leaders(broker: Broker, leader: FakeLeader) -> None:
+    """An open session would keep the broker in the ISR for replica.lag.time.max.ms, and acks=all waiting (RULES 5.6)."""
+    leader.logs[FLIGHTS] = LeaderLog(5)
+    address = await leader.start()
+    await broker.follow(FLIGHTS, LEADER, address, 5)
+    await leader.until_acked(FLIGHTS, 0)
+
+    async def gone() -> bool:
+        return leader.open_streams == 0
+
+    await broker.stop_log_storage()
+    await eventually(gone, "the session is closed")
+    sessions = len(leader.sessions)
+    await broker.start_log_storage()
+    await broker.follow(FLIGHTS, LEADER, address, 5, broker_epoch=8)
+    await leader.write(FLIGHTS, 5)
+    await leader.until_acked(FLIGHTS, 5)
+    assert len(leader.sessions) > sessions
+
+
 async def test_without_a_registration_of_its_incarnation_nothing_is_acknowledged(
     broker: Broker, leader: FakeLeader
 ) -> None:

@@ -79,6 +79,11 @@ class FetcherManager(Generic[Fetcher]):
         stopped += self._take_idle()
         await asyncio.gather(*(fetcher.stop() for fetcher in stopped))
 
+    def reopen_sessions(self) -> None:
+        """log-storage is out of reach."""
+        for fetcher in self._fetchers.values():
+            fetcher.open_session(self._broker_epoch)
+
     async def stop(self) -> None:
         fetchers = list(self._fetchers.values())
         self._fetchers.clear()

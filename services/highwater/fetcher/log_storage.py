@@ -50,13 +50,16 @@ class _Sent:
 
 
 class LogStorage:
-    """`address` is `host:port` or `unix:/path`. Connects, and connects again, by itself.
+    """`address` is `host:port` or `unix:/path`. Connects, and connects again, by itself; `lost` is called whenever the
+    connection breaks.
 
     How much may be under way at once is for the fetchers to bound (`replica_fetcher.APPENDS_IN_FLIGHT` each).
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, lost: Callable[[], None] = lambda: None) -> None:
+        self.reachable = asyncio.Event()
         self._address = address
+        self._lost = lost
         self._channel = open_channel(address)
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
         self._pending: deque[_Sent] = deque()
@@ -116,6 +119,8 @@ class LogStorage:
 
     async def _run(self) -> None:
         while True:
+            await self._channel.channel_ready()
+            self.reachable.set()
             reason = "the append stream ended"
             try:
                 call = self._stub.Append(None, wait_for_ready=True)
@@ -125,7 +130,9 @@ class LogStorage:
             except Exception:  # a mistake of ours: loud, and what was in flight is settled as after any break
                 logger.exception("append stream failed")
             finally:
+                self.reachable.clear()
                 self._fail_all(f"the append stream to log-storage at {self._address} broke: {reason}")
+            self._lost()
             logger.warning("append stream broke %s", pairs(address=self._address, reason=repr(reason)))
             await asyncio.sleep(RECONNECT_S)
 

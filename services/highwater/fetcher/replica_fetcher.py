@@ -103,7 +103,9 @@ class ReplicaFetcher:
         return self._followers.values()
 
     def open_session(self, broker_epoch: int) -> None:
-        """A new broker epoch ends the session and opens another at once (RULES 4.1)."""
+        """Ends the session and opens another at once: under a new broker epoch (RULES 4.1), or where log-storage is out
+        of reach, once it is back. A broker that cannot append shall not look like a follower that is about to: its
+        leaders would wait replica.lag.time.max.ms for it instead of 500 ms (RULES 5.6)."""
         self._broker_epoch = broker_epoch
         self._reconnect_ms = FIRST_RECONNECT_MS
         before = self._session
@@ -168,6 +170,7 @@ class ReplicaFetcher:
         if before is not None:
             await asyncio.gather(before, return_exceptions=True)
         while True:
+            await self._log_storage.reachable.wait()
             self._asked.clear()
             reason = ""
             try:

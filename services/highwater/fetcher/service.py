@@ -61,7 +61,7 @@ class FetcherService:
     async def start(self) -> None:
         """Raises `AddressInUseError`."""
         metrics = FetcherMetrics(self._metrics)
-        self._log_storage = LogStorage(self._settings.log_storage)
+        self._log_storage = LogStorage(self._settings.log_storage, lambda: self._manager.reopen_sessions())
 
         def open_fetcher(identity: FetcherId, address: str) -> ReplicaFetcher:
             return ReplicaFetcher(identity, address, self._settings, self._log_storage, metrics, monotonic_ms)
