@@ -390,7 +390,7 @@ async def test_log_storage_restarted_alone(broker: Broker, leader: FakeLeader) -
 
 
 async def test_without_its_log_storage_a_fetcher_leaves_its_leaders(broker: Broker, leader: FakeLeader) -> None:
-    """An open session would keep the broker in the ISR for replica.lag.time.max.ms, and acks=all waiting (RULES 5.6)."""
+    """RULES 5.6: an open session would keep the broker in the ISR, and acks=all waiting, for replica.lag.time.max.ms."""
     leader.logs[FLIGHTS] = LeaderLog(5)
     address = await leader.start()
     await broker.follow(FLIGHTS, LEADER, address, 5)

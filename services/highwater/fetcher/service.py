@@ -61,7 +61,6 @@ class FetcherService:
     async def start(self) -> None:
         """Raises `AddressInUseError`."""
         metrics = FetcherMetrics(self._metrics)
-        self._log_storage = LogStorage(self._settings.log_storage, lambda: self._manager.reopen_sessions())
 
         def open_fetcher(identity: FetcherId, address: str) -> ReplicaFetcher:
             return ReplicaFetcher(identity, address, self._settings, self._log_storage, metrics, monotonic_ms)
@@ -69,6 +68,7 @@ class FetcherService:
         self._manager = FetcherManager(
             open_fetcher, self._settings.num_replica_fetchers, self._settings.replica_fetch_backoff_ms, monotonic_ms
         )
+        self._log_storage = LogStorage(self._settings.log_storage, self._manager.reopen_sessions)
         metrics.max_lag.set_function(
             lambda: max((follower.lag for follower in self._manager.followers.values()), default=0)
         )
