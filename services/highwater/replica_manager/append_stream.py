@@ -157,11 +157,11 @@ class AppendStream:
         for probe in [*(s.probe for s in sent if s.probe is not None), *probes]:
             if not probe.done():
                 probe.set_exception(StorageUnavailableError("the append stream to log-storage broke"))
-        for group in sent:
-            for append in group.appends:
+        for append in [*(append for group in sent for append in group.appends), *pending]:
+            try:
                 append.answered(None)
-        for append in pending:
-            append.answered(None)
+            except Exception:  # one partition's: the others are not to wait for it, and the stream opens again
+                logger.exception("an append of unknown outcome could not be settled")
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         # The first message asks for nothing but an answer: from then on the stream is known to work.

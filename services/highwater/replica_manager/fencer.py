@@ -10,7 +10,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.actions import Fence, FenceAnswer, Role
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage import LogStorage
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.fencer")
 
@@ -59,8 +59,18 @@ class Fencer:
             answers = await self._storage.fence(role, self._incarnation, partitions)
         except StorageUnavailableError as error:
             logger.warning("cannot fence %d partitions: %s", len(due), error)
-            answers = [FenceAnswer(role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR) for _, fence, _ in due]
+            answers = _failed(role, due)
+        except Exception:  # a mistake of ours: loud, and the controller is told that it failed
+            logger.exception("cannot fence %d partitions", len(due))
+            answers = _failed(role, due)
         for (key, _, future), answer in zip(due, answers, strict=True):
-            self._answered(key, answer)
+            try:
+                self._answered(key, answer)
+            except Exception:  # one partition's: the others are not to wait for it
+                logger.exception("a fence's answer could not be taken %s", pairs(partition=key))
             if not future.done():
                 future.set_result(answer)
+
+
+def _failed(role: Role, due: Sequence[_Due]) -> list[FenceAnswer]:
+    return [FenceAnswer(role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR) for _, fence, _ in due]

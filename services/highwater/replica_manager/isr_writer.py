@@ -105,6 +105,9 @@ class IsrChanges:
             except StoreError as error:
                 logger.warning("ISR changes of unknown outcome: %s", pairs(partitions=len(changes), error=error))
                 results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
+            except Exception:  # a mistake of ours: loud, and what may have been written stays pending
+                logger.exception("ISR changes of unknown outcome: %s", pairs(partitions=len(changes)))
+                results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
         for (key, topic, action), result in zip(proposals, results, strict=True):
             logger.info(
                 "ISR change %s",

@@ -13,7 +13,7 @@ from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import boottime_ms
 from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.registration import BrokerRegistrar, DuplicateBrokerIdError
+from highwater.metadata.registration import BrokerRegistrar
 from highwater.metadata.store import Store
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
@@ -33,7 +33,8 @@ class Liveness:
     """Registers, and registers anew whenever the registration is lost or log-storage restarts; until then nothing is
     led.
 
-    `registered` is called after each registration, `failed` where another process has taken this broker id.
+    `registered` is called after each registration, `failed` where it cannot go on: another process has taken this
+    broker id (`DuplicateBrokerIdError`), the logs are another cluster's (`UserError`).
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Liveness:
                 logger.warning("cannot register yet: %s", error)
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
-            except (DuplicateBrokerIdError, UserError) as error:
+            except Exception as error:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
                 self._broker.registration_lost()
                 self._failed(error)
                 return
@@ -190,7 +191,7 @@ class Liveness:
             ):
                 return
             await self._broker.storage.record_boot()
-        except StorageUnavailableError as error:
+        except (StorageUnavailableError, StoreError) as error:
             logger.warning("the boot is not recorded, the next start may count as a lost tail: %s", error)
 
     async def _tail_settled(self, broker_epoch: int) -> None:
