@@ -390,7 +390,7 @@ async def test_log_storage_restarted_alone(broker: Broker, leader: FakeLeader) -
 
 
 async def test_without_its_log_storage_a_fetcher_leaves_its_leaders(broker: Broker, leader: FakeLeader) -> None:
-    """RULES 5.6: an open session would keep the broker in the ISR, and acks=all waiting, for replica.lag.time.max.ms."""
+    """RULES 5.6: an open session keeps the broker in the ISR, and acks=all waiting, for replica.lag.time.max.ms."""
     leader.logs[FLIGHTS] = LeaderLog(5)
     address = await leader.start()
     await broker.follow(FLIGHTS, LEADER, address, 5)
