@@ -167,6 +167,20 @@ class FetchBuffer:
             if columns.num_rows:
                 return columns
 
+    def take_batch(self) -> tuple[Batch, int] | None:
+        """One batch and the first offset of it to look at; None: none at hand. Raises as `current`.
+
+        For readers that only take whole batches: what `current` gave and was not handed out is passed over.
+        """
+        position = self.position
+        batch = self._next_batch()
+        if batch is None:
+            return None
+        assert position is not None
+        self._remove_first()
+        self._next_position = batch.header.next_offset
+        return batch, position
+
     def _next_batch(self) -> Batch | None:
         """The first batch, decoded and left where it is. Raises `CorruptRecordError`, or `error` where none is left."""
         while self._batches:
