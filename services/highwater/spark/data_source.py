@@ -1,0 +1,52 @@
+"""`format("highwater")`: the data source that Spark makes for each read and each write."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from highwater.spark.batch_reader import batch_reader
+from highwater.spark.columns import spark_schema
+from highwater.spark.options import parse_columns
+from highwater.spark.positions import OptionError
+from highwater.spark.stream_reader import HighwaterStreamReader
+from highwater.spark.writer import HighwaterStreamWriter, HighwaterWriter
+
+
+class HighwaterDataSource(DataSource):
+    """Mistakes in options raise `OptionError`, which Spark shows when the query is planned."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "highwater"
+
+    def schema(self) -> str:
+        return spark_schema(parse_columns(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._check_schema(schema)
+        return batch_reader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._check_schema(schema)
+        return HighwaterStreamReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return HighwaterWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return HighwaterStreamWriter(self.options, schema, overwrite=overwrite)
+
+    def _check_schema(self, schema: StructType) -> None:
+        wanted = list(parse_columns(self.options))
+        if schema.fieldNames() != wanted:
+            raise OptionError(
+                f"the schema of a topic is fixed ({', '.join(wanted)}): leave .schema(...) out; "
+                "the option columns chooses some of them"
+            )

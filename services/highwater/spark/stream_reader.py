@@ -1,0 +1,179 @@
+"""`spark.readStream.format("highwater")`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from highwater.client import Admin, Consumer, OffsetOutOfRangeError, TopicPartition
+from highwater.spark.admission import Limits, admitted, admitted_bytes
+from highwater.spark.batch_reader import RangePartition, read_plan
+from highwater.spark.client_settings import client_settings
+from highwater.spark.offset_sizes import OffsetSizes
+from highwater.spark.options import lower_case, parse_read_options
+from highwater.spark.range_reader import read_range
+from highwater.spark.ranges import OffsetRange, split_ranges
+from highwater.spark.stream_offset import NOT_BEGUN, StreamOffset, offsets_json, parse_stream_offset
+from highwater.spark.topic_offsets import TopicOffsets
+
+Offsets = Mapping[TopicPartition, int]
+
+logger = logging.getLogger(__name__)
+
+
+class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One object in a process of the driver plans the micro-batches; copies of it read, in the executors' processes,
+    and have no connections."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = parse_read_options(options, streaming=True)
+        self._plan = read_plan(self._options, options)
+        self._admin_settings = client_settings(lower_case(options), Admin)
+        self._sample_settings = client_settings(lower_case(options), Consumer)
+        self._topics: TopicOffsets | None = None
+        self._sizes: OffsetSizes | None = None
+        self._latest: Offsets | None = None  # as of the last look
+        self._target: Offsets | None = None  # of Trigger.AvailableNow
+        self._last_batch_s: float | None = None
+
+    # Planning
+
+    def initialOffset(self) -> dict[str, Any]:
+        return NOT_BEGUN
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark hands one limit back, or says to read everything; `latestOffset` takes all of the options from here."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._look()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; `start` itself where there is nothing to do.
+
+        Raises:
+            OffsetOutOfRangeError: a partition is gone, or ends before where the query stands, and `failOnDataLoss`.
+        """
+        latest = self._look() if self._target is None else self._target
+        self._latest = latest
+        before = parse_stream_offset(start)
+        starts = self._starts(begun=start != NOT_BEGUN, before=before.ends, latest=latest)
+        positions = {partition: starts.get(partition, before.ends.get(partition, 0)) for partition in latest}
+        if self._target is not None:
+            # A restarted query may already stand behind what is there to be read now.
+            latest = {partition: max(offset, positions[partition]) for partition, offset in latest.items()}
+        elif start != NOT_BEGUN:
+            self._check_loss(before.ends, latest)
+        ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
+        if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
+            return start
+        self._last_batch_s = monotonic()
+        return StreamOffset(ends, starts if starts or start == NOT_BEGUN else None).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the partitions; `highwater.spark.lag` compares them with where the query stands."""
+        return None if self._latest is None else offsets_json(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        before, after = parse_stream_offset(start), parse_stream_offset(end)
+        starts = {**before.ends, **(after.starts or {})}
+        ranges = [OffsetRange(partition, starts.get(partition, 0), until) for partition, until in after.ends.items()]
+        options = self._options
+        cut = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [RangePartition(one) for one in cut]
+
+    def stop(self) -> None:
+        if self._topics is not None:
+            self._topics.close()
+        if self._sizes is not None:
+            self._sizes.close()
+
+    # Reading
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
+        yield from read_range(self._plan, partition.value)
+
+    # Pieces of planning
+
+    def _look(self) -> dict[TopicPartition, int]:
+        """The partitions that there are now, and their ends."""
+        topics = self._connected()
+        return topics.latest(topics.partitions(missing_ok=not self._options.fail_on_data_loss))
+
+    def _connected(self) -> TopicOffsets:
+        if self._topics is None:
+            options = self._options
+            self._topics = TopicOffsets(options.bootstrap, options.subscription, self._admin_settings)
+        return self._topics
+
+    def _starts(self, *, begun: bool, before: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
+        """Where the partitions begin that this micro-batch takes up: as the options say for a new query, and at the
+        first record for partitions that a running one finds."""
+        if not begun:
+            return self._connected().resolved(self._options.starting, latest, self._options.no_match)
+        new = [partition for partition in latest if partition not in before]
+        return self._connected().earliest(new) if new else {}
+
+    def _check_loss(self, before: Offsets, latest: Offsets) -> None:
+        lost = [
+            f"{topic}-{partition} is gone"
+            if (topic, partition) not in latest
+            else f"{topic}-{partition} ends at {latest[TopicPartition(topic, partition)]}, before offset {offset}"
+            for (topic, partition), offset in before.items()
+            if latest.get(TopicPartition(topic, partition), -1) < offset
+        ]
+        if not lost:
+            return
+        if self._options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{'; '.join(lost)}: records may be lost (was the topic deleted, or made anew?); to go on without "
+                "them, set failOnDataLoss to false"
+            )
+        logger.warning("records may be lost: %s", "; ".join(lost))
+
+    def _limits(self) -> Limits:
+        options = self._options
+        return Limits(
+            options.max_offsets_per_trigger,
+            None if self._target is not None else options.min_offsets_per_trigger,  # nothing more is going to come
+            options.max_trigger_delay_ms,
+            options.max_bytes_per_trigger,
+        )
+
+    def _ends(self, positions: Offsets, latest: Offsets, limits: Limits) -> dict[TopicPartition, int]:
+        available = sum(max(latest[partition] - positions[partition], 0) for partition in latest)
+        waited_ms = float("inf") if self._last_batch_s is None else (monotonic() - self._last_batch_s) * 1000
+        if limits.holds_back(available, waited_ms):
+            return dict(positions)
+        ends = admitted(positions, latest, limits.max_offsets)
+        if limits.max_bytes is not None:
+            behind = {partition: offset for partition, offset in positions.items() if ends[partition] > offset}
+            if behind:
+                ends = admitted_bytes(positions, ends, self._sampled(behind), limits.max_bytes)
+        return ends
+
+    def _sampled(self, behind: Offsets) -> dict[TopicPartition, float]:
+        if self._sizes is None:
+            self._sizes = OffsetSizes(self._options.bootstrap, self._sample_settings)
+        return self._sizes.mean_bytes(behind)
