@@ -13,6 +13,7 @@ from uuid import UUID
 
 NO_LEADER = -1
 NO_EPOCH = -1
+TOPIC_ID_BYTES = 16
 
 
 class PartitionKey(NamedTuple):
@@ -22,7 +23,9 @@ class PartitionKey(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
-        return f"{UUID(bytes=self.topic_id)}-{self.partition}"
+        # A peer may name a topic id of any length, and the sentence that refuses it says which.
+        topic_id = UUID(bytes=self.topic_id) if len(self.topic_id) == TOPIC_ID_BYTES else self.topic_id.hex() or "''"
+        return f"{topic_id}-{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,8 @@ class Fetching:
             else:
                 bound = self._bound(ask, index, part, hosted, result)
                 # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
-                if bound > part.fetch_offset and budget > 0:
+                refused = result.error is not ErrorCode.NONE or result.diverging is not None
+                if not refused and bound > part.fetch_offset and budget > 0:
                     part_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
                     awaited |= await self._read_part(ask, hosted, part, bound, part_bytes, result)
                     budget -= size_of(result.pieces)

@@ -388,3 +388,13 @@ async def test_segments_let_go_are_removed(tmp_path: Path) -> None:
         while list(directory.glob("*.deleted")):  # noqa: ASYNC110  (bounded by the test's deadline)
             await asyncio.sleep(0.02)
         assert sorted(path.name for path in directory.glob("*.log")) == [f"{4:020d}.log", f"{5:020d}.log"]
+
+
+async def test_a_partition_whose_topic_id_is_none_is_unknown(storage: Storage) -> None:
+    short = common_pb2.PartitionKey(topic_id=b"short")
+    assert (await storage.create(short)).error.code == Code.INVALID_REQUEST
+    assert (await storage.read(short, 0)).error.code == Code.UNKNOWN_TOPIC_ID
+    [fence] = await storage.fence(LEADER, 1, [short])
+    assert fence.error.code == Code.UNKNOWN_TOPIC_ID
+    flushed = await storage.stub.Flush(log_storage_pb2.FlushRequest(partitions=[short]))
+    assert flushed.errors[0].error.code == Code.UNKNOWN_TOPIC_ID

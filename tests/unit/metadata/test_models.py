@@ -9,6 +9,7 @@ from highwater.metadata.models import (
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,
+    PartitionKey,
     PartitionState,
     TopicAssignment,
     config_from_json,
@@ -55,3 +56,9 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
     broker = BrokerRegistration(1, "h:1", "a", "b")
     newer = json.dumps({**json.loads(broker.to_json()), "zone": "x"})
     assert BrokerRegistration.from_json(newer) == broker
+
+
+def test_a_key_can_be_named_in_a_message_whatever_a_peer_made_of_it() -> None:
+    assert str(PartitionKey(bytes(range(16)), 3)) == "00010203-0405-0607-0809-0a0b0c0d0e0f-3"
+    assert str(PartitionKey(b"\x01\xff", -1)) == "01ff--1"
+    assert str(PartitionKey(b"", 0)) == "''-0"
