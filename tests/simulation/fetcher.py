@@ -54,7 +54,25 @@ class Fetcher(Process):
         self.stream: Stream | None = None
         self._sent: deque[tuple[Conversation, Sequence[tuple[Follower, act.Append]]]] = deque()
         self._watched: ReplicaManager | None = None
+        self.storage_reachable = False
         self.after(1, self._watch)
+        self.spawn(self._follow_storage())
+
+    async def _follow_storage(self) -> None:
+        """A broker that cannot append leaves its leaders, until it can again (RULES 5.6)."""
+        while True:
+            storage = self.node.storage
+            self.storage_reachable = storage is not None and storage.alive
+            if storage is not None and storage.alive:
+                await storage.ended
+                await self.sleep(1)
+                self.storage_reachable = False
+                self._reopen_sessions()
+            await self.sleep(100)
+
+    def _reopen_sessions(self) -> None:
+        for conversation in self._conversations.values():
+            conversation.open_session()
 
     # WatchFollowing: the whole of it, the newest only, while the replica-manager lives.
 
@@ -78,8 +96,7 @@ class Fetcher(Process):
             self._conversations[self._homes.pop(key)].remove(key)
         if following.broker_epoch != self.broker_epoch:
             self.broker_epoch = following.broker_epoch
-            for conversation in self._conversations.values():
-                conversation.open_session()  # RULES 4.1
+            self._reopen_sessions()  # RULES 4.1
         for key, followed in following.partitions.items():
             self._place(key, followed, following.log_storage_incarnation)
         busy = set(self._homes.values())
@@ -141,6 +158,7 @@ class Fetcher(Process):
         sent, self._sent = self._sent, deque()
         for conversation, appends in sent:
             conversation.appended(appends, None)
+        self._reopen_sessions()
 
     def call(self, method: str, *args: Any) -> Future:
         node = self.node
@@ -184,7 +202,7 @@ class Conversation:
         manager = node.manager
         reaches = owner.world.network.reaches
         reachable = reaches(owner.place, self._leader) and reaches(self._leader, owner.place)
-        if manager is None or not manager.alive or not node.serving or not reachable:
+        if manager is None or not manager.alive or not node.serving or not reachable or not owner.storage_reachable:
             owner.after(FIRST_RECONNECT_MS, self._connect, session)
             return
         self._asked.clear()
