@@ -5,28 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-# Run by a Python of its own, which then becomes the program: the kernel is to kill it when the parent ends, however it
-# ends. (Code between fork and exec in this process would not be safe: gRPC's threads may hold any lock.) Linux only;
-# elsewhere a killed supervisor leaves its children to be stopped by hand.
-_TIED_TO_PARENT = """
-import ctypes, os, sys
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent ended first")
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-
-def tied_to_parent(command: Sequence[str]) -> list[str]:
-    """The command line by which a child of this process runs `command` and never outlives it."""
-    return [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
+from highwater.rpc.local_process import tied_to_parent
 
 
 class ChildProcess:

@@ -20,6 +20,7 @@ import grpc
 
 from highwater.cli.child_process import ChildProcess
 from highwater.metadata.local import etcd_command, etcd_healthy
+from highwater.rpc.local_process import free_ports
 from highwater.rpc.server import UserError
 from highwater.rpc.settings import (
     ControllerSettings,
@@ -313,18 +314,6 @@ class LocalCluster:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((host, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -9,28 +9,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Self
 
+from highwater.rpc.local_process import free_ports, tied_to_parent
 from highwater.rpc.server import UserError
 
 ETCD_VARIABLE = "HIGHWATER_ETCD"
 LOG_NAME = "etcd.log"
 _POLL_S = 0.02
-
-# Run by a fresh interpreter that then becomes etcd: forking a process that has gRPC's threads runs no code of ours in
-# the child. 1 is PR_SET_PDEATHSIG; the parent may have ended before it took effect.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class EtcdMissingError(UserError):
@@ -116,7 +105,7 @@ class LocalEtcd:
         fsync: bool = True,
     ) -> None:
         self.data_dir = data_dir
-        free = _free_ports(2, host)
+        free = free_ports(2, host)
         self.address = f"{host}:{client_port or free[0]}"
         self._command = etcd_command(
             data_dir / "member", client_port or free[0], peer_port or free[1], host, fsync=fsync
@@ -147,10 +136,13 @@ class LocalEtcd:
         """Starts it without waiting."""
         assert self._process is None, "this etcd runs already"
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        launcher = [sys.executable, "-S", "-E", "-c", _DIE_WITH_PARENT, str(os.getpid()), *self._command]
         with (self.data_dir / LOG_NAME).open("ab") as log:
             self._process = subprocess.Popen(
-                launcher, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                tied_to_parent(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def await_healthy(self, timeout_s: float = 20.0) -> None:
@@ -195,11 +187,3 @@ class LocalEtcd:
 def _is_script(path: str) -> bool:
     with open(path, "rb") as program:
         return program.read(2) == b"#!"
-
-
-def _free_ports(count: int, host: str) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
