@@ -21,7 +21,8 @@ from highwater.log_storage.log import Log, new_segment
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.recovery import Checkpointed, open_log
-from highwater.metadata.models import PartitionKey
+from highwater.metadata.keys import is_legal_topic_name
+from highwater.metadata.models import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger, pairs
 
@@ -195,9 +196,9 @@ class LogManager:
         if present is not None:
             present.online().config = config
             return False
-        if not partition_metadata.is_topic_name(topic) or key.partition < 0:
+        if not is_legal_topic_name(topic) or key.partition < 0:
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
-        if len(key.topic_id) != partition_metadata.TOPIC_ID_BYTES:
+        if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
         other = self._names.get((topic, key.partition))
         if other is not None:

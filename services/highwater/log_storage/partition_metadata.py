@@ -9,22 +9,16 @@ import re
 from pathlib import Path
 
 from highwater.log_storage.durable import replace_file
+from highwater.metadata.models import TOPIC_ID_BYTES
 
 FILE_NAME = "partition.metadata"
-TOPIC_ID_BYTES = 16
-MAX_TOPIC_NAME = 249  # so that `<topic>-<partition>` stays a valid file name
 
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _DIRECTORY_NAME = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<partition>\d+)")
 _TOPIC_ID_LINE = re.compile(r"topic_id: (?P<id>[A-Za-z0-9_-]{22})")
 
 
 class PartitionMetadataError(ValueError):
     """The file is damaged. The message names it."""
-
-
-def is_topic_name(topic: str) -> bool:
-    return len(topic) <= MAX_TOPIC_NAME and topic not in (".", "..") and _TOPIC_NAME.fullmatch(topic) is not None
 
 
 def directory_name(topic: str, partition: int) -> str:

@@ -94,10 +94,6 @@ def test_names_of_directories() -> None:
     assert partition_metadata.parse_directory_name("my-topic.x-12") == ("my-topic.x", 12)
     assert partition_metadata.parse_directory_name("lost+found") is None
     assert partition_metadata.parse_directory_name("topic-0.abcd.deleted") is None
-    assert partition_metadata.is_topic_name("flights")
-    assert not partition_metadata.is_topic_name("a/b")
-    assert not partition_metadata.is_topic_name("..")
-    assert not partition_metadata.is_topic_name("x" * 250)
 
 
 def test_offset_index_layout(tmp_path: Path) -> None:
