@@ -13,6 +13,7 @@ from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.waits import DataWait
 
 TO_HIGH_WATERMARK = -1
+MAX_WAITING = 1_000  # partitions, over all requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,11 @@ class DeletedRecords:
 class DeletingRecords:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._waiting = 0
 
     async def delete(self, key: PartitionKey, offset: int, timeout_ms: int) -> DeletedRecords:
-        """Answered when the log start of every live replica has reached `offset`, or with REQUEST_TIMED_OUT."""
+        """Answered when the log start of every live replica has reached `offset`, or with REQUEST_TIMED_OUT; with
+        OVERLOADED, and nothing deleted, where too many wait for that already."""
         hosted = self._broker.hosted.get(key)
         if hosted is None:
             return DeletedRecords(key, self._broker.absent(key))
@@ -42,6 +45,18 @@ class DeletingRecords:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset {wanted} is not at or below the high watermark {partition.high_watermark}",
             )
+        if self._waiting >= MAX_WAITING:
+            return DeletedRecords(
+                key, ErrorCode.OVERLOADED, f"{self._waiting} deletions wait here already: retry later"
+            )
+        self._waiting += 1
+        try:
+            return await self._delete(hosted, wanted, timeout_ms)
+        finally:
+            self._waiting -= 1
+
+    async def _delete(self, hosted: HostedPartition, wanted: int, timeout_ms: int) -> DeletedRecords:
+        key, partition = hosted.key, hosted.partition
         leader_epoch, incarnation = partition.leader_epoch, partition.incarnation
         try:
             # log-storage raises no log start above the high watermark that it was told last.
