@@ -196,10 +196,20 @@ class Connection:
         """How long the oldest produce request has gone without an answer."""
         return 0.0 if self._produce is None or self._produce.broken is not None else self._produce.oldest_wait_s
 
+    @property
+    def fetch_wait_s(self) -> float:
+        """How long the oldest fetch request has gone without an answer."""
+        return 0.0 if self._fetch is None or self._fetch.broken is not None else self._fetch.oldest_wait_s
+
     def fail_produce(self, error: HighwaterError) -> None:
         """Ends the produce stream, if there is one."""
         if self._produce is not None:
             self._produce.fail(error)
+
+    def fail_fetch(self, error: HighwaterError) -> None:
+        """Ends the fetch stream, if there is one."""
+        if self._fetch is not None:
+            self._fetch.fail(error)
 
     def fail_overdue(self, timeout_s: float) -> None:
         """Breaks the streams whose oldest request is older than that."""

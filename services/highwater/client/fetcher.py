@@ -16,6 +16,7 @@ from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection
 from highwater.client.exceptions import (
     HighwaterError,
+    NetworkError,
     OffsetOutOfRangeError,
     RetriableError,
     UnknownTopicError,
@@ -32,6 +33,8 @@ from highwater.v1 import broker_pb2, common_pb2
 SWEEP_MS = 250.0
 # For one round of looking up positions; then those that have an answer go on and the others are asked again.
 LOOKUP_S = 5.0
+# An answer so long overdue makes the fetcher ask whether the leader has changed.
+STUCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Fetcher:
         settings = self._settings
         now_ms = monotonic() * 1000
         self._cluster.fail_overdue((settings.max_wait_ms + settings.request_timeout_ms) / 1000)
+        self._leave_silent_leaders()
         by_leader: dict[Connection, list[tuple[tuple[bytes, int], int, FetchBuffer]]] = {}
         room = settings.max_bytes - sum(buffer.buffered_bytes for buffer in self.buffers.values())
         due_ms = now_ms + SWEEP_MS
@@ -135,6 +139,23 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later((due_ms - now_ms) / 1000, self.wake)
+
+    def _leave_silent_leaders(self) -> None:
+        """A leader that is paused or cut off answers nothing; it is left as soon as its successor is known."""
+        for connection, requests in list(self._outstanding.items()):
+            if connection.fetch_wait_s <= self._settings.max_wait_ms / 1000 + STUCK_S:
+                continue
+            leaders = [
+                self._cluster.leader(*asked.buffer.partition)
+                for request in requests
+                for asked in request.asked.values()
+            ]
+            if any(leader is not None and leader[0] is not connection for leader in leaders):
+                connection.fail_fetch(
+                    NetworkError(f"the broker at {connection.address} no longer leads and does not answer")
+                )
+            else:
+                self._cluster.request_refresh()
 
     def _request(self, connection: Connection, hungry: list[tuple[tuple[bytes, int], int, FetchBuffer]]) -> None:
         outstanding = self._outstanding.setdefault(connection, [])

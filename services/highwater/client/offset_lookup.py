@@ -17,6 +17,8 @@ from highwater.v1 import broker_pb2, common_pb2
 _CONSUMER = -1
 _RETRY_S = 0.05
 _RETRY_MAX_S = 0.5
+# One leader's time for an answer; then it is asked again, or its successor where it has one by now.
+_ATTEMPT_S = 3.0
 
 
 async def lookup_offsets(
@@ -93,7 +95,8 @@ async def _ask(
         )
         asked.append(partition)
     try:
-        response = await connection.call(connection.stub.ListOffsets, request, cluster.request_timeout_s)
+        timeout_s = min(_ATTEMPT_S, cluster.request_timeout_s)
+        response = await connection.call(connection.stub.ListOffsets, request, timeout_s)
     except HighwaterError as error:
         errors.update(dict.fromkeys(asked, error))
         return

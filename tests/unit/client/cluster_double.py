@@ -113,6 +113,8 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.before_append: Callable[[], Awaitable[object]] | None = None
         self.before_answer: Callable[[], Awaitable[object]] | None = None
         self.metadata_view: Callable[[broker_pb2.MetadataResponse], None] = lambda response: None
+        self.awake = asyncio.Event()  # cleared: fetches, offsets and metadata get no answer until it is set
+        self.awake.set()
         self.leads_anyway: dict[tuple[str, int], PartitionDouble] = {}  # a zombie's own log
         # What a test may look at.
         self.produce_requests: list[broker_pb2.ProduceRequest] = []
@@ -253,6 +255,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
                     if answer_now or requests or loop.time() >= deadline:
                         break
                     await self.cluster.wait_for_change(deadline - loop.time())
+                await self.awake.wait()
                 yield response
         finally:
             taking.cancel()
@@ -279,6 +282,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         return response, answer_now
 
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:
+        await self.awake.wait()
         response = broker_pb2.ListOffsetsResponse()
         for item in request.partitions:
             partition, error = self._partition(item.partition, item.leader_epoch)
@@ -301,6 +305,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
 
     async def Metadata(self, request: broker_pb2.MetadataRequest, context: Any) -> broker_pb2.MetadataResponse:
         self.metadata_requests += 1
+        await self.awake.wait()
         response = self.cluster.metadata(request)
         self.metadata_view(response)
         return response

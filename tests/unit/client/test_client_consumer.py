@@ -283,6 +283,27 @@ async def test_a_waiting_fetch_does_not_hold_up_another_partition(cluster: Clust
         assert len(await read(consumer, 10)) == 10
 
 
+async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("highwater.client.fetcher.STUCK_S", 0.2)
+    monkeypatch.setattr("highwater.client.offset_lookup._ATTEMPT_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.2)
+    fill(cluster.topics["t"].partitions[0], 0, 50)
+    async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=100) as consumer:
+        consumer.assign([T0])
+        assert len(await read(consumer, 50)) == 50
+        cluster.brokers[1].awake.clear()
+        asked = len(cluster.brokers[1].fetch_requests)
+        await cluster.until(lambda: len(cluster.brokers[1].fetch_requests) > asked)
+        fill(cluster.topics["t"].partitions[0], 50, 50)
+        cluster.move_leader("t", 0, 2)
+        async with asyncio.timeout(5):
+            assert (await consumer.end_offsets([T0])) == {T0: 100}
+            assert [record.offset for record in await read(consumer, 50)] == list(range(50, 100))
+        cluster.brokers[1].awake.set()
+
+
 async def test_paused_partitions_rest(cluster: ClusterDouble) -> None:
     for partition in cluster.topics["t"].partitions:
         fill(partition, 0, 10)
