@@ -1,0 +1,48 @@
+"""The append stream to a log-storage that was away for long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from highwater.replica_manager.append_stream import AppendStream, StorageUnavailableError
+from highwater.rpc.channel import open_channel
+from highwater.v1 import log_storage_pb2
+
+
+async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/log-storage"
+    asked = []
+
+    async def append(request_iterator: Any, context: Any) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            asked.append(request.correlation_id)
+            await context.write(
+                log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation="new")
+            )
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        append,
+        request_deserializer=log_storage_pb2.AppendRequest.FromString,
+        response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
+    )
+    async with open_channel(address) as channel:
+        stream = AppendStream(channel, lambda incarnation: None)
+        stream.start()
+        for _ in range(20):
+            with pytest.raises(StorageUnavailableError):
+                await stream.probe(0.001)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
+        )
+        server.add_insecure_port(address)
+        await server.start()
+        assert await stream.probe(10) == "new"
+        assert len(asked) == 2  # the message that opens the stream, and this probe
+        await stream.stop()
+        await server.stop(None)
