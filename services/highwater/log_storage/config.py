@@ -20,10 +20,13 @@ class LogConfig:
     message_max_bytes: int = 1_048_588
     flush_messages: int = _LONG_MAX  # records after which an append waits for the disk
     log_append_time: bool = False
+    retention_ms: int = 7 * 24 * 3600 * 1000  # -1: unlimited
+    retention_bytes: int = -1  # -1: unlimited
+    deletes: bool = True  # cleanup.policy holds delete: the two above count
 
     def with_topic(self, config: Mapping[str, str]) -> LogConfig:
-        """With a topic's keys over these. Keys that are not of this service (`retention.ms`, `min.insync.replicas`,
-        ...) are left to others. Raises `LogError` (INVALID_CONFIG)."""
+        """With a topic's keys over these. Keys that are not of this service (`min.insync.replicas`, ...) are left to
+        others. Raises `LogError` (INVALID_CONFIG)."""
         changes: dict[str, int | bool] = {}
         for key, (field, lowest, highest) in _TOPIC_KEYS.items():
             if key in config:
@@ -36,6 +39,9 @@ class LogConfig:
                     f"message.timestamp.type={timestamp_type}: it is CreateTime or LogAppendTime",
                 )
             changes["log_append_time"] = timestamp_type == "LogAppendTime"
+        policies = config.get("cleanup.policy")
+        if policies is not None:
+            changes["deletes"] = "delete" in (policy.strip() for policy in policies.split(","))
         return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
 
@@ -45,6 +51,8 @@ _TOPIC_KEYS = {
     "segment.index.bytes": ("index_max_bytes", 12, 2**31 - 1),
     "segment.ms": ("roll_ms", 1, _LONG_MAX),
     "max.message.bytes": ("message_max_bytes", 1, 2**31 - 1),
+    "retention.ms": ("retention_ms", -1, _LONG_MAX),
+    "retention.bytes": ("retention_bytes", -1, _LONG_MAX),
     "flush.messages": ("flush_messages", 1, _LONG_MAX),
 }
 

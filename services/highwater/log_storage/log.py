@@ -22,6 +22,7 @@ from highwater.log_storage.epochs import EpochEnd, EpochEntry, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.lookups import FoundOffset, find_offset
 from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.segment import Segment
 from highwater.records import (
     STAMP_BYTES,
@@ -516,6 +517,48 @@ class Log:
 
     def _raise_log_start(self, offset: int) -> None:
         self.log_start_offset = max(self.log_start_offset, offset)
+        self.release_segments()
+
+    def expired(self, wall_clock_ms: int) -> int:
+        """How many segments, from the oldest on, retention lets go (`retention.expired_segments`). Raises `LogError`
+        (LOG_STORAGE_ERROR)."""
+        self.check_online()
+        limits = Limits(UNLIMITED, UNLIMITED)
+        if self.config.deletes:
+            limits = Limits(self.config.retention_ms, self.config.retention_bytes)
+        ends = [*(segment.base_offset for segment in self.segments[1:]), self.log_end_offset]
+        try:
+            aged = [
+                Aged(end, segment.size_bytes, segment.newest_ms)
+                for segment, end in zip(self.segments, ends, strict=True)
+            ]
+        except OSError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+        return expired_segments(
+            aged,
+            limits,
+            log_start_offset=self.log_start_offset,
+            high_watermark=self.high_watermark,
+            wall_clock_ms=wall_clock_ms,
+        )
+
+    def start_behind(self, count: int) -> None:
+        """The log starts behind its `count` oldest segments, which `release_segments` then lets go of: once the log
+        start is on disk. Where all of them go, an active one is begun. Producers outlive their records. Raises
+        `LogError` (LOG_STORAGE_ERROR)."""
+        assert 0 < count <= len(self.segments)
+        if count == len(self.segments):
+            try:
+                self.roll(self.log_end_offset)
+                fsync_directory(self.directory)
+            except (OSError, CorruptBatchError) as error:
+                raise self.fail(error) from error
+        self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
+        assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
+
+    def release_segments(self) -> None:
+        """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
+        has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self.epochs.truncate_from_start(self.log_start_offset)
         try:
             if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:

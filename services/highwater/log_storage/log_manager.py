@@ -280,6 +280,25 @@ class LogManager:
         self._lower_checkpoints(hosted.log_dir)
         log.truncate_fully_and_start_at(offset)
 
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def retain(self, hosted: HostedLog, wall_clock_ms: int) -> int:
+        """Lets go of what retention does not keep; how many segments. Nothing else may happen to the log meanwhile.
+
+        The log start is on disk before the first segment goes: after a crash a log is never found to begin at, or to
+        have fallen back to, an offset below what it had started at. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        log = hosted.online()
+        count = log.expired(wall_clock_ms)
+        if count:
+            log.start_behind(count)
+            try:
+                self.write_checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+            except OSError as error:
+                raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot write a checkpoint: {error}") from error
+            log.release_segments()
+            _log.info("retention %s", pairs(log=hosted.directory.name, segments=count, log_start=log.log_start_offset))
+        return count
+
     def _lower_checkpoints(self, log_dir: LogDir) -> None:
         try:
             self.write_checkpoints(log_dir)

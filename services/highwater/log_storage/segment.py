@@ -61,6 +61,14 @@ class Segment:
             self.time_index.reset()
 
     @property
+    def newest_ms(self) -> int:
+        """The age of the segment counts from here: its largest timestamp, else (no batch has one) when its file was
+        last written. Raises `OSError`."""
+        if self.max_timestamp >= 0:
+            return self.max_timestamp
+        return os.fstat(self._descriptor).st_mtime_ns // 1_000_000
+
+    @property
     def full(self) -> bool:
         return self.offset_index.full or self.time_index.full
 

@@ -55,6 +55,8 @@ class LogStorageService:
                 roll_ms=settings.log_roll_ms,
                 message_max_bytes=settings.message_max_bytes,
                 flush_messages=settings.flush_messages,
+                retention_ms=settings.retention_ms,
+                retention_bytes=settings.log_retention_bytes,
             ),
             broker_id=settings.broker_id,
             recovery_threads=settings.num_recovery_threads_per_data_dir,
@@ -77,6 +79,7 @@ class LogStorageService:
             for interval_ms, work in (
                 (settings.replica_high_watermark_checkpoint_interval_ms, servicer.checkpoint_high_watermarks),
                 (settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
+                (settings.log_retention_check_interval_ms, servicer.retain),
                 (HOUSEKEEPING_MS, self._housekeep),
             )
         ]
@@ -119,7 +122,7 @@ class LogStorageService:
         assert self._servicer is not None
         for hosted in self._manager:
             log = hosted.log
-            if log is None or log.failure is not None:
+            if log is None or log.failure is not None or hosted.busy:
                 continue
             if log.removable:
                 self._to_remove.append((monotonic_ms() + self._settings.file_delete_delay_ms, log.removable))

@@ -52,6 +52,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         self._appended_bytes = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
         self._appended_by_role = {role: self._appended_bytes.labels(role.name.lower()) for role in Role}
         self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
+        self._deleted_segments = metrics.counter("deleted_segments_total", "Segments that retention let go")
         self._fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
     # -- the data path ------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         records = given.records
         if role == _LEADER:
             _admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
-            wall_clock_ms = time.time_ns() // 1_000_000 if log.config.log_append_time else NO_TIME
+            wall_clock_ms = _wall_clock_ms() if log.config.log_append_time else NO_TIME
             appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, wall_clock_ms)
             self._appended_by_role[Role.LEADER].inc(len(records))
         elif role == _FOLLOWER:
@@ -434,6 +435,20 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
                 raise log.fail(error) from error
             log.finish_flush(flush)
 
+    async def retain(self) -> None:
+        """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
+        they are renamed; the others go on."""
+        for hosted in self._manager:
+            await hosted.idle()
+            try:
+                if hosted.offline_reason or not hosted.online().expired(_wall_clock_ms()):
+                    continue
+                async with hosted.alone():
+                    released = await self._in_thread(self._manager.retain, hosted, _wall_clock_ms())
+                self._deleted_segments.inc(released)
+            except LogError as error:
+                _log.error("%s", error)
+
     async def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
         changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
@@ -521,6 +536,10 @@ def _check_decided_on(
             f"the truncation was decided on a log that ends at {decided_on[0]} in epoch {decided_on[1]}; this one ends "
             f"at {log.state.log_end_offset} in epoch {log.state.last_epoch}",
         )
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _sync_segments(segments: Iterable[Segment]) -> None:

@@ -274,6 +274,10 @@ class Fetching:
             # What was read may be another leader's by now, copied over ours.
             result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
             return
+        # Retention may have raised the log start: asked again, what is gone is out of range here.
+        raised = partition.log_start_seen(leader_epoch, answer.incarnation, answer.log_start_offset)
+        self._broker.perform(hosted, raised)
+        result.log_start_offset = partition.log_start_offset
         result.error, result.message = answer.error.code, answer.error.message
         if answer.records:
             result.pieces = (answer.records,)

@@ -74,6 +74,21 @@ class LogStorageSettings(ServiceSettings):
     message_max_bytes: int = Field(1_048_588, ge=1024)
     num_recovery_threads_per_data_dir: int = Field(1, ge=1)
     file_delete_delay_ms: int = Field(60_000, ge=0)
+    log_retention_ms: int | None = Field(None, ge=-1)
+    log_retention_minutes: int | None = Field(None, ge=-1)
+    log_retention_hours: int = Field(168, ge=-1)
+    log_retention_bytes: int = Field(-1, ge=-1)
+    log_retention_check_interval_ms: int = Field(300_000, ge=1)
+
+    @property
+    def retention_ms(self) -> int:
+        """The finest of the three that is given; -1: unlimited."""
+        if self.log_retention_ms is not None:
+            return self.log_retention_ms
+        minutes = self.log_retention_hours * 60
+        if self.log_retention_minutes is not None:
+            minutes = self.log_retention_minutes
+        return minutes * 60_000 if minutes >= 0 else -1
 
 
 class ReplicaManagerSettings(ServiceSettings):

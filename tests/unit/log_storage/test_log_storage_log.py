@@ -124,7 +124,7 @@ def test_log_append_time(tmp_path: Path) -> None:
 
 
 def test_topic_configuration() -> None:
-    config = LogConfig().with_topic({"segment.bytes": "2048", "retention.ms": "5", "flush.messages": "1"})
+    config = LogConfig().with_topic({"segment.bytes": "2048", "compression.type": "lz4", "flush.messages": "1"})
     assert config == LogConfig(segment_bytes=2048, flush_messages=1)
     for bad in ({"segment.bytes": "many"}, {"segment.bytes": "1"}, {"message.timestamp.type": "never"}):
         with refused(ErrorCode.INVALID_CONFIG):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,6 +125,26 @@ class LogMachine(RuleBasedStateMachine):
         self.start = data.draw(st.integers(self.start, self.high_watermark))
         self.log.raise_log_start(self.start)
         self.log.remove_deleted()
+
+    @rule(now=st.integers(0, 60), keep_ms=st.integers(-1, 60), keep_bytes=st.integers(-1, 4096))
+    def retain(self, now: int, keep_ms: int, keep_bytes: int) -> None:
+        self.log.config = replace(CONFIG, retention_ms=keep_ms, retention_bytes=keep_bytes)
+        before = self.log.segments.copy()
+        count = self.log.expired(now)
+        if not count:
+            return
+        self.log.start_behind(count)
+        self.log.release_segments()
+        self.log.remove_deleted()
+        assert self.log.segments[0] is before[count] if count < len(before) else not self.log.size_bytes
+        for segment in before[:count]:
+            old = -1 < keep_ms < now - segment.max_timestamp
+            assert old or keep_bytes >= 0 or segment.end_offset <= self.start
+        last = before[count - 1]
+        if last.end_offset > self.start and not -1 < keep_ms < now - last.max_timestamp:
+            assert self.log.size_bytes >= keep_bytes  # only its size has let the last one go
+        self.start = max(self.start, before[count - 1].end_offset)
+        assert self.start <= self.high_watermark
 
     @rule()
     def flush(self) -> None:
