@@ -19,6 +19,7 @@ class LogConfig:
     roll_ms: int = 7 * 24 * 3600 * 1000
     message_max_bytes: int = 1_048_588
     flush_messages: int = _LONG_MAX  # records after which an append waits for the disk
+    flush_ms: int = _LONG_MAX  # after which what has been appended is written to disk in the background
     log_append_time: bool = False
     retention_ms: int = 7 * 24 * 3600 * 1000  # -1: unlimited
     retention_bytes: int = -1  # -1: unlimited
@@ -53,6 +54,7 @@ _TOPIC_KEYS = {
     "max.message.bytes": ("message_max_bytes", 1, 2**31 - 1),
     "retention.ms": ("retention_ms", -1, _LONG_MAX),
     "retention.bytes": ("retention_bytes", -1, _LONG_MAX),
+    "flush.ms": ("flush_ms", 0, _LONG_MAX),
     "flush.messages": ("flush_messages", 1, _LONG_MAX),
 }
 

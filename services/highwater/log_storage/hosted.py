@@ -31,6 +31,7 @@ class HostedLog:
         self.failure = ""  # only where `log` is None
         self.busy = False
         self.high_watermark_written = -1  # in the checkpoint
+        self.flushed_ms = 0  # monotonic: when all that had been appended was last on disk
         self._idle = asyncio.Event()
         self._idle.set()
         self.maintenance = asyncio.Lock()

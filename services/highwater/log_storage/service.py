@@ -54,7 +54,8 @@ class LogStorageService:
                 index_max_bytes=settings.log_index_size_max_bytes,
                 roll_ms=settings.log_roll_ms,
                 message_max_bytes=settings.message_max_bytes,
-                flush_messages=settings.flush_messages,
+                flush_messages=settings.flush_after_messages,
+                flush_ms=settings.log_flush_interval_ms,
                 retention_ms=settings.retention_ms,
                 retention_bytes=settings.log_retention_bytes,
             ),
@@ -79,6 +80,7 @@ class LogStorageService:
             for interval_ms, work in (
                 (settings.replica_high_watermark_checkpoint_interval_ms, servicer.checkpoint_high_watermarks),
                 (settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
+                (settings.log_flush_scheduler_interval_ms, servicer.flush_due),
                 (settings.log_retention_check_interval_ms, servicer.retain),
                 (HOUSEKEEPING_MS, self._housekeep),
             )

@@ -131,6 +131,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             log = hosted.online()
             if not log.must_sync:
                 return
+            began_ms = monotonic_ms()
             segments, log_end_offset = log.begin_sync()
             try:
                 with self._fsync.time():
@@ -138,6 +139,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             except OSError as error:
                 raise log.fail(error) from error
             log.finish_sync(log_end_offset)
+            hosted.flushed_ms = began_ms
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
@@ -427,6 +429,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         """One log to disk. Appends go on meanwhile. Raises `LogError` (LOG_STORAGE_ERROR)."""
         async with hosted.maintenance:
             log = hosted.online()
+            began_ms = monotonic_ms()
             flush = log.begin_flush()
             try:
                 with self._fsync.time():
@@ -434,6 +437,19 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             except OSError as error:
                 raise log.fail(error) from error
             log.finish_flush(flush)
+            hosted.flushed_ms = began_ms
+
+    async def flush_due(self) -> None:
+        """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
+        for hosted in self._manager:
+            log = hosted.log
+            if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
+                continue
+            if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
+                try:
+                    await self.flush(hosted)
+                except LogError as error:
+                    _log.error("%s", error)
 
     async def retain(self) -> None:
         """Lets go of the segments of every log that are too old or too many. A log that has any stands still while

@@ -68,6 +68,9 @@ class LogStorageSettings(ServiceSettings):
     log_index_size_max_bytes: int = Field(10 << 20, ge=12)
     log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
     flush_messages: int = Field(2**63 - 1, ge=1)
+    log_flush_interval_messages: int | None = Field(None, ge=1)
+    log_flush_interval_ms: int = Field(2**63 - 1, ge=0)
+    log_flush_scheduler_interval_ms: int = Field(1_000, ge=1)
     log_flush_offset_checkpoint_interval_ms: int = Field(60_000, ge=1)
     replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
     producer_id_expiration_ms: int = Field(86_400_000, ge=1)
@@ -79,6 +82,11 @@ class LogStorageSettings(ServiceSettings):
     log_retention_hours: int = Field(168, ge=-1)
     log_retention_bytes: int = Field(-1, ge=-1)
     log_retention_check_interval_ms: int = Field(300_000, ge=1)
+
+    @property
+    def flush_after_messages(self) -> int:
+        """Kafka's name for the setting goes first."""
+        return self.flush_messages if self.log_flush_interval_messages is None else self.log_flush_interval_messages
 
     @property
     def retention_ms(self) -> int:

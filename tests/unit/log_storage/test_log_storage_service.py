@@ -398,3 +398,26 @@ async def test_a_partition_whose_topic_id_is_none_is_unknown(storage: Storage) -
     assert fence.error.code == Code.UNKNOWN_TOPIC_ID
     flushed = await storage.stub.Flush(log_storage_pb2.FlushRequest(partitions=[short]))
     assert flushed.errors[0].error.code == Code.UNKNOWN_TOPIC_ID
+
+
+@pytest.mark.parametrize("where", ["broker", "topic"])
+async def test_what_is_old_enough_is_flushed(tmp_path: Path, where: str) -> None:
+    """`log.flush.interval.ms`, and a topic's `flush.ms` over it."""
+    settings = {"log_flush_scheduler_interval_ms": "10"}
+    config = {"flush_ms": "20"}
+    if where == "broker":
+        settings["log_flush_interval_ms"], config = "20", {}
+    async with running(tmp_path, **settings) as storage:
+        await storage.create(key(), **config)
+        await storage.create(key(1), flush_ms=str(2**63 - 1))
+        for partition in (key(), key(1)):
+            await storage.fence(LEADER, 1, [partition])
+            await storage.append(LEADER, partition=partition, leader_epoch=1, expected_offset=0, records=batch(3))
+
+        async def recovery_points() -> dict[int, int]:
+            described = await storage.stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest())
+            return {log.partition.partition: log.recovery_point for log in described.logs}
+
+        while (await recovery_points())[0] != 3:  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
+        assert (await recovery_points())[1] == 0
