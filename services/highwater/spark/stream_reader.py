@@ -79,11 +79,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         before = parse_stream_offset(start)
         starts = self._starts(begun=start != NOT_BEGUN, before=before.ends, latest=latest)
         positions = {partition: starts.get(partition, before.ends.get(partition, 0)) for partition in latest}
-        if self._target is not None:
-            # A restarted query may already stand behind what is there to be read now.
-            latest = {partition: max(offset, positions[partition]) for partition, offset in latest.items()}
-        elif start != NOT_BEGUN:
-            self._check_loss(before.ends, latest)
+        self._check_loss(before.ends, latest)
         ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
         if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
             return start

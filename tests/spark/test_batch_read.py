@@ -1,0 +1,177 @@
+"""`spark.read.format("highwater")` against a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from conftest import numbers, send, with_options
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client.blocking import Admin, Producer
+from highwater.spark import register
+
+Read = Callable[..., DataFrame]
+
+
+def test_every_record_once_with_kafkas_columns(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
+    admin.create_topic(topic, 3, 1)
+    send(cluster, topic, range(2000))
+    frame = read(subscribe=topic)
+    assert frame.dtypes == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+    ]
+    rows = frame.collect()
+    assert sorted(int(row.value) for row in rows) == list(range(2000))
+    assert all(int(row.key) == int(row.value) % 10 for row in rows)
+    assert {(row.topic, row.timestampType) for row in rows} == {(topic, 0)}
+    for partition in range(3):
+        mine = [row for row in rows if row.partition == partition]
+        assert [row.offset for row in mine] == list(range(len(mine)))
+        for key in {row.key for row in mine}:
+            in_order = [int(row.value) for row in mine if row.key == key]
+            assert in_order == sorted(in_order)
+
+
+def test_headers_nulls_and_timestamps(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
+    admin.create_topic(topic, 1, 1)
+    with Producer(cluster.bootstrap) as producer:
+        producer.send(topic, b"v", headers=[("h", b"x"), ("h", None)], timestamp_ms=1_700_000_000_123)
+        producer.send(topic, None, key=b"k", timestamp_ms=0)
+    rows = read(subscribe=topic, includeHeaders="true").orderBy("offset").collect()
+    assert [(row.key, row.value) for row in rows] == [(None, b"v"), (b"k", None)]
+    assert [[tuple(pair) for pair in row.headers] if row.headers else None for row in rows] == [
+        [("h", b"x"), ("h", None)],
+        None,
+    ]
+    assert rows[0].timestamp.replace(tzinfo=UTC) == datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
+
+
+def test_where_a_read_begins_and_ends(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
+    admin.create_topic(topic, 2, 1)
+    stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
+    send(cluster, topic, range(100), partition=0, timestamp=stamps)
+    send(cluster, topic, range(100, 200), partition=1, timestamp=stamps)
+
+    def found(**options: object) -> list[int]:
+        return numbers(read(subscribe=topic, **options))
+
+    assert found(startingOffsets={topic: {"0": 10, "1": -2}}, endingOffsets={topic: {"0": 12, "1": 101 - 100}}) == [
+        10,
+        11,
+        100,
+    ]
+    assert found(startingOffsets="latest-3") == [97, 98, 99, 197, 198, 199]
+    assert found(endingOffsets="latest-98") == [0, 1, 100, 101]
+    assert found(startingTimestamp=1_097_500) == [98, 99, 198, 199]
+    assert found(endingTimestamp=1_001_000) == [0, 100]
+    assert found(startingOffsetsByTimestamp={topic: {"0": 1_099_000, "1": 1_098_000}}) == [99, 198, 199]
+    assert found(endingOffsetsByTimestamp={topic: {"0": 1_002_000, "1": 0}}) == [0, 1]
+    assert found(startingTimestamp="-10m", startingOffsetsByTimestampStrategy="latest") == []
+    with pytest.raises(AnalysisException, match="has no record at or after"):
+        found(startingTimestamp="-10m")
+    with pytest.raises(AnalysisException, match=r"-0 ends at 100, there is no offset 5000 yet"):
+        found(startingOffsets={topic: {"0": 5000, "1": 0}})
+
+
+def test_tasks(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(900), partition=0)
+    send(cluster, topic, range(900, 1000), partition=1)
+    assert read(subscribe=topic).rdd.getNumPartitions() == 2
+    split = read(subscribe=topic, minPartitions=10)
+    assert split.rdd.getNumPartitions() == 10
+    assert numbers(split) == list(range(1000))
+    bounded = read(subscribe=topic, maxRecordsPerPartition=300, columns="value,offset")
+    assert bounded.columns == ["value", "offset"]
+    assert bounded.rdd.getNumPartitions() == 4
+    assert numbers(bounded) == list(range(1000))
+
+
+def test_what_is_subscribed(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
+    for number in range(2):
+        admin.create_topic(f"{topic}-{number}", 2, 1)
+        send(cluster, f"{topic}-{number}", range(number * 10, number * 10 + 10), partition=number)
+    assert numbers(read(subscribe=f"{topic}-0, {topic}-1")) == list(range(20))
+    assert numbers(read(subscribePattern=f"{topic}-[01]")) == list(range(20))
+    assert numbers(read(subscribePattern=topic)) == []
+    assert numbers(read(assign=f'{{"{topic}-0": [0], "{topic}-1": [0]}}')) == list(range(10))
+    with pytest.raises(AnalysisException, match=f"assign names {topic}-0-2, which does not exist"):
+        numbers(read(assign=f'{{"{topic}-0": [2]}}'))
+    with pytest.raises(AnalysisException, match="topic 'no-such-topic' does not exist"):
+        numbers(read(subscribe="no-such-topic"))
+
+
+def test_filters_that_are_pushed_down(
+    cluster: LocalCluster, admin: Admin, topic: str, read: Read, spark: SparkSession
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
+    send(cluster, topic, range(100), partition=0, timestamp=stamps)
+    send(cluster, topic, range(100, 200), partition=1, timestamp=stamps)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+
+        def filtered(condition: str) -> DataFrame:
+            return read(subscribe=topic, pushDownFilters="true").filter(condition)
+
+        narrow = filtered("partition = 1 and offset >= 10 and offset < 12")
+        assert narrow.rdd.getNumPartitions() == 1
+        assert numbers(narrow) == [110, 111]
+        assert numbers(filtered("offset in (3, 5) and topic like '%'")) == [3, 5, 103, 105]
+        late = filtered("timestamp >= timestamp_millis(1098000) and timestamp < timestamp_millis(1099000)")
+        assert numbers(late) == [98, 198]
+        assert numbers(filtered("timestamp > timestamp_millis(2000000)")) == []
+        assert numbers(filtered("offset = 1 and offset = 2")) == []
+        # Without the option nothing is pushed: Spark would hand one use's filters to another.
+        frame = read(subscribe=topic)
+        assert (frame.filter("offset < 10").count(), frame.count()) == (20, 200)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_records_that_are_gone(
+    cluster: LocalCluster, admin: Admin, topic: str, read: Read, delete_records: Callable[[str, int, int], None]
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(100))
+    delete_records(topic, 0, 40)
+    begin = {topic: {"0": 10}}
+    assert numbers(read(subscribe=topic)) == list(range(40, 100))
+    assert numbers(read(subscribe=topic, startingOffsets=begin, failOnDataLoss="false")) == list(range(40, 100))
+    split = read(subscribe=topic, startingOffsets=begin, failOnDataLoss="false", minPartitions=9)
+    assert numbers(split) == list(range(40, 100))
+    with pytest.raises(Exception, match=r"-0: offset 10 is no longer in the log .* set failOnDataLoss to false"):
+        numbers(read(subscribe=topic, startingOffsets=begin))
+
+
+def test_mistakes_are_said_when_the_query_is_planned(topic: str, read: Read, spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match="minPartitions is 'many'; it is a whole number of at least 1"):
+        read(subscribe=topic, minPartitions="many").collect()
+    with pytest.raises(AnalysisException, match=r"highwater\.bootstrap\.servers is missing"):
+        spark.read.format("highwater").option("subscribe", topic).load().collect()
+    other_schema = spark.read.schema("value string").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    with pytest.raises(AnalysisException, match="the schema of a topic is fixed"):
+        other_schema.format("highwater").option("subscribe", topic).load().collect()
+    with pytest.raises(AnalysisException, match=r"no broker could be reached \(tried 127.0.0.1:1\)"):
+        read(subscribe=topic, **{"highwater.bootstrap.servers": "127.0.0.1:1"}).collect()
+
+
+def test_registered_by_hand_it_is_the_same(
+    cluster: LocalCluster, admin: Admin, topic: str, spark: SparkSession
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(10))
+    session = spark.newSession()
+    register(session)
+    assert numbers(with_options(session.read, cluster, {"subscribe": topic}).load()) == list(range(10))

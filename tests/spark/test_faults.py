@@ -1,0 +1,116 @@
+"""kill -9 of a streaming query and of a broker in mid-stream: every record in the output once, compared one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from pyspark.sql import SparkSession
+
+from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+from highwater.client import TopicPartition
+from highwater.client.blocking import Admin, Consumer, Producer
+
+RECORDS = 30_000
+PARTITIONS = 3
+JOB = Path(__file__).with_name("archive_job.py")
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[LocalCluster]:
+    settings = {"broker.session.timeout.ms": "3000", "controller.session.timeout.ms": "1000"}
+    running = LocalCluster(LocalClusterSettings(tmp_path / "cluster", brokers=3, port=0, settings=settings))
+    running.start()
+    yield running
+    running.kill()
+
+
+class Job:
+    def __init__(self, bootstrap: str, topic: str, directory: Path) -> None:
+        self.out = directory / "out"
+        self._command = [sys.executable, str(JOB), bootstrap, topic, str(directory / "checkpoint"), str(self.out)]
+        self._log = directory / "job.log"
+
+    def start(self, how: str) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen([*self._command, how], stdout=log, stderr=log, start_new_session=True)
+
+    def committed(self) -> int:
+        """Micro-batches that the file sink has committed."""
+        return len([path for path in (self.out / "_spark_metadata").glob("*") if path.name.isdecimal()])
+
+    def until_committed(self, process: subprocess.Popen[bytes], count: int) -> None:
+        deadline = monotonic() + 90
+        while self.committed() < count:
+            said = f"{self.committed()} of {count} micro-batches; the job says:\n{self._log.read_text()[-4000:]}"
+            assert monotonic() < deadline, said
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+                raise AssertionError(said)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Python and the JVM at once, as when a node is lost."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def all_records(bootstrap: str, topic: str) -> list[tuple[int, int, bytes, bytes]]:
+    found = []
+    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest") as consumer:
+        partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        consumer.assign(partitions)
+        left = sum(consumer.end_offsets(partitions).values())
+        while left > 0:
+            records = consumer.poll(20_000, 100_000)
+            assert records, f"{left} records did not come"
+            left -= len(records)
+            found += [(one.partition, one.offset, one.key, one.value) for one in records]
+    return sorted(found)
+
+
+@pytest.mark.timeout(400)
+def test_kill_9_of_the_query_and_of_a_broker_in_mid_stream(
+    brokers: LocalCluster, spark: SparkSession, tmp_path: Path, topic: str
+) -> None:
+    with Admin(brokers.bootstrap) as admin:
+        admin.create_topic(topic, PARTITIONS, 3, {"min.insync.replicas": "2"})
+    job = Job(brokers.bootstrap, topic, tmp_path)
+    running = job.start("forever")
+    try:
+        with Producer(brokers.bootstrap) as producer:
+
+            def produce(first: int, end: int) -> None:
+                for number in range(first, end):
+                    producer.send(topic, b"value %d" % number, key=b"%d" % (number % 100))
+                producer.flush()
+
+            produce(0, RECORDS // 2)
+            job.until_committed(running, 2)
+            kill(running)
+            before = job.committed()
+            produce(RECORDS // 2, RECORDS * 3 // 4)
+            running = job.start("forever")
+            job.until_committed(running, before + 2)
+            brokers.kill_broker(1)
+            produce(RECORDS * 3 // 4, RECORDS)
+            job.until_committed(running, job.committed() + 1)
+            kill(running)
+            brokers.start_broker(1)
+        running = job.start("available-now")
+        assert running.wait(120) == 0
+    finally:
+        if running.poll() is None:
+            kill(running)
+    rows = spark.read.parquet(str(job.out)).select("partition", "offset", "key", "value").collect()
+    archived = sorted((row.partition, row.offset, bytes(row.key), bytes(row.value)) for row in rows)
+    expected = all_records(brokers.bootstrap, topic)
+    assert len(expected) == RECORDS
+    assert archived == expected

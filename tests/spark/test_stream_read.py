@@ -1,0 +1,188 @@
+"""`spark.readStream.format("highwater")` against a real cluster: micro-batches, checkpoints, and nothing lost or read
+twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from conftest import available_now, numbers, send, written
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client import TopicPartition
+from highwater.client.blocking import Admin
+from highwater.spark import lag
+
+ReadStream = Callable[..., DataFrame]
+
+
+def in_memory(frame: DataFrame, name: str, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    writer = frame.selectExpr("cast(value as string) value").writeStream.format("memory").queryName(name)
+    return (
+        writer.option("checkpointLocation", str(checkpoint))
+        .trigger(**(trigger or {"processingTime": "200 milliseconds"}))
+        .start()
+    )
+
+
+def until(query: StreamingQuery, holds: Callable[[], bool], what: str) -> None:
+    """Waits for it with a deadline; a query that failed fails the test with its error."""
+    deadline = monotonic() + 60
+    while not holds():
+        assert monotonic() < deadline, what
+        if query.awaitTermination(0.1):
+            raise AssertionError(f"the query ended: {query.exception()}")
+
+
+def rows_of(progress: list[dict[str, Any]]) -> list[int]:
+    return [report["numInputRows"] for report in progress if report["numInputRows"]]
+
+
+def test_micro_batches_of_a_limited_size_to_the_end_of_what_there_is(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(500))
+    frame = read_stream(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=200, minPartitions=3)
+    progress = available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    assert rows_of(progress) == [200, 200, 100] or sum(rows_of(progress)) == 500 <= 200 * len(rows_of(progress))
+    assert max(rows_of(progress)) <= 200
+    assert sum(lag(progress[0]).values()) == 500 - rows_of(progress)[0]
+    assert set(lag(progress[-1]).values()) == {0}
+    assert written(tmp_path / "out") == list(range(500))
+
+
+def test_a_restarted_query_goes_on_where_it_was(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(300))
+    frame = read_stream(subscribe=topic, startingOffsets="earliest")
+    available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    send(cluster, topic, range(300, 500))
+    progress = available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    assert sum(rows_of(progress)) == 200
+    assert sum(rows_of(available_now(frame, tmp_path / "checkpoint", tmp_path / "out"))) == 0
+    assert written(tmp_path / "out") == list(range(500))
+
+
+def test_where_a_query_began_stands_in_its_first_micro_batch(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A query that starts at `latest` and dies before it has read anything misses nothing that came meanwhile."""
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(100))
+    frame = read_stream(subscribe=topic)
+    assert sum(rows_of(available_now(frame, tmp_path / "checkpoint", tmp_path / "out"))) == 0
+    send(cluster, topic, range(100, 200))
+    available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    # Planned and not committed, as after kill -9 in mid-batch: the same micro-batch is run again.
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "checkpoint" / "commits" / "1").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".1.crc").unlink()
+    send(cluster, topic, range(200, 250))
+    progress = available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    assert rows_of(progress)[:2] == [100, 50]
+    assert written(tmp_path / "out") == list(range(100, 250))
+
+
+def test_a_first_micro_batch_that_is_run_again_reads_the_same(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(100))
+    frame = read_stream(subscribe=topic, startingOffsets="latest-10")
+    available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    first = written(tmp_path / "out")
+    assert len(first) == 20
+    shutil.rmtree(tmp_path / "out")
+    (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".0.crc").unlink()
+    send(cluster, topic, range(100, 150))
+    available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    assert written(tmp_path / "out") == first + list(range(100, 150))
+
+
+def test_new_partitions_are_found_while_it_runs(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    """And read from their first record, though the query began at `latest`, before there was any."""
+    frame = read_stream(subscribePattern=f"{topic}-.*")
+    query = in_memory(frame, "found", tmp_path / "checkpoint")
+    try:
+        until(query, lambda: query.lastProgress is not None, "no progress")
+        for number in range(2):
+            admin.create_topic(f"{topic}-{number}", 2, 1)
+            send(cluster, f"{topic}-{number}", range(number * 100, number * 100 + 100))
+        until(query, lambda: spark.table("found").count() >= 200, "not all was read")
+        query.processAllAvailable()
+        assert numbers(spark.table("found")) == list(range(200))
+    finally:
+        query.stop()
+
+
+def test_few_records_wait_for_more(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    frame = read_stream(subscribe=topic, startingOffsets="earliest", minOffsetsPerTrigger=100, maxTriggerDelay="1h")
+    query = in_memory(frame, "waiting", tmp_path / "checkpoint")
+    try:
+        until(query, lambda: query.lastProgress is not None, "no progress")
+        send(cluster, topic, range(99))
+        until(query, lambda: lag(query.lastProgress) == {TopicPartition(topic, 0): 99}, "the lag was not reported")
+        assert spark.table("waiting").count() == 0
+        send(cluster, topic, range(99, 100))
+        until(query, lambda: spark.table("waiting").count() == 100, "a hundred records were not read")
+    finally:
+        query.stop()
+
+
+def test_micro_batches_of_so_many_bytes(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    for start in range(0, 6000, 1000):
+        send(cluster, topic, range(start, start + 1000))
+    frame = read_stream(subscribe=topic, startingOffsets="earliest", maxBytesPerTrigger=8000)
+    progress = available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    assert len(rows_of(progress)) > 2
+    assert written(tmp_path / "out") == list(range(6000))
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_old_one(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(100))
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    available_now(read_stream(subscribe=topic, startingOffsets="earliest"), checkpoint, out)
+    admin.delete_topic(topic)
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(1000, 1010))
+    with pytest.raises(StreamingQueryException, match=r"-0 ends at 10, before offset 100: records may be lost"):
+        available_now(read_stream(subscribe=topic), checkpoint, out)
+    going_on = read_stream(subscribe=topic, failOnDataLoss="false")
+    available_now(going_on, checkpoint, out)
+    send(cluster, topic, range(1010, 1020))
+    available_now(going_on, checkpoint, out)
+    assert written(out) == [*range(100), *range(1010, 1020)]
+
+
+def test_the_checkpoint_is_in_kafkas_form(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(20), partition=1)
+    frame = read_stream(subscribe=topic, startingOffsets={topic: {"0": -1, "1": 5}})
+    available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
+    written = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
+    assert json.loads(written) == {topic: {"0": 0, "1": 20}, "@start": {topic: {"0": 0, "1": 5}}}

@@ -1,0 +1,141 @@
+"""`df.write` and `df.writeStream` with `format("highwater")` against a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import numbers, send, with_options
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client import TopicPartition
+from highwater.client.blocking import Admin, Consumer
+
+Read = Callable[..., DataFrame]
+Write = Callable[..., None]
+
+
+def test_rows_arrive_under_their_keys_in_order(
+    admin: Admin, cluster: LocalCluster, topic: str, spark: SparkSession, write: Write
+) -> None:
+    admin.create_topic(topic, 3, 1)
+    frame = spark.range(0, 25_000, 1, 2).selectExpr("cast(id div 5000 as string) key", "cast(id as string) value")
+    write(frame, topic=topic)
+    by_key: dict[bytes, list[int]] = {}
+    with Consumer(topic, bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        count = 0
+        while count < 25_000:
+            records = consumer.poll(10_000, 100_000)
+            assert records, f"only {count} records arrived"
+            count += len(records)
+            for record in records:
+                assert record.key is not None
+                assert record.value is not None
+                by_key.setdefault(record.key, []).append(int(record.value))
+    assert {key: len(values) for key, values in by_key.items()} == {str(k).encode(): 5000 for k in range(5)}
+    # The two tasks wrote a half each: keys 0, 1, 3 and 4 belong to one task.
+    for key in (b"0", b"1", b"3", b"4"):
+        assert by_key[key] == sorted(by_key[key])
+
+
+def test_columns_say_topic_partition_and_headers(
+    admin: Admin, topic: str, spark: SparkSession, read: Read, write: Write
+) -> None:
+    for number in range(2):
+        admin.create_topic(f"{topic}-{number}", 3, 1)
+    frame = spark.range(30).selectExpr(
+        f"concat('{topic}-', id % 2) topic",
+        "case when id < 20 then cast(id % 3 as int) end partition",
+        "cast(cast(id as string) as binary) key",
+        "case when id != 7 then cast(id as string) end value",
+        "case when id < 5 then array(struct('h' key, cast(cast(id as string) as binary) value)) end headers",
+        "id ignored",
+    )
+    write(frame)
+    rows = read(subscribePattern=f"{topic}-.", includeHeaders="true").collect()
+    found = {int(row.key): row for row in rows}
+    assert len(rows) == len(found) == 30
+    for number, row in found.items():
+        assert row.topic == f"{topic}-{number % 2}"
+        assert row.value == (None if number == 7 else str(number).encode())
+        if number < 20:
+            assert row.partition == number % 3
+        headers = [(pair.key, int(pair.value)) for pair in row.headers or ()]
+        assert headers == ([("h", number)] if number < 5 else [])
+
+
+def test_timestamps_are_kept_where_they_are_asked_for(
+    admin: Admin, topic: str, spark: SparkSession, read: Read, write: Write
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    write(
+        spark.sql("select 'v' value, timestamp_millis(1700000000123) timestamp"), topic=topic, includeTimestamp="true"
+    )
+    (row,) = read(subscribe=topic).selectExpr("unix_millis(timestamp) ms").collect()
+    assert row.ms == 1_700_000_000_123
+
+
+def test_settings_of_the_producer(admin: Admin, topic: str, spark: SparkSession, read: Read, write: Write) -> None:
+    admin.create_topic(topic, 1, 1)
+    frame = spark.range(100).selectExpr("cast(id as string) value")
+    write(frame, topic=topic, **{"kafka.compression.type": "zstd", "highwater.batch.size": 1000, "kafka.acks": "1"})
+    assert numbers(read(subscribe=topic)) == list(range(100))
+
+
+def test_from_stream_to_stream(
+    admin: Admin,
+    cluster: LocalCluster,
+    topic: str,
+    spark: SparkSession,
+    read: Read,
+    read_stream: Read,
+    tmp_path: Path,
+) -> None:
+    for name in ("in", "out"):
+        admin.create_topic(f"{topic}-{name}", 2, 1)
+    for start in (0, 500):
+        send(cluster, f"{topic}-in", range(start, start + 500))
+        frame = read_stream(subscribe=f"{topic}-in", startingOffsets="earliest").select("key", "value")
+        writer = with_options(frame.writeStream, cluster, {"topic": f"{topic}-out"})
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(60)
+        finally:
+            query.stop()
+    assert numbers(read(subscribe=f"{topic}-out")) == list(range(1000))
+    ends = admin.list_offsets([TopicPartition(f"{topic}-{name}", 0) for name in ("in", "out")])
+    assert len({end.offset for end in ends.values()}) == 1  # keys went to the same partitions
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["id value"], "column value is bigint; it must be string or binary: cast it"),
+        (["'v' other"], "needs a column value; there are other"),
+        (["'v' value", "'p' partition"], "column partition is string; it must be tinyint or smallint or int"),
+    ],
+)
+def test_what_cannot_be_written_is_said_at_once(
+    spark: SparkSession, write: Write, columns: list[str], message: str
+) -> None:
+    with pytest.raises(AnalysisException, match=message):
+        write(spark.range(1).selectExpr(*columns), topic="never")
+
+
+def test_where_nothing_can_be_written(
+    admin: Admin, topic: str, cluster: LocalCluster, spark: SparkSession, write: Write
+) -> None:
+    rows = spark.range(1).selectExpr("'v' value", "cast(7 as int) partition")
+    with pytest.raises(AnalysisException, match="nothing says which topic to write to"):
+        write(rows)
+    with pytest.raises(Exception, match="topic 'no-such-topic' does not exist; create it first"):
+        write(rows, topic="no-such-topic")
+    admin.create_topic(topic, 2, 1)
+    with pytest.raises(Exception, match="has partitions 0 to 1, there is no 7"):
+        write(rows, topic=topic)
+    overwriting = with_options(rows.write, cluster, {"topic": topic}).mode("overwrite")
+    with pytest.raises(AnalysisException, match="a topic cannot be overwritten: use mode append"):
+        overwriting.save()
