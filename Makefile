@@ -2,6 +2,7 @@
 #
 #   make demo         a cluster, 336,776 real records, a killed broker, and the proof
 #   make test         unit, property, scenario, simulation and integration tests
+#   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
@@ -12,16 +13,22 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 VENV := .venv
 # Starts Apache Kafka: `up` prints the bootstrap list, `create TOPIC`, `pid N`, `start N`, `down`.
 KAFKA_PEER ?= ../shared/peers/kafka
+# Spark has an environment of its own: what it asks of other packages is not asked of Highwater.
+PYSPARK ?= 4.2.0
+SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test check bench bench-kafka clean
+.PHONY: demo test test-spark check bench bench-kafka clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/flights.py
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-spark: $(SPARK_VENV)/.installed
+	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -56,5 +63,13 @@ $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,bench]'
 	touch $@
 
+$(SPARK_VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS)
+	@test -n "$(PYTHON)" || { echo "Highwater needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
+	@command -v java >/dev/null || { echo "Spark needs Java 17 or newer: install it, for example apt-get install openjdk-17-jre-headless"; exit 1; }
+	$(PYTHON) -m venv $(SPARK_VENV)
+	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[local,spark,dev]' 'pyspark==$(PYSPARK)'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build services/highwater/v1
+	rm -rf $(VENV) $(VENV)-spark-* build services/highwater/v1
