@@ -37,10 +37,11 @@ from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
+from highwater.v1 import group_pb2_grpc
 
 logger = get_logger("replica_manager.service")
 
-SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl")
+SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl", "highwater.v1.GroupCoordinator")
 READY = "ready"
 RETRY_S = 0.2
 MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
@@ -126,6 +127,11 @@ class ReplicaManagerService:
             cluster_id=lambda: self.liveness.cluster_id,
         ).add_to(self.server.grpc)
         ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
+        # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
+        group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
+            group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
+            self.server.grpc,
+        )
         # RULES 1.2: before any instruction is taken.
         self.control.controller_epoch = await self._controller_epoch()
         self._count()
