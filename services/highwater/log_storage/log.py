@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import appending, checkpoints
+from highwater.log_storage import appending, checkpoints, producer_snapshots
 from highwater.log_storage.appending import GivenBatch, NewBatch
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.durable import fsync_directory
@@ -104,8 +104,10 @@ class Log:
         log_start_offset: int,
         high_watermark: int,
         recovery_point: int,
+        wall_offset_ms: int = 0,
     ) -> None:
-        """Takes over what `recovery.open_log` has found; `segments` has at least one."""
+        """Takes over what `recovery.open_log` has found; `segments` has at least one. `wall_offset_ms`: from the time
+        that is passed in as `now_ms` to ms since the epoch."""
         assert segments
         self.directory = directory
         self.config = config
@@ -120,6 +122,7 @@ class Log:
         self.failure: str | None = None  # why the log is offline
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
+        self._wall_offset_ms = wall_offset_ms
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -196,7 +199,7 @@ class Log:
             ]
             for batch in numbered.new
         ]
-        self._write(numbered.new, buffers)
+        self._write(numbered.new, buffers, now_ms)
         self._note_epoch(leader_epoch, numbered.new[0].base_offset)
         if numbered.producers is not None:
             self.producers = numbered.producers
@@ -229,9 +232,10 @@ class Log:
             if first_offset < self.log_end_offset:
                 self._replace_segments(first_offset)
             view = memoryview(records)
-            self._write(
-                batches, [[view[batch.position : batch.position + batch.header.size_bytes]] for batch in batches]
-            )
+            buffers: list[list[ReadableBuffer]] = [
+                [view[batch.position : batch.position + batch.header.size_bytes]] for batch in batches
+            ]
+            self._write(batches, buffers, now_ms)
             for batch in batches:
                 self._note_epoch(batch.header.partition_leader_epoch, max(batch.base_offset, self.log_start_offset))
                 self.producers.update(batch.header, batch.base_offset, now_ms)  # RULES 6.2
@@ -263,13 +267,13 @@ class Log:
             self.epochs.assign(leader_epoch, base_offset)
             self._last_epoch = leader_epoch
 
-    def _write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]]) -> None:
+    def _write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
         """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
         active, size = self.segments[-1], self.segments[-1].size_bytes
         try:
             start = 0
             while start < len(batches):
-                end = self._roll_if_full(batches, start)
+                end = self._roll_if_full(batches, start, now_ms)
                 run = batches[start:end]
                 total = sum(batch.header.size_bytes for batch in run)
                 pieces = buffers[start] if len(run) == 1 else [piece for some in buffers[start:end] for piece in some]
@@ -292,6 +296,7 @@ class Log:
         try:
             while self.segments[-1] is not active:
                 self.segments.pop().remove()
+            producer_snapshots.remove_above(self.directory, self.log_end_offset)
             if active.size_bytes > size_bytes:
                 active.truncate(size_bytes, self.log_end_offset)
             else:
@@ -299,7 +304,7 @@ class Log:
         except (OSError, CorruptBatchError) as error:
             raise self.fail(error) from error
 
-    def _roll_if_full(self, batches: list[NewBatch], start: int) -> int:
+    def _roll_if_full(self, batches: list[NewBatch], start: int, now_ms: int) -> int:
         """Rolls if the active segment cannot take the batch at `start`; how far the batches fit the segment then."""
         first = batches[start]
         segment = self.segments[-1]
@@ -313,7 +318,12 @@ class Log:
             or segment.full
             or not segment.takes(first.last_offset)
         ):
-            segment = self.roll(first.base_offset)
+            producers = self.producers
+            if start:
+                producers = producers.copy()
+                for batch in batches[:start]:
+                    producers.update(batch.header, batch.base_offset, now_ms)
+            segment = self.roll(first.base_offset, producers)
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
         while end < len(batches):
@@ -323,9 +333,11 @@ class Log:
             end += 1
         return end
 
-    def roll(self, base_offset: int) -> Segment:
-        """Begins a new segment at `base_offset`. Raises `OSError`, `CorruptBatchError`."""
+    def roll(self, base_offset: int, producers: ProducerStates) -> Segment:
+        """Begins a new segment at `base_offset`, below which `producers` is what is known of them. Raises `OSError`,
+        `CorruptBatchError`."""
         self.segments[-1].seal()
+        producer_snapshots.write(self.directory, base_offset, producers, self._wall_offset_ms)
         segment = self._new_segment(base_offset)
         self.segments.append(segment)
         return segment
@@ -450,6 +462,7 @@ class Log:
             raise self.fail(error) from error
 
     def _drop_batches(self, cut: int) -> None:
+        producer_snapshots.remove_above(self.directory, cut)
         # Newest first, so that a crash on the way leaves a prefix.
         while len(self.segments) > 1 and self.segments[-1].base_offset >= cut:
             self.segments.pop().remove()
@@ -464,7 +477,15 @@ class Log:
         self._last_epoch = self.epochs.last_epoch_below(cut)
         self.log_start_offset = min(self.log_start_offset, cut)
         if not self.producers.outlives(cut):
-            self.producers.rebuild(self.headers())
+            self._restore_producers(cut)
+
+    def _restore_producers(self, cut: int) -> None:
+        """Those that wrote above the cut are what they were below it; of the others all is known."""
+        outlive = [(who, state) for who, state in self.producers.items() if state.batches[-1].last_offset < cut]
+        now_ms = max(state.updated_ms for _, state in self.producers.items())
+        self.producers = producer_snapshots.restore(self.directory, self.segments, cut, now_ms, self._wall_offset_ms)
+        for who, state in outlive:
+            self.producers.put(who, state)
 
     def promise_at_most(self, cut: int) -> bool:
         """Lowers recovery point and high watermark before a cut, so that the checkpoints can be written first: after a
@@ -494,6 +515,7 @@ class Log:
 
     def _replace_segments(self, base_offset: int) -> None:
         try:
+            producer_snapshots.remove_above(self.directory, NO_OFFSET)
             while self.segments:
                 self.segments[-1].remove()
                 self.segments.pop()
@@ -549,7 +571,7 @@ class Log:
         assert 0 < count <= len(self.segments)
         if count == len(self.segments):
             try:
-                self.roll(self.log_end_offset)
+                self.roll(self.log_end_offset, self.producers)
                 fsync_directory(self.directory)
             except (OSError, CorruptBatchError) as error:
                 raise self.fail(error) from error
@@ -560,12 +582,16 @@ class Log:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self.epochs.truncate_from_start(self.log_start_offset)
+        released = False
         try:
             if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
                 # Of an epoch whose batches all go, only the file will know.
                 checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs.entries)
             while len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
                 self.removable += self.segments.pop(0).mark_deleted()
+                released = True
+            if released:
+                producer_snapshots.remove_needless(self.directory, self.segments)
         except OSError as error:
             raise self.fail(error) from error
 
@@ -606,6 +632,9 @@ class Log:
         """Ends the indexes and writes everything to disk. Raises `LogError` (LOG_STORAGE_ERROR)."""
         try:
             self.segments[-1].seal()
+            producer_snapshots.write(
+                self.directory, self.log_end_offset, self.producers, self._wall_offset_ms, durable=True
+            )
         except (OSError, CorruptBatchError) as error:
             raise self.fail(error) from error
         self.flush()

@@ -53,6 +53,7 @@ class LogManager:
         self.log_dirs: list[LogDir] = []
         self._recovery_threads = recovery_threads
         self._now_ms = now_ms
+        self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
         self._hosted: dict[PartitionKey, HostedLog] = {}
         self._names: dict[TopicPartition, PartitionKey] = {}
         try:
@@ -115,7 +116,7 @@ class LogManager:
 
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:
         try:
-            hosted.log = open_log(hosted.directory, self.config, known, self._now_ms())
+            hosted.log = open_log(hosted.directory, self.config, known, self._now_ms(), self._wall_offset_ms)
             hosted.high_watermark_written = known.high_watermark
         except (LogError, OSError) as error:
             hosted.failure = str(error)
@@ -209,7 +210,7 @@ class LogManager:
         log_dir = min(self.log_dirs, key=lambda candidate: sum(1 for _ in self.in_directory(candidate)))
         try:
             directory = self._make_directory(log_dir, topic, key)
-            log = open_log(directory, config, Checkpointed(), self._now_ms())
+            log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
         except OSError as error:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot create a log in {log_dir.path}: {error}") from error
         self._add(HostedLog(key, topic, log_dir, directory, log))

@@ -1,5 +1,5 @@
-"""What a log knows of its idempotent producers (RULES 6.1, 6.2). Pure, and a function of the log's batches alone: so it
-agrees with the log through truncation, restart and failover."""
+"""What a log knows of its idempotent producers (RULES 6.1, 6.2). Pure, and a function of the batches that the log
+has had: so it agrees with the log through truncation, restart and failover, and a producer outlives its records."""
 
 from __future__ import annotations
 
@@ -84,6 +84,13 @@ class ProducerStates:
 
     def get(self, producer_id: int) -> ProducerState | None:
         return self._states.get(producer_id)
+
+    def items(self) -> Iterable[tuple[int, ProducerState]]:
+        """Producer ids and what is known of each."""
+        return self._states.items()
+
+    def put(self, producer_id: int, state: ProducerState) -> None:
+        self._states[producer_id] = state
 
     def check(self, header: BatchHeader) -> ErrorCode | Duplicate:
         """What a leader does with a batch (RULES 6.1): NONE to append it, `Duplicate` to answer with the old offsets,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import checkpoints
+from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.checkpoints import CheckpointError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Log, new_segment
-from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.scan import scan_batches
 from highwater.log_storage.segment import (
     CLEANED_SUFFIX,
@@ -47,7 +46,7 @@ class Checkpointed:
     high_watermark: int = 0
 
 
-def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: int = 0) -> Log:
+def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: int = 0, wall_offset_ms: int = 0) -> Log:
     """Opens the log in `directory`, which exists.
 
     After an unclean stop every segment that ends above the recovery point is scanned: it is cut at the first batch
@@ -59,12 +58,17 @@ def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: in
     """
     _finish_interrupted(directory, config)
     segments = _open_segments(directory, config)
-    walk = _Walk(directory, known, now_ms)
+    first_offset = segments[0].base_offset if segments else known.log_start_offset
+    walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms)
     walk.over(segments)
     if not segments:
         segments.append(new_segment(directory, known.log_start_offset, config))
     log_start_offset = max(known.log_start_offset, segments[0].base_offset)
     log_end_offset = segments[-1].end_offset
+    if log_end_offset < walk.producers_from:  # the log has been cut below the snapshot
+        producer_snapshots.remove_above(directory, log_end_offset)
+        walk.producers = producer_snapshots.restore(directory, segments, log_end_offset, now_ms, wall_offset_ms)
+    producer_snapshots.remove_needless(directory, segments)
     log = Log(
         directory,
         config,
@@ -74,6 +78,7 @@ def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: in
         log_start_offset=min(log_start_offset, log_end_offset),
         high_watermark=known.high_watermark,
         recovery_point=log_end_offset if known.clean else known.recovery_point,
+        wall_offset_ms=wall_offset_ms,
     )
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
@@ -84,8 +89,13 @@ def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: in
 class _Walk:
     """One pass over all batches: it checks what was not flushed, and collects epochs and producers."""
 
-    def __init__(self, directory: Path, known: Checkpointed, now_ms: int) -> None:
-        self.producers = ProducerStates()
+    def __init__(
+        self, directory: Path, known: Checkpointed, first_offset: int, now_ms: int, wall_offset_ms: int
+    ) -> None:
+        # The last snapshot, to which the batches behind it are added.
+        self.producers_from, self.producers = producer_snapshots.latest(
+            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms
+        )
         self._directory = directory
         self._known = known
         self._now_ms = now_ms
@@ -137,7 +147,8 @@ class _Walk:
             )
 
     def _take(self, header: BatchHeader) -> None:
-        self.producers.update(header, header.base_offset, self._now_ms)
+        if header.base_offset >= self.producers_from:
+            self.producers.update(header, header.base_offset, self._now_ms)
         epoch = header.partition_leader_epoch
         if epoch != self._last_epoch or not self._found.entries:
             self._found.assign(epoch, header.base_offset)

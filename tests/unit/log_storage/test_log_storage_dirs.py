@@ -109,6 +109,7 @@ def test_a_clean_stop_in_files(tmp_path: Path) -> None:
         "00000000000000000000.index",
         "00000000000000000000.log",
         "00000000000000000000.timeindex",
+        "00000000000000000003.snapshot",
         "leader-epoch-checkpoint",
         "partition.metadata",
     ]

@@ -187,11 +187,12 @@ class LogMachine(RuleBasedStateMachine):
 
     def _reopen(self, *, clean: bool, compare: bool = True) -> None:
         known = Checkpointed(clean, self.log.recovery_point, self.start, self.high_watermark)
-        end = self.log.log_end_offset
+        end, producers = self.log.log_end_offset, self.log.producers
         self.log = make_log(self.directory, CONFIG, known)
         self._forget_sequences()
         if compare:
             assert self.log.log_end_offset == end
+            assert self.log.producers == producers  # of those too whose records are gone
 
     def _forget_sequences(self) -> None:
         """The producers go on from what the log remembers of them; the invariant below says what it must."""

@@ -265,7 +265,7 @@ def test_left_overs_are_removed(tmp_path: Path) -> None:
     again = make_log(tmp_path, SMALL)
     assert again.state == log.state
     suffixes = {path.name.partition(".")[2] for path in tmp_path.iterdir()}
-    assert suffixes <= {"log", "index", "timeindex", ""}
+    assert suffixes <= {"log", "index", "timeindex", "snapshot", ""}
     assert not (tmp_path / file_name(77, ".index")).exists()
 
 

@@ -1,0 +1,169 @@
+"""`<offset, 20 digits>.snapshot`: what a log knows of its producers below that offset. Kafka's layout, big-endian:
+
+int16  version, 1
+uint32 CRC-32C of the rest
+int32  number of entries
+       then of each entry, 42 bytes:
+int64  producer id
+int16  producer epoch
+int32  last sequence of a batch
+int64  last offset of the batch
+int32  its last offset delta
+int64  when the producer last appended, ms since the epoch
+int32  coordinator epoch (transactions): -1
+int64  first offset of the open transaction: -1
+
+A producer has an entry for each of its batches that are kept, oldest first. (Kafka writes the last one alone; of
+several it takes the last.)
+
+A snapshot is there to be used or not: one that is damaged counts as missing, and the batches from the one before it on
+are replayed. It must never be about batches that the log no longer has: they go before a truncation.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.producers import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
+from highwater.log_storage.segment import Segment
+from highwater.records.header import crc32c
+from highwater.telemetry.log import get_logger
+
+SNAPSHOT_SUFFIX = ".snapshot"
+
+_VERSION = 1
+_HEAD = struct.Struct(">hI")
+_COUNT = struct.Struct(">i")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_NO_COORDINATOR = -1
+_NO_TRANSACTION = -1
+
+_log = get_logger("log_storage.producer_snapshots")
+
+
+class SnapshotError(ValueError):
+    """What is wrong with a snapshot."""
+
+
+def encode(states: ProducerStates, wall_offset_ms: int) -> bytes:
+    """`wall_offset_ms`: what has to be added to `updated_ms` to have ms since the epoch."""
+    entries = [
+        _ENTRY.pack(
+            producer_id,
+            state.epoch,
+            batch.last_sequence,
+            batch.last_offset,
+            batch.last_offset - batch.base_offset,
+            state.updated_ms + wall_offset_ms,
+            _NO_COORDINATOR,
+            _NO_TRANSACTION,
+        )
+        for producer_id, state in states.items()
+        for batch in state.batches
+    ]
+    body = _COUNT.pack(len(entries)) + b"".join(entries)
+    return _HEAD.pack(_VERSION, crc32c(body)) + body
+
+
+def decode(content: bytes, now_ms: int, wall_offset_ms: int) -> ProducerStates:
+    """Raises `SnapshotError`. No producer appended later than `now_ms`, whatever the clock was then."""
+    if len(content) < _HEAD.size + _COUNT.size:
+        raise SnapshotError(f"it has {len(content)} bytes")
+    version, crc = _HEAD.unpack_from(content)
+    if version != _VERSION:
+        raise SnapshotError(f"version {version}, only {_VERSION} is known")
+    body = content[_HEAD.size :]
+    if crc != crc32c(body):
+        raise SnapshotError(f"CRC-32C is {crc32c(body):#010x}, the file says {crc:#010x}")
+    (count,) = _COUNT.unpack_from(body)
+    if len(body) != _COUNT.size + count * _ENTRY.size:
+        raise SnapshotError(f"{len(body)} bytes do not hold {count} entries")
+    states = ProducerStates()
+    for entry in _ENTRY.iter_unpack(body[_COUNT.size :]):
+        producer_id, epoch, last_sequence, last_offset, delta, timestamp = entry[:6]
+        first_sequence = last_sequence - delta
+        if first_sequence < 0:
+            first_sequence += MAX_SEQUENCE + 1
+        batch = ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset)
+        before = states.get(producer_id)
+        batches = (batch,) if before is None or before.epoch != epoch else (*before.batches, batch)
+        states.put(producer_id, ProducerState(epoch, batches, min(timestamp - wall_offset_ms, now_ms)))
+    return states
+
+
+def path_of(directory: Path, offset: int) -> Path:
+    return directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def offsets(directory: Path) -> list[int]:
+    """Of the snapshots that there are, in order. Raises `OSError`."""
+    names = (name.removesuffix(SNAPSHOT_SUFFIX) for name in os.listdir(directory) if name.endswith(SNAPSHOT_SUFFIX))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def write(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: int, *, durable: bool = False) -> None:
+    """Puts the snapshot in place. With `durable` its content is on disk then; without, a crash of the machine may leave
+    one that does not hold its CRC. Raises `OSError`."""
+    path = path_of(directory, offset)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(encode(states, wall_offset_ms))
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def latest(
+    directory: Path, start_offset: int, end_offset: int, now_ms: int, wall_offset_ms: int
+) -> tuple[int, ProducerStates]:
+    """The last good snapshot from `start_offset`, where the log's batches begin, up to `end_offset`, and what is in it;
+    `start_offset` and nothing where there is none. (From an earlier one on nobody can tell what came between.) Damaged
+    ones are removed. Raises `OSError`."""
+    for offset in reversed(offsets(directory)):
+        if start_offset <= offset <= end_offset:
+            path = path_of(directory, offset)
+            try:
+                return offset, decode(path.read_bytes(), now_ms, wall_offset_ms)
+            except SnapshotError as error:
+                _log.warning("%s is damaged and not used: %s", path, error)
+                path.unlink()
+    return start_offset, ProducerStates()
+
+
+def restore(
+    directory: Path, segments: Sequence[Segment], end_offset: int, now_ms: int, wall_offset_ms: int
+) -> ProducerStates:
+    """The producers of a log that ends at `end_offset`: the last snapshot, and the batches behind it.
+
+    Raises `CorruptBatchError`, `OSError`."""
+    start, states = latest(directory, segments[0].base_offset, end_offset, now_ms, wall_offset_ms)
+    for segment in segments:
+        if segment.end_offset > start:
+            for _, header in segment.headers(0):
+                if header.base_offset >= start:
+                    states.update(header, header.base_offset, now_ms)
+    return states
+
+
+def remove_above(directory: Path, offset: int) -> None:
+    """Removes the snapshots of a part of the log that is not there any more, or will not be; for good when this
+    returns. Raises `OSError`."""
+    gone = [found for found in offsets(directory) if found > offset]
+    for found in gone:
+        path_of(directory, found).unlink()
+    if gone:
+        fsync_directory(directory)
+
+
+def remove_needless(directory: Path, segments: Sequence[Segment]) -> None:
+    """Keeps those at the beginning of a segment, for truncations, and the last. Raises `OSError`."""
+    bases = {segment.base_offset for segment in segments}
+    present = offsets(directory)
+    for found in present:
+        if found not in bases and (found != present[-1] or found < segments[0].base_offset):
+            path_of(directory, found).unlink()
