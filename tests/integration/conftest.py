@@ -12,6 +12,7 @@ from running_cluster import Deployment, deployment, running_cluster
 from highwater.cli.local_cluster import LocalCluster
 
 _SHARED: pytest.StashKey[ExitStack] = pytest.StashKey()
+_LAST_USER: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 _SETTINGS = {
     "broker.session.timeout.ms": "3000",
     "controller.session.timeout.ms": "1000",
@@ -34,10 +35,13 @@ async def deployed(shared_cluster: LocalCluster) -> AsyncIterator[Deployment]:
         yield found
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    users = [item for item in session.items if "shared_cluster" in getattr(item, "fixturenames", ())]
+    session.config.stash[_LAST_USER] = users[-1] if users else None
+
+
 @pytest.hookimpl(trylast=True)  # after the fixtures of the test itself
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """The shared cluster ends with the last test in a row that uses it: twelve idle processes slow down the others."""
-    if nextitem is None or "shared_cluster" not in getattr(nextitem, "fixturenames", ()):
-        stack = item.config.stash.get(_SHARED, None)
-        if stack is not None:
-            stack.close()
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """The shared cluster ends with the last test that uses it: twelve idle processes would slow down all that follow."""
+    if item is item.config.stash[_LAST_USER] and _SHARED in item.config.stash:
+        item.config.stash[_SHARED].close()

@@ -65,7 +65,7 @@ class Deployment:
     async def create_topic(self, topic: str, assignment: Sequence[Sequence[int]], min_insync_replicas: int = 2) -> None:
         config = {"min.insync.replicas": str(min_insync_replicas)}
         (result,) = await self.admin.create_topics([NewTopic(topic, config=config, assignment=assignment)])
-        assert result.error is None
+        assert result.error is None, result.error
 
     async def states(self, topic: str, partitions: int = 1) -> list[PartitionState]:
         """As they stand in etcd: metadata hears of ISR changes seconds later (RULES 2.5)."""
