@@ -57,8 +57,12 @@ def main() -> int:
         sides = [HighwaterSide(Path(data) / "highwater", work)]
         if arguments.kafka:
             script = os.environ.get("HIGHWATER_KAFKA_PEER", "")
-            if not script:
-                print("HIGHWATER_KAFKA_PEER must name the script that starts Kafka", file=sys.stderr)
+            if not os.access(script, os.X_OK):
+                print(
+                    f"HIGHWATER_KAFKA_PEER is {script or 'not set'}: it must name a program that starts Kafka "
+                    f"(bench/kafka_side.py says with which commands)",
+                    file=sys.stderr,
+                )
                 return 1
             from bench.kafka_side import KafkaSide  # noqa: PLC0415  (confluent-kafka is needed by this side alone)
 
