@@ -290,7 +290,7 @@ class progress_bars(Progress):  # noqa: N801  (used as a context manager, like a
         )
 
     def print(self, line: str) -> None:
-        screen.print(line)
+        screen.print(line, soft_wrap=True)
 
 
 def report(outcome: Outcome, watched: Watch) -> None:
