@@ -42,6 +42,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the test itself
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """The shared cluster ends with the last test that uses it: twelve idle processes would slow down all that follow."""
+    """The shared cluster ends with the last test that uses it: idle, its processes would slow down the others."""
     if item is item.config.stash[_LAST_USER] and _SHARED in item.config.stash:
         item.config.stash[_SHARED].close()

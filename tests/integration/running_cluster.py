@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -26,6 +27,7 @@ from highwater.metadata.partition_states import read_states
 from highwater.metadata.store import Store
 
 KEYS = Keys(CLUSTER)
+HIGHWATER = str(Path(sys.executable).with_name("highwater"))  # the command
 HEAL_S = 30.0
 _GROUP = 5  # records, at once, to each partition
 _PACE_S = 0.01  # between two groups
