@@ -1,4 +1,5 @@
-"""`highwater log dump FILE`: what a segment or an index holds, read without a server."""
+"""`highwater log dump FILE`: what a segment or an index holds; `highwater log verify DIR`: whether a log directory is
+sound. Both read files, without a server."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from highwater.cli.output import AsJson, json_line, screen
+from highwater.cli.output import AsJson, errors, json_line, screen
 from highwater.rpc.server import UserError
 
 if TYPE_CHECKING:
@@ -49,6 +50,42 @@ def dump(
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     if damaged:
         raise UserError(f"{file} has {damaged} damaged {'batch' if damaged == 1 else 'batches'}")
+
+
+@app.command("verify")
+def verify(
+    directory: Annotated[Path, typer.Argument(help="a directory of log.dirs, or <topic>-<partition> in one")],
+    json: AsJson = False,
+) -> None:
+    """Check every batch, index and checkpoint of a log directory that no log-storage has open. Exit status 1 where
+    anything is wrong."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    from highwater.log_storage.verify import verify as verify_directory
+
+    files = batches = size_bytes = unsound = 0
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    try:
+        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+            task = progress.add_task("")
+            for file in verify_directory(directory):
+                files += 1
+                batches += file.batches
+                size_bytes += file.size_bytes
+                unsound += bool(file.problems)
+                progress.update(task, description=f"{files:,} files, {batches:,} batches, {size_bytes / 1e6:,.0f} MB")
+                if json:
+                    counted = {"batches": file.batches, "bytes": file.size_bytes}
+                    json_line({"path": str(file.path), **counted, "problems": file.problems})
+                else:
+                    for problem in file.problems:
+                        screen.print(f"{file.path}: {problem}", markup=False, soft_wrap=True)
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or directory}: {error.strerror}") from None
+    if unsound:
+        raise UserError(f"{directory}: {unsound} of {files} files {'is' if unsound == 1 else 'are'} not sound")
+    if not json:
+        screen.print(f"{files:,} files with {batches:,} batches, {size_bytes:,} bytes: all sound")
 
 
 def _print_batch(batch: DumpedBatch, json: bool) -> None:

@@ -34,7 +34,7 @@ class FenceJournal:
     def __init__(self, path: Path) -> None:
         """Reads the file and writes it anew. Raises `OSError`, `FenceJournalError`."""
         self._path = path
-        self.fences = _read(path)
+        self.fences = read_fences(path)
         self._failure: OSError | None = None
         self._descriptor = -1
         self._rewrite()
@@ -103,7 +103,8 @@ def _line(entries: Iterable[list[object]]) -> bytes:
     return b"%08x %s\n" % (crc32c(body), body)
 
 
-def _read(path: Path) -> dict[PartitionKey, Fence]:
+def read_fences(path: Path) -> dict[PartitionKey, Fence]:
+    """What the file says, without writing it anew. Raises `OSError`, `FenceJournalError`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

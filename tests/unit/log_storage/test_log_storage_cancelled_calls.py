@@ -14,7 +14,7 @@ from log_storage_batches import batch
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.fence_journal import FILE_NAME, _read
+from highwater.log_storage.fence_journal import FILE_NAME, read_fences
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
@@ -80,7 +80,7 @@ class Storage:
         return response.results[0]
 
     def fence_on_disk(self) -> Fence | None:
-        return _read(self.directory / FILE_NAME).get(KEY)
+        return read_fences(self.directory / FILE_NAME).get(KEY)
 
     async def given_up(self, call: Coroutine[Any, Any, Any]) -> None:
         """Makes the call over a disk that stands still, and its caller goes away. Whatever comes later goes fast."""
