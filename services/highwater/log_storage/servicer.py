@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -34,12 +34,22 @@ INLINE_READ_BYTES = 1 << 20
 # After so many bytes of appends the loop gets a turn.
 INLINE_APPEND_BYTES = 1 << 20
 
+# Appends of a stream that wait for the disk.
+MAX_UNSYNCED = 256
+
 _LEADER = int(Role.LEADER)
 _FOLLOWER = int(Role.FOLLOWER)
 
 _log = get_logger("log_storage.servicer")
 
 Answer = TypeVar("Answer")
+
+
+class _Unsynced(NamedTuple):
+    """An append's answer, and what has to be on disk before it is given: logs, up to which offset, whose result."""
+
+    response: log_storage_pb2.AppendResponse
+    to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
 
 
 class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
@@ -58,17 +68,39 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
     # -- the data path ------------------------------------------------------------------------------------------------
 
     async def Append(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """One request after the other; gRPC's flow control bounds what waits (RULES 8.2: a probe goes this way too)."""
-        while True:
-            request = await context.read()
-            if request is grpc.aio.EOF:  # type: ignore[attr-defined]
-                return
-            await context.write(await self.append(request))
+        """One request after the other; gRPC's flow control bounds what waits (RULES 8.2: a probe goes this way too).
+
+        From the first append on that has to wait for the disk a task of its own answers, in order: so the next requests
+        are appended meanwhile, and the following fdatasync is for all of them."""
+        answering: asyncio.Task[None] | None = None
+        unsynced: asyncio.Queue[_Unsynced | None] = asyncio.Queue(MAX_UNSYNCED)
+        async with asyncio.TaskGroup() as group:
+            while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                appended = await self._append(request)
+                if answering is None and not appended.to_sync:
+                    await context.write(appended.response)
+                    continue
+                if answering is None:
+                    answering = group.create_task(self._answer_synced(unsynced, context))
+                await unsynced.put(appended)
+            if answering is not None:
+                await unsynced.put(None)
+
+    async def _answer_synced(self, unsynced: asyncio.Queue[_Unsynced | None], context: Any) -> None:
+        while (appended := await unsynced.get()) is not None:
+            await self._sync_appended(appended)
+            await context.write(appended.response)
 
     async def append(self, request: log_storage_pb2.AppendRequest) -> log_storage_pb2.AppendResponse:
+        """One request of the stream."""
+        appended = await self._append(request)
+        await self._sync_appended(appended)
+        return appended.response
+
+    async def _append(self, request: log_storage_pb2.AppendRequest) -> _Unsynced:
         response = log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation=self._incarnation)
         now_ms = monotonic_ms()
-        to_sync: list[tuple[HostedLog, log_storage_pb2.AppendResult]] = []
+        to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
         given_bytes = 0
         for partition in request.partitions:
             if given_bytes > INLINE_APPEND_BYTES:
@@ -87,18 +119,21 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
                 result.log_append_time_ms = appended.log_append_time_ms
-                if hosted.online().must_sync:
-                    to_sync.append((hosted, result))
+                log = hosted.online()
+                if log.must_sync:
+                    to_sync.append((hosted, log.log_end_offset, result))
             except LogError as error:
                 _refuse(result, error)
             if hosted is not None and hosted.log is not None:
                 _fill_state(result.log, hosted.log.state)
-        for hosted, result in to_sync:
+        return _Unsynced(response, to_sync)
+
+    async def _sync_appended(self, appended: _Unsynced) -> None:
+        for hosted, log_end_offset, result in appended.to_sync:
             try:
-                await self._sync(hosted)
+                await self._sync(hosted, log_end_offset)
             except LogError as error:
                 _refuse(result, error)
-        return response
 
     def _append_one(
         self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int
@@ -125,11 +160,12 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
             raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as LEADER or as FOLLOWER")
         return appended
 
-    async def _sync(self, hosted: HostedLog) -> None:
-        """`flush.messages`: the batches to disk before the append is answered; appends of other streams share it."""
+    async def _sync(self, hosted: HostedLog, appended_up_to: int) -> None:
+        """`flush.messages`: the batches to disk before the append is answered. All appends that have been made when it
+        begins share it."""
         async with hosted.maintenance:
             log = hosted.online()
-            if not log.must_sync:
+            if log.synced_offset >= appended_up_to:
                 return
             began_ms = monotonic_ms()
             segments, log_end_offset = log.begin_sync()

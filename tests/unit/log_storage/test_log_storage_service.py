@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from log_storage_batches import batch, produced
 
@@ -351,6 +354,63 @@ async def test_every_message_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 )
                 assert not result.error.code
                 assert synced == number + 1
+
+
+async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one waits for the disk the next ones are appended; none is answered before it is on disk, all in order."""
+    async with running(tmp_path, flush_messages="1") as storage:
+        for partition in (key(), key(1)):
+            await storage.create(partition, flush_messages="1" if partition == key() else str(2**63 - 1))
+            await storage.fence(LEADER, 1, [partition])
+        disk, flushes, fdatasync = threading.Event(), [], os.fdatasync
+
+        def slow(descriptor: int) -> None:
+            flushes.append(os.fstat(descriptor).st_size)
+            assert disk.wait(DEADLINE_S)
+            fdatasync(descriptor)
+
+        async def log_end() -> int:
+            described = await storage.stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(partitions=[key()]))
+            return described.logs[0].log.log_end_offset
+
+        monkeypatch.setattr("os.fdatasync", slow)
+        call = storage.stub.Append()
+        for number in range(20):
+            fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
+            await call.write(appending(LEADER, number, partition=key(), **fields))
+        await call.write(appending(LEADER, 20, partition=key(1), leader_epoch=1, expected_offset=0, records=batch()))
+        answer = asyncio.ensure_future(call.read())
+        while await log_end() < 20:  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
+        assert not answer.done()
+        assert len(flushes) == 1
+        disk.set()
+        answers = [await answer, *[await call.read() for _ in range(20)]]
+        assert [response.correlation_id for response in answers] == list(range(21))
+        assert not any(response.results[0].error.code for response in answers)
+        assert len(flushes) == 2  # what had been appended when the first began, and the rest
+        assert flushes[1] == 20 * len(batch())
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_failed_flush_fails_all_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, flush_messages="1") as storage:
+        await storage.create(key())
+        await storage.fence(LEADER, 1, [key()])
+
+        def broken(descriptor: int) -> None:
+            raise OSError("no disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", broken)
+            call = storage.stub.Append()
+            for number in range(3):
+                fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
+                await call.write(appending(LEADER, number, partition=key(), **fields))
+            answers = [await call.read() for _ in range(3)]
+        assert {response.results[0].error.code for response in answers} == {Code.LOG_STORAGE_ERROR}
+        call.cancel()
 
 
 async def test_a_fence_that_cannot_be_written_is_not_answered(
