@@ -12,8 +12,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
+from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.spark import register
+from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.ranges import OffsetRange
 
 Read = Callable[..., DataFrame]
 
@@ -153,6 +156,25 @@ def test_records_that_are_gone(
     assert numbers(split) == list(range(40, 100))
     with pytest.raises(Exception, match=r"-0: offset 10 is no longer in the log .* set failOnDataLoss to false"):
         numbers(read(subscribe=topic, startingOffsets=begin))
+
+
+def test_a_worker_reads_one_range_after_another(cluster: LocalCluster, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 2, 1)
+    for partition in range(2):
+        send(cluster, topic, range(1000), partition=partition)
+    plan = ReadPlan((cluster.bootstrap,), ("partition", "offset"), True, 30_000, {"client_id": topic})
+
+    def found(partition: int, start: int, until: int) -> list[tuple[int, int]]:
+        batches = list(read_range(plan, OffsetRange(TopicPartition(topic, partition), start, until)))
+        return [(row["partition"], row["offset"]) for batch in batches for row in batch.to_pylist()]
+
+    assert found(0, 0, 10) == [(0, offset) for offset in range(10)]
+    assert found(1, 500, 1000) == [(1, offset) for offset in range(500, 1000)]
+    left_early = read_range(plan, OffsetRange(TopicPartition(topic, 1), 0, 1000))
+    assert next(left_early).num_rows > 0
+    left_early.close()
+    assert found(1, 3, 5) == [(1, 3), (1, 4)]
+    assert found(0, 999, 1000) == [(0, 999)]
 
 
 def test_mistakes_are_said_when_the_query_is_planned(topic: str, read: Read, spark: SparkSession) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -23,6 +24,10 @@ _POLL_MS = 1000.0
 DEFAULT_MAX_PARTITION_FETCH_BYTES = 4 * 1024 * 1024
 
 logger = logging.getLogger(__name__)
+
+# Connected, between two tasks: Spark's Python workers run one task after another. At most one for each cluster and
+# settings that were read with.
+_idle_consumers: dict[Hashable, BatchConsumer] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,10 @@ class BatchConsumer(Consumer):
                     found.setdefault(partition, []).append(taken[0])
         return found
 
+    async def forget(self) -> None:
+        """Reads nothing until the next `start_at`."""
+        self.assign([])
+
     def has_leader(self, partition: TopicPartition) -> bool:
         return self._cluster.leader(*partition) is not None
 
@@ -78,8 +87,8 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
         CorruptRecordError, NetworkError: as the SDK's consumer.
     """
     loop = event_loop_thread()
-    settings = {"max_partition_fetch_bytes": DEFAULT_MAX_PARTITION_FETCH_BYTES, **plan.consumer}
-    consumer = BatchConsumer(bootstrap=plan.bootstrap, auto_offset_reset="error", **settings)
+    consumer = _idle_consumers.pop(_key(plan), None) or _new_consumer(plan)
+    finished = False
     topic, partition = one.partition
 
     async def begin(offset: int) -> None:
@@ -108,8 +117,22 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
                 deadline = monotonic() + plan.poll_timeout_ms / 1000
             elif monotonic() > deadline:
                 raise _nothing_came(plan, one, position, leader=consumer.has_leader(one.partition))
+        finished = True
     finally:
-        loop.run(consumer.stop())
+        if finished and _key(plan) not in _idle_consumers:
+            loop.run(consumer.forget())
+            _idle_consumers[_key(plan)] = consumer
+        else:
+            loop.run(consumer.stop())
+
+
+def _key(plan: ReadPlan) -> Hashable:
+    return os.getpid(), plan.bootstrap, tuple(sorted(plan.consumer.items()))
+
+
+def _new_consumer(plan: ReadPlan) -> BatchConsumer:
+    settings = {"max_partition_fetch_bytes": DEFAULT_MAX_PARTITION_FETCH_BYTES, **plan.consumer}
+    return BatchConsumer(bootstrap=plan.bootstrap, auto_offset_reset="error", **settings)
 
 
 def _after_loss(
