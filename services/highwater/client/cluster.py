@@ -12,6 +12,7 @@ from highwater.client.exceptions import (
     HighwaterError,
     InvalidRequestError,
     NetworkError,
+    RequestTimedOutError,
     RetriableError,
     UnknownTopicError,
     error_for,
@@ -75,9 +76,16 @@ class Cluster:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises `NetworkError` where no bootstrap broker answers."""
+        """Raises `NetworkError` where no bootstrap broker is there, `RequestTimedOutError` where one is and stays
+        silent."""
         self._keeper = asyncio.create_task(self._keep_fresh())
-        await self.refresh()
+        deadline = monotonic() + self.request_timeout_s
+        while True:
+            try:
+                return await self.refresh()
+            except RequestTimedOutError:
+                if monotonic() >= deadline:
+                    raise
 
     async def close(self) -> None:
         if self._keeper is not None:
@@ -214,6 +222,8 @@ class Cluster:
             except HighwaterError as error:
                 failures.append(error)
         if all(isinstance(failure, RetriableError) for failure in failures):
+            if any(isinstance(failure, RequestTimedOutError) for failure in failures):
+                raise RequestTimedOutError(f"no broker answered in time (tried {', '.join(addresses)})")
             raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}); is the cluster up?")
         raise next(failure for failure in failures if not isinstance(failure, RetriableError))
 

@@ -17,6 +17,7 @@ from highwater.client import (
     HighwaterError,
     InvalidRequestError,
     OffsetOutOfRangeError,
+    RequestTimedOutError,
     TopicPartition,
     UnknownTopicError,
 )
@@ -302,6 +303,22 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(
             assert [record.offset for record in await read(consumer, 50)] == list(range(50, 100))
             assert (await consumer.end_offsets([T0])) == {T0: 100}
         cluster.brokers[1].awake.set()
+
+
+async def test_a_slow_broker_is_waited_for_at_the_start(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.1)
+    slow = cluster.brokers[1]
+    slow.awake.clear()
+    starting = asyncio.create_task(Consumer(bootstrap=[slow.address]).start())
+    await cluster.until(lambda: slow.metadata_requests == 3)
+    slow.awake.set()
+    await (await starting).stop()
+    slow.awake.clear()
+    with pytest.raises(RequestTimedOutError, match=slow.address):
+        await Consumer(bootstrap=[slow.address], request_timeout_ms=300).start()
+    slow.awake.set()
 
 
 async def test_paused_partitions_rest(cluster: ClusterDouble) -> None:
