@@ -1,0 +1,70 @@
+"""A replica's FetchStream is its session (RULES 4.1, 5.6): it closes with the call, whatever becomes of the handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+from highwater.replica_manager.actions import FetchSession
+from highwater.replica_manager.broker_servicer import BrokerServicer
+from highwater.replica_manager.fetch import FetchAsk
+from highwater.replica_manager.sessions import FetchSessions
+from highwater.v1 import broker_pb2
+
+
+class Sessions:
+    """Stands where the broker stands; the stream asks it for nothing but sessions."""
+
+    def __init__(self) -> None:
+        self.sessions = FetchSessions()
+        self.open: set[FetchSession] = set()
+
+    def session_opened(self, session: FetchSession) -> None:
+        self.open.add(session)
+
+    def session_closed(self, session: FetchSession) -> None:
+        self.sessions.close(session)
+        self.open.discard(session)
+
+
+class Nothing:
+    """Answers every fetch at once, with nothing."""
+
+    def note_follower(self, ask: FetchAsk) -> None:
+        assert ask.session is not None
+
+    async def answer(self, ask: FetchAsk) -> list[Any]:
+        return []
+
+
+class Call:
+    """What grpc.aio hands to a handler: requests, and a context that tells of the call's end."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    async def requests(self) -> AsyncIterator[broker_pb2.FetchRequest]:
+        yield broker_pb2.FetchRequest(replica=broker_pb2.ReplicaRole(broker_id=2, broker_epoch=7))
+        await asyncio.Event().wait()
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def test_a_session_ends_with_its_call_even_while_the_handler_waits_for_its_response_to_be_written() -> None:
+    broker, call, unused = Sessions(), Call(), cast(Any, None)
+    servicer = BrokerServicer(
+        cast(Any, broker), unused, cast(Any, Nothing()), unused, unused, unused, unused, lambda: "cluster"
+    )
+    responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
+    async with asyncio.timeout(10), aclosing(responses):
+        await anext(responses)  # grpc.aio writes it, and may never come back for the next one
+        assert len(broker.open) == 1
+        call.end()
+        assert not broker.open
