@@ -23,6 +23,7 @@ class LogConfig:
     log_append_time: bool = False
     retention_ms: int = 7 * 24 * 3600 * 1000  # -1: unlimited
     retention_bytes: int = -1  # -1: unlimited
+    file_delete_delay_ms: int = 60_000  # from a segment's renaming to `.deleted` to its removal
     deletes: bool = True  # cleanup.policy holds delete: the two above count
 
     def with_topic(self, config: Mapping[str, str]) -> LogConfig:
@@ -55,6 +56,7 @@ _TOPIC_KEYS = {
     "retention.ms": ("retention_ms", -1, _LONG_MAX),
     "retention.bytes": ("retention_bytes", -1, _LONG_MAX),
     "flush.ms": ("flush_ms", 0, _LONG_MAX),
+    "file.delete.delay.ms": ("file_delete_delay_ms", 0, _LONG_MAX),
     "flush.messages": ("flush_messages", 1, _LONG_MAX),
 }
 

@@ -31,6 +31,9 @@ class HostedLog:
         self.failure = ""  # only where `log` is None
         self.busy = False
         self.high_watermark_written = -1  # in the checkpoint
+        # Whether the topic's configuration has been given since the start. Before that nothing is deleted: what the
+        # broker's defaults would let go of the topic may want to keep.
+        self.configured = False
         self.flushed_ms = 0  # monotonic: when all that had been appended was last on disk
         self._idle = asyncio.Event()
         self._idle.set()

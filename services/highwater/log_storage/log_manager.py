@@ -196,6 +196,7 @@ class LogManager:
         present = self._hosted.get(key)
         if present is not None:
             present.online().config = config
+            present.configured = True
             return False
         if not is_legal_topic_name(topic) or key.partition < 0:
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
@@ -213,7 +214,9 @@ class LogManager:
             log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
         except OSError as error:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot create a log in {log_dir.path}: {error}") from error
-        self._add(HostedLog(key, topic, log_dir, directory, log))
+        hosted = HostedLog(key, topic, log_dir, directory, log)
+        hosted.configured = True
+        self._add(hosted)
         return True
 
     def _make_directory(self, log_dir: LogDir, topic: str, key: PartitionKey) -> Path:
@@ -289,7 +292,7 @@ class LogManager:
         The log start is on disk before the first segment goes: after a crash a log is never found to begin at, or to
         have fallen back to, an offset below what it had started at. Raises `LogError` (LOG_STORAGE_ERROR)."""
         log = hosted.online()
-        count = log.expired(wall_clock_ms)
+        count = log.expired(wall_clock_ms) if hosted.configured else 0
         if count:
             log.start_behind(count)
             try:

@@ -58,6 +58,7 @@ class LogStorageService:
                 flush_ms=settings.log_flush_interval_ms,
                 retention_ms=settings.retention_ms,
                 retention_bytes=settings.log_retention_bytes,
+                file_delete_delay_ms=settings.file_delete_delay_ms,
             ),
             broker_id=settings.broker_id,
             recovery_threads=settings.num_recovery_threads_per_data_dir,
@@ -127,7 +128,7 @@ class LogStorageService:
             if log is None or log.failure is not None or hosted.busy:
                 continue
             if log.removable:
-                self._to_remove.append((monotonic_ms() + self._settings.file_delete_delay_ms, log.removable))
+                self._to_remove.append((monotonic_ms() + log.config.file_delete_delay_ms, log.removable))
                 log.removable = []
             if log.segments[-1].base_offset > log.recovery_point:
                 await self._servicer.flush(hosted)

@@ -432,6 +432,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         try:
             hosted = await self._idle(request.partition)
             hosted.online().config = self._manager.config.with_topic(dict(request.config))
+            hosted.configured = True
         except LogError as error:
             _refuse(response, error)
         return response
@@ -493,7 +494,7 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         for hosted in self._manager:
             await hosted.idle()
             try:
-                if hosted.offline_reason or not hosted.online().expired(_wall_clock_ms()):
+                if hosted.offline_reason or not hosted.configured or not hosted.online().expired(_wall_clock_ms()):
                     continue
                 async with hosted.alone():
                     released = await self._in_thread(self._manager.retain, hosted, _wall_clock_ms())

@@ -19,8 +19,10 @@ from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
+from highwater.v1 import log_storage_pb2
 
 DAY_MS = 24 * 3600 * 1000
+PATIENCE_S = 0.2  # for what must not happen
 KEY = PartitionKey(b"t" * 16, 0)
 
 
@@ -269,3 +271,33 @@ async def test_the_service_retains_and_removes(tmp_path: Path) -> None:
             LEADER, partition=key(), leader_epoch=2, expected_offset=3, records=batch(2, timestamp=1 << 41)
         )
         assert (result.base_offset, result.log.log_start_offset) == (3, 3)
+
+
+async def test_after_a_restart_nothing_goes_before_the_topic_s_configuration_is_known(tmp_path: Path) -> None:
+    """The broker's own would let go of what the topic keeps for ever."""
+    config = {"retention_ms": "-1"}
+    async with running(tmp_path) as storage:
+        for partition in (key(), key(1)):
+            await storage.create(partition, **(config if partition == key() else {}))
+            await storage.fence(FOLLOWER, 1, [partition])
+            await storage.append(
+                FOLLOWER,
+                partition=partition,
+                leader_epoch=1,
+                expected_offset=0,
+                records=batch(3, epoch=1),
+                leader_high_watermark=3,
+            )
+    async with running(tmp_path, log_retention_check_interval_ms="10", log_retention_ms="0") as storage:
+
+        async def log_starts() -> list[int]:
+            described = await storage.stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest())
+            return [log.log.log_start_offset for log in sorted(described.logs, key=lambda log: log.partition.partition)]
+
+        await asyncio.sleep(PATIENCE_S)
+        assert await log_starts() == [0, 0]
+        await storage.create(key(), **config)
+        await storage.create(key(1))
+        while (await log_starts())[1] != 3:  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
+        assert await log_starts() == [0, 3]

@@ -429,9 +429,11 @@ async def test_a_fence_that_cannot_be_written_is_not_answered(
     assert result.error.code == Code.LOG_STORAGE_ERROR  # not known to be on disk, even now
 
 
-async def test_segments_let_go_are_removed(tmp_path: Path) -> None:
-    async with running(tmp_path, file_delete_delay_ms="0") as storage:
-        await storage.create(key(), segment_bytes="1024")
+@pytest.mark.parametrize("where", ["broker", "topic"])
+async def test_segments_let_go_are_removed(tmp_path: Path, where: str) -> None:
+    delay = {"file_delete_delay_ms": "0"}
+    async with running(tmp_path, **(delay if where == "broker" else {})) as storage:
+        await storage.create(key(), segment_bytes="1024", **(delay if where == "topic" else {}))
         await storage.fence(FOLLOWER, 1, [key()])
         records = b"".join(batch(base_offset=number, epoch=1, value=b"x" * 800) for number in range(6))
         result = await storage.append(
