@@ -165,7 +165,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             reading.cancel()
             stream.close()
 
-        context.add_done_callback(ended)
+        context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable
         try:
             async for response in stream.responses():
                 yield response

@@ -22,7 +22,8 @@ CHANNEL_OPTIONS = (
     *COMMON_OPTIONS,
     # A broker that was killed is back within seconds: the default back-off (1 s growing to 120 s) would hide it.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not a back-off but the time that one attempt to connect may take: a busy machine needs more than a moment.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),
     # Two channels to one address are two connections: a large fetch must not delay an acknowledgement.
