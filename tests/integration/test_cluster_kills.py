@@ -69,7 +69,7 @@ async def test_sigterm_moves_leadership_before_the_process_ends(deployed: Deploy
         process.terminate()
         await ended(process)
         await flow.until_acked(50)
-        assert max(flow.longest_pause_s.values()) < 1.5
+        assert max(flow.longest_pause_s.values()) < 2.5  # and so without the end of a session, which takes 3 s
         gone = next(i for i, each in enumerate(changes) if isinstance(each, BrokerChange) and each.broker is None)
         led = [
             (each.partition, each.value.state.leader)

@@ -19,14 +19,14 @@ from highwater.metadata.transactions import Delete
 STATE = PartitionState(1, 0, 5, (1,))
 
 
-def candidate(store: Store, keys: Keys, controller_id: int) -> ControllerElection:
+def candidate(store: Store, keys: Keys, controller_id: int, session_timeout_ms: int = 1_000) -> ControllerElection:
     return ControllerElection(
         store,
         keys,
         controller_id=controller_id,
         address=f"c:{controller_id}",
         incarnation=f"start {controller_id}",
-        session_timeout_ms=1_000,
+        session_timeout_ms=session_timeout_ms,
     )
 
 
@@ -49,12 +49,12 @@ async def test_one_of_several_is_elected_and_the_others_know_it(store: Store, ke
 
 
 async def test_after_a_resignation_the_next_one_acts_under_the_next_epoch(store: Store, keys: Keys) -> None:
-    first, second = candidate(store, keys, 1), candidate(store, keys, 2)
+    first, second = candidate(store, keys, 1, 30_000), candidate(store, keys, 2)
     old = await first.campaign()
     campaign = asyncio.create_task(second.campaign())
     await until(lambda: second.acting)
     await first.resign()
-    new = await asyncio.wait_for(campaign, 0.9)  # sooner than the lease
+    new = await asyncio.wait_for(campaign, 8)  # far sooner than the lease ends
     assert (old.controller_epoch, new.controller_epoch) == (1, 2)
     assert new.create_revision > old.create_revision
     await second.resign()
