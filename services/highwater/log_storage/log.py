@@ -581,7 +581,8 @@ class Log:
     def release_segments(self) -> None:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        self.epochs.truncate_from_start(self.log_start_offset)
+        # Where no batch is left, the epoch of the last one stays, not only a later one that has written nothing yet.
+        self.epochs.truncate_from_start(min(self.log_start_offset, self.log_end_offset - 1))
         released = False
         try:
             if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:

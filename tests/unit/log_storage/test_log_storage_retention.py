@@ -184,6 +184,15 @@ def test_when_all_go_an_active_segment_is_begun(tmp_path: Path) -> None:
     assert again.epochs.entries[-1].leader_epoch == 4
 
 
+def test_an_emptied_log_knows_the_epoch_of_its_last_batch(tmp_path: Path) -> None:
+    """Also where the next leader has begun its epoch there, and written nothing."""
+    log = aging(tmp_path, retention_ms=0)
+    log.become_leader(2)
+    retain(log, 99 * DAY_MS)
+    again = make_log(tmp_path, log.config, Checkpointed(False, 0, 10, 10))
+    assert again.state == log.state == (10, 1, 10, 10)
+
+
 def test_a_reader_of_a_removed_segment_goes_on(tmp_path: Path) -> None:
     log = aging(tmp_path, retention_ms=0)
     plan = log.plan_read(0, -1, 1)
