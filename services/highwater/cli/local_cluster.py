@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
 from highwater.metadata.local import etcd_command, etcd_healthy
@@ -149,7 +151,7 @@ class LocalCluster:
             self.start_broker(broker)
         progress("brokers")
         self.bootstrap = ",".join(f"{host}:{port}" for port in ports)
-        self._await("brokers", self._all_registered, deadline, list(self.processes))
+        self._await("brokers", self._all_serve, deadline, list(self.processes))
         (self.settings.data / "cluster.json").write_text(
             json.dumps({"bootstrap": self.bootstrap, "pids": {n: p.pid for n, p in self.processes.items()}}, indent=1)
         )
@@ -239,17 +241,22 @@ class LocalCluster:
                 raise UserError(f"the {what} were not ready in time: see the files in {self.settings.data / 'logs'}")
             time.sleep(0.05)
 
-    def _all_registered(self) -> bool:
-        """Asked of the controller without an event loop: the caller may run, or have closed, loops of its own."""
-        for controller in range(self.settings.controllers):
-            try:
-                with grpc.insecure_channel(self.addresses[controller_name(controller)]) as channel:
-                    found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
-            except grpc.RpcError:
-                continue
-            if len(found.brokers) == self.settings.brokers:
-                return True
-        return False
+    def _all_serve(self) -> bool:
+        """Whether every broker serves and the controller knows all of them. A registration alone says little: after a
+        kill -9 of everything those of before are still there until their leases end.
+
+        Asked without an event loop: the caller may run, or have closed, loops of its own."""
+        return all(map(_serves, self.bootstrap.split(","))) and any(
+            self._knows_all(controller) for controller in range(self.settings.controllers)
+        )
+
+    def _knows_all(self, controller: int) -> bool:
+        try:
+            with grpc.insecure_channel(self.addresses[controller_name(controller)]) as channel:
+                found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
+        except grpc.RpcError:
+            return False
+        return len(found.brokers) == self.settings.brokers
 
     # --- one broker
 
@@ -314,6 +321,16 @@ class LocalCluster:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _serves(address: str) -> bool:
+    """Whether the replica-manager there is registered and takes requests."""
+    try:
+        with grpc.insecure_channel(address) as channel:
+            answer = HealthStub(channel).Check(HealthCheckRequest(service="highwater.v1.Broker"), timeout=1)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == HealthCheckResponse.SERVING)
 
 
 def _is_free(host: str, port: int) -> bool:
