@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -28,10 +30,28 @@ def tied_to_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
 
 
+# Below the ports that Linux, macOS and Windows give to whoever asks for any: what is free here stays free until it is
+# bound, unless somebody asks for the very port.
+_PORTS = range(10_240, 30_000)
+_TRIES = 1_000
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago. Raises `OSError` where `host` is no address of this machine."""
+    """Ports that were free a moment ago. Raises `OSError` where `host` is no address of this machine, or nearly every
+    port is taken."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+        found: list[int] = []
+        # Not from the shared generator: two processes with the same seed would look at the same ports.
+        candidates = random.SystemRandom().sample(_PORTS, _TRIES)
+        for port in candidates:
+            if len(found) == count:
+                return found
+            candidate = stack.enter_context(socket.socket())
+            try:
+                candidate.bind((host, port))
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise
+            found.append(port)
+        raise OSError(errno.EADDRINUSE, f"fewer than {count} of {_TRIES} ports of {host} are free")
