@@ -12,7 +12,6 @@ from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
-from highwater.records import decode
 from highwater.v1 import broker_pb2
 
 EARLIEST = -2
