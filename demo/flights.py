@@ -242,7 +242,7 @@ async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
                     watched.kill(victim)
                     cluster.kill_broker(victim)
                     bars.print(
-                        f"  kill -9 of all three processes of broker {victim} after {acked:,} acknowledged records; "
+                        f"  kill -9 of broker {victim}'s 3 processes after {acked:,} records; "
                         f"it led {len(watched.waiting)} partitions"
                     )
                 elif watched.killed is not None and not restarted and acked >= len(flights) * RESTART_AT:
@@ -290,7 +290,7 @@ class progress_bars(Progress):  # noqa: N801  (used as a context manager, like a
         )
 
     def print(self, line: str) -> None:
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
 
 
 def report(outcome: Outcome, watched: Watch) -> None:
