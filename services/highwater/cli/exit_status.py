@@ -1,0 +1,52 @@
+"""The one place where an error of a command becomes a sentence and an exit status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from highwater.cli.output import errors
+
+# What typer raises for a wrong command line has no public name; `BadParameter` is the nearest kin that has one.
+_WrongCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def exit_status(app: typer.Typer, arguments: list[str] | None = None) -> int:
+    """Runs a command, by default with the arguments of the process. What the user can mend is one sentence on stderr,
+    with exit status 1, or 2 where the command line itself is wrong; Ctrl-C (130) and a pipe that its reader closed
+    (`highwater consume … | head`) end quietly."""
+    try:
+        return int(app(args=arguments, standalone_mode=False) or 0)
+    except KeyboardInterrupt:
+        return 130
+    except _WrongCommandLine as error:
+        _complain(_what_is_wrong(error))
+        return 2
+    except Exception as error:
+        if not _user_can_mend(error):
+            raise
+        _complain(str(error))
+        return 1
+
+
+def _user_can_mend(error: Exception) -> bool:
+    # The SDK takes a third of a second to import, which a command that does not use it need not spend.
+    from highwater.client.exceptions import HighwaterError
+    from highwater.rpc.server import UserError
+
+    return isinstance(error, (HighwaterError, UserError))
+
+
+def _what_is_wrong(error: Any) -> str:
+    sentence = error.format_message().rstrip(".")
+    if not sentence:
+        return ""  # a command without its subcommand: the help was printed
+    command = error.ctx.command_path if error.ctx is not None else "highwater"
+    return f"{sentence[:1].lower()}{sentence[1:]}; see {command} --help"
+
+
+def _complain(sentence: str) -> None:
+    if sentence:
+        errors.print("[red]highwater:[/red]", escape(sentence), soft_wrap=True)

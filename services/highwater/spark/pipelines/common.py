@@ -1,0 +1,261 @@
+"""What every pipeline shares: options that are declared once for the command line, `spark-submit` and Python; the Spark
+session; a streaming query run to its end.
+
+    @dataclass(frozen=True, kw_only=True)
+    class CopyOptions(StreamOptions):
+        topic: Annotated[str, typer.Option(help="the topic to copy")]
+
+    def run(options: CopyOptions) -> None: ...
+
+    command = pipeline_command(CopyOptions, run, "Copy a topic.")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
+from inspect import Parameter, Signature, get_annotations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from highwater.cli.exit_status import exit_status
+from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors
+from highwater.rpc.server import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+AVAILABLE_NOW = "available-now"
+_JAVA = 17  # what Spark 4 needs
+_ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)+([A-Z]\w*): (.+)$")
+
+Options = TypeVar("Options", bound="PipelineOptions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Of every pipeline."""
+
+    master: Annotated[
+        str | None,
+        typer.Option(help="Spark's master; default: local[*], or what spark-submit says", show_default=False),
+    ] = None
+    conf: Annotated[
+        list[str], typer.Option(metavar="KEY=VALUE", help="a setting of Spark; may be repeated", show_default=False)
+    ] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        key_values("--conf", self.conf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(PipelineOptions):
+    """Of a pipeline that reads topics as a streaming query."""
+
+    checkpoint: Annotated[
+        str, typer.Option(help="directory (any of Spark's file systems) that says where a restarted pipeline goes on")
+    ]
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
+    trigger: Annotated[
+        str, typer.Option(help=f"{AVAILABLE_NOW}: read what there is and end; 10s, 1m: for ever, so often")
+    ] = AVAILABLE_NOW
+    starting_offsets: Annotated[str, typer.Option(help="where a pipeline without a checkpoint begins")] = "earliest"
+    max_offsets_per_trigger: Annotated[
+        int | None, typer.Option(min=1, help="records of one micro-batch at most", show_default=False)
+    ] = None
+    option: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
+    ] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        key_values("--option", self.option)
+        trigger_of(self.trigger)
+
+    def source_options(self) -> dict[str, str]:
+        """For `spark.readStream.format("highwater")`, without what says which topics."""
+        found = {"highwater.bootstrap.servers": self.bootstrap, "startingOffsets": self.starting_offsets}
+        if self.max_offsets_per_trigger is not None:
+            found["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
+        return {**found, **key_values("--option", self.option)}
+
+
+# Options
+
+
+def key_values(option: str, items: Sequence[str]) -> dict[str, str]:
+    """`key=value` items; raises `UserError` for others."""
+    found = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UserError(f"{item!r}: write {option} KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def trigger_of(text: str) -> dict[str, Any]:
+    """`--trigger` as arguments of `DataStreamWriter.trigger`; raises `UserError`."""
+    if text == AVAILABLE_NOW:
+        return {"availableNow": True}
+    units = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+    if found := re.fullmatch(r"(\d+) *(ms|s|m|h)", text):
+        return {"processingTime": f"{found[1]} {units[found[2]]}"}
+    raise UserError(f"--trigger is {text!r}; it can be {AVAILABLE_NOW}, or a time like 500ms, 10s, 1m")
+
+
+def pipeline_command(options: type[Options], run: Callable[[Options], None], description: str) -> Callable[..., None]:
+    """`run` as a function that typer makes a command of: a parameter for each field of `options`."""
+
+    def command(**values: Any) -> None:
+        run(options(**values))
+
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        Parameter(
+            one.name,
+            Parameter.KEYWORD_ONLY,
+            default=one.default_factory()
+            if one.default_factory is not MISSING
+            else Parameter.empty
+            if one.default is MISSING
+            else one.default,
+            annotation=hints[one.name],
+        )
+        for one in sorted(fields(options), key=lambda one: _depth(options, one.name))
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__doc__ = description
+    return command
+
+
+def _depth(options: type[PipelineOptions], name: str) -> int:
+    """A pipeline's own options come before those that it shares."""
+    return next(depth for depth, owner in enumerate(options.__mro__) if name in get_annotations(owner))
+
+
+def submitted(command: Callable[..., None], argv: Sequence[str]) -> int:
+    """Runs a command as `spark-submit` does; its exit status. What the user can mend is one sentence on stderr."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.command()(command)
+    return exit_status(app, list(argv))
+
+
+# The session
+
+
+def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | None = None) -> SparkSession:
+    """The session that there is, or a new one; `defaults` are settings of Spark that a user may override.
+
+    Raises `UserError` where PySpark or Java is missing."""
+    given = key_values("--conf", options.conf)
+    under_spark_submit = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not under_spark_submit:
+        # Spark starts its workers with the python3 on the PATH unless it is told: they need what this one has.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    spark_session = _spark_session_class()
+    if spark_session.getActiveSession() is None and not under_spark_submit:
+        check_java()
+    builder = spark_session.builder.appName(f"highwater {name}")
+    if options.master is not None or not under_spark_submit:
+        builder = builder.master(options.master or "local[*]")
+    own = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", **(defaults or {})}
+    if not under_spark_submit:
+        own.setdefault("spark.ui.enabled", "false")
+    spark = builder.config(map={**own, **given}).getOrCreate()
+    if not under_spark_submit:
+        spark.sparkContext.setLogLevel("OFF")  # a failure is told once, by the pipeline itself
+    from highwater.spark import register
+
+    register(spark)
+    return spark
+
+
+def _spark_session_class() -> Any:
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("pyspark"):
+            raise
+        raise UserError(
+            f"pipelines run on Spark, which is not installed: pip install 'highwater[spark]' (Java {_JAVA} or newer is "
+            "needed, too)"
+        ) from None
+    return SparkSession
+
+
+def check_java() -> None:
+    """Raises `UserError` where there is no Java that Spark can run on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    wanted = f"Spark needs Java {_JAVA} or newer: install it, for example apt-get install openjdk-{_JAVA}-jre-headless"
+    if java is None or not Path(java).exists():
+        where = f"JAVA_HOME is {home}, which holds no bin/java" if home else "there is no java on the PATH"
+        raise UserError(f"{where}; {wanted}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found and int(found[1]) < _JAVA:
+        raise UserError(f"{java} is Java {found[1]}; {wanted}, and set JAVA_HOME where there are several")
+
+
+# Running
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """What Spark raises becomes `UserError` with the sentence that its cause says."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise UserError(cause_of(str(error))) from error
+
+
+def cause_of(message: str) -> str:
+    """The sentence of the innermost Python error in what Spark says; else its first line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    found = [match for line in lines if (match := _ERROR_LINE.match(line))]
+    if found:
+        return found[-1][2].removesuffix('"')
+    return lines[0] if lines else "Spark failed and does not say why"
+
+
+def run_query(name: str, writer: DataStreamWriter, options: StreamOptions) -> None:
+    """Starts the query and waits until it ends, or Ctrl-C; tells a terminal how far it is. Raises `UserError`."""
+    with spark_errors():
+        query = (
+            writer.queryName(f"highwater {name}")
+            .option("checkpointLocation", options.checkpoint)
+            .trigger(**trigger_of(options.trigger))
+            .start()
+        )
+        try:
+            with errors.status(f"{name}: starting …") as status:
+                while not query.awaitTermination(1):
+                    status.update(f"{name}: {_progress(query)}")
+        finally:
+            query.stop()
+
+
+def _progress(query: StreamingQuery) -> str:
+    from highwater.spark import lag
+
+    progress = query.lastProgress
+    if progress is None:
+        return "starting …"
+    behind = sum(sum(lag(progress, source).values()) for source in range(len(progress["sources"])))
+    return f"{progress['processedRowsPerSecond']:,.0f} rows/s, {behind:,} records behind"
