@@ -17,7 +17,8 @@ from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log import Log, new_segment
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_core import new_segment
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.recovery import Checkpointed, open_log

@@ -14,7 +14,8 @@ from highwater.log_storage.checkpoints import CheckpointError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log import Log, new_segment
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_core import new_segment
 from highwater.log_storage.scan import scan_batches
 from highwater.log_storage.segment import (
     CLEANED_SUFFIX,

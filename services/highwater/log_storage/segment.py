@@ -39,16 +39,22 @@ class Segment:
         index_interval_bytes: int,
         index_max_bytes: int,
         create: bool = False,
+        suffix: str = "",
     ) -> None:
-        """Opens the file, or makes it. Raises `OSError`."""
+        """Opens the file, or makes it; `suffix` stands behind the names of its files while it is not part of the log
+        (`.cleaned`). Raises `OSError`."""
         self.base_offset = base_offset
-        self.path = directory / file_name(base_offset, LOG_SUFFIX)
+        self.path = directory / file_name(base_offset, LOG_SUFFIX + suffix)
         # Closed when nobody refers to it any more: a flush or a read may still use the file of a removed segment.
         self._file = self.path.open("x+b" if create else "r+b", buffering=0)
         self._descriptor = self._file.fileno()
         self.size_bytes = os.fstat(self._descriptor).st_size
-        self.offset_index = OffsetIndex(directory / file_name(base_offset, INDEX_SUFFIX), base_offset, index_max_bytes)
-        self.time_index = TimeIndex(directory / file_name(base_offset, TIME_INDEX_SUFFIX), base_offset, index_max_bytes)
+        self.offset_index = OffsetIndex(
+            directory / file_name(base_offset, INDEX_SUFFIX + suffix), base_offset, index_max_bytes
+        )
+        self.time_index = TimeIndex(
+            directory / file_name(base_offset, TIME_INDEX_SUFFIX + suffix), base_offset, index_max_bytes
+        )
         self.index_interval_bytes = index_interval_bytes
         self.end_offset = base_offset  # of the batches noted so far
         self.max_timestamp = NO_TIMESTAMP
@@ -298,6 +304,20 @@ class Segment:
                 os.replace(path, target)
                 renamed.append(target)
         return renamed
+
+    def change_suffix(self, present: str, wanted: str) -> None:
+        """Renames the files, whose names end with `present`. Nothing may write to them meanwhile. Raises `OSError`."""
+        self._rename([path.with_name(path.name.removesuffix(present) + wanted) for path in self.paths()])
+
+    def move_to(self, directory: Path) -> None:
+        """Takes note that the directory has been renamed."""
+        self.path, self.offset_index.path, self.time_index.path = (directory / path.name for path in self.paths())
+
+    def _rename(self, targets: Sequence[Path]) -> None:
+        for path, target in zip(self.paths(), targets, strict=True):
+            if path.exists():
+                os.replace(path, target)
+        self.path, self.offset_index.path, self.time_index.path = targets
 
     def remove(self) -> None:
         """Raises `OSError`."""

@@ -15,7 +15,8 @@ from highwater.log_storage.boot import Boot, BootRecord
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log, LogState
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_core import LogState
 from highwater.log_storage.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError

@@ -15,7 +15,8 @@ from log_storage_batches import batch, follow, header_of, lead, make_log, produc
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log import Appended, LogState
+from highwater.log_storage.log import Appended
+from highwater.log_storage.log_core import LogState
 from highwater.log_storage.lookups import EARLIEST, LATEST, MAX_TIMESTAMP, FoundOffset
 from highwater.records import Record, decode, encode_columns, encode_rows, retain
 

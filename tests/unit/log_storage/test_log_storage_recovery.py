@@ -11,7 +11,8 @@ from log_storage_batches import batch, lead, make_log, produced, read_all
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log import Appended, Log, LogState
+from highwater.log_storage.log import Appended, Log
+from highwater.log_storage.log_core import LogState
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.segment import file_name
 

@@ -1,0 +1,52 @@
+"""Between the LogStorage service's messages and what is behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_core import NO_OFFSET, NO_TIME, LogState
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.errors import to_proto
+from highwater.v1 import common_pb2, log_storage_pb2
+
+
+def key_of(partition: common_pb2.PartitionKey) -> PartitionKey:
+    return PartitionKey(partition.topic_id, partition.partition)
+
+
+def key_proto(key: PartitionKey) -> common_pb2.PartitionKey:
+    return common_pb2.PartitionKey(topic_id=key.topic_id, partition=key.partition)
+
+
+def refuse(answer: Any, error: LogError) -> None:
+    """Puts the error into an answer."""
+    answer.error.CopyFrom(to_proto(error.code, error.message))
+    if isinstance(answer, log_storage_pb2.AppendResult):
+        answer.base_offset = answer.last_offset = NO_OFFSET
+        answer.log_append_time_ms = NO_TIME
+
+
+def fill_state(target: log_storage_pb2.LogState, state: LogState) -> None:
+    target.log_end_offset, target.last_epoch, target.log_start_offset, target.high_watermark = state
+
+
+def describe(hosted: HostedLog, target: log_storage_pb2.LogDescription) -> None:
+    target.topic = hosted.topic
+    target.log_dir = str(hosted.log_dir.path)
+    fence = hosted.fence
+    target.fenced_epoch = fence.leader_epoch if fence is not None else -1
+    if fence is not None:
+        target.fenced_role = int(fence.role)  # type: ignore[assignment]
+    if hosted.offline_reason:
+        target.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, hosted.offline_reason))
+    log = hosted.log
+    if log is not None:
+        fill_state(target.log, log.state)
+        target.size_bytes = log.size_bytes
+        target.segments = len(log.segments)
+        target.recovery_point = log.recovery_point
+        for entry in log.epochs.entries:
+            target.epochs.add(leader_epoch=entry.leader_epoch, start_offset=entry.start_offset)

@@ -1,0 +1,63 @@
+"""Truncations and raised log starts as the service answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from highwater.log_storage import checkpoints
+from highwater.log_storage.answers import fill_state, key_of, refuse
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.fencing import admit, check_decided_on
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.servicer_core import ServicerCore
+from highwater.v1 import log_storage_pb2
+
+
+class Cutting(ServicerCore):
+    async def TruncateTo(
+        self, request: log_storage_pb2.TruncateToRequest, context: Any
+    ) -> log_storage_pb2.TruncateResponse:
+        return await self._cut(request, self._manager.truncate)
+
+    async def TruncateFullyAndStartAt(
+        self, request: log_storage_pb2.TruncateFullyAndStartAtRequest, context: Any
+    ) -> log_storage_pb2.TruncateResponse:
+        return await self._cut(request, self._manager.truncate_fully_and_start_at)
+
+    async def _cut(
+        self,
+        request: log_storage_pb2.TruncateToRequest | log_storage_pb2.TruncateFullyAndStartAtRequest,
+        cut: Callable[[HostedLog, int, int], None],
+    ) -> log_storage_pb2.TruncateResponse:
+        response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
+        hosted: HostedLog | None = None
+        try:
+            hosted = self._manager.get(key_of(request.partition))
+            async with hosted.alone():
+                admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
+                check_decided_on(hosted.online(), request)
+                await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
+        except LogError as error:
+            refuse(response, error)
+        if hosted is not None and hosted.log is not None:
+            fill_state(response.log, hosted.log.state)
+        return response
+
+    async def RaiseLogStart(
+        self, request: log_storage_pb2.RaiseLogStartRequest, context: Any
+    ) -> log_storage_pb2.RaiseLogStartResponse:
+        response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
+        hosted: HostedLog | None = None
+        try:
+            hosted = await self._idle(request.partition)
+            fence = hosted.fence
+            admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
+            hosted.online().raise_log_start(request.log_start_offset)
+            await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+        except LogError as error:
+            refuse(response, error)
+        if hosted is not None and hosted.log is not None:
+            fill_state(response.log, hosted.log.state)
+        return response

@@ -1,0 +1,201 @@
+"""Appends, reads and lookups as the service answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.answers import fill_state, key_of, refuse
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.fencing import FOLLOWER, LEADER, admit
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log import Appended
+from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+# A read up to this size comes from the page cache within a fraction of a millisecond; a larger one goes to a thread.
+INLINE_READ_BYTES = 1 << 20
+# After so many bytes of appends the loop gets a turn.
+INLINE_APPEND_BYTES = 1 << 20
+
+# Appends of a stream that wait for the disk.
+MAX_UNSYNCED = 256
+
+
+class _Unsynced(NamedTuple):
+    """An append's answer, and what has to be on disk before it is given: logs, up to which offset, whose result."""
+
+    response: log_storage_pb2.AppendResponse
+    to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
+
+
+class DataPath(ServicerCore):
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        super().__init__(manager, incarnation, threads, metrics)
+        appended = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
+        self._appended_by_role = {role: appended.labels(role.name.lower()) for role in Role}
+        self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
+
+    async def Append(self, request_iterator: Any, context: Any) -> None:
+        """One request after the other; gRPC's flow control bounds what waits (RULES 8.2: a probe goes this way too).
+
+        From the first append on that has to wait for the disk a task of its own answers, in order: so the next requests
+        are appended meanwhile, and the following fdatasync is for all of them."""
+        answering: asyncio.Task[None] | None = None
+        unsynced: asyncio.Queue[_Unsynced | None] = asyncio.Queue(MAX_UNSYNCED)
+        async with asyncio.TaskGroup() as group:
+            while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                appended = await self._append(request)
+                if answering is None and not appended.to_sync:
+                    await context.write(appended.response)
+                    continue
+                if answering is None:
+                    answering = group.create_task(self._answer_synced(unsynced, context))
+                await unsynced.put(appended)
+            if answering is not None:
+                await unsynced.put(None)
+
+    async def _answer_synced(self, unsynced: asyncio.Queue[_Unsynced | None], context: Any) -> None:
+        while (appended := await unsynced.get()) is not None:
+            await self._sync_appended(appended)
+            await context.write(appended.response)
+
+    async def append(self, request: log_storage_pb2.AppendRequest) -> log_storage_pb2.AppendResponse:
+        """One request of the stream."""
+        appended = await self._append(request)
+        await self._sync_appended(appended)
+        return appended.response
+
+    async def _append(self, request: log_storage_pb2.AppendRequest) -> _Unsynced:
+        response = log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation=self._incarnation)
+        now_ms = monotonic_ms()
+        to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
+        given_bytes = 0
+        for partition in request.partitions:
+            if given_bytes > INLINE_APPEND_BYTES:
+                given_bytes = 0
+                await asyncio.sleep(0)
+            given_bytes += len(partition.records)
+            result = response.results.add(partition=partition.partition)
+            hosted = self._manager.find(key_of(partition.partition))
+            if hosted is not None and hosted.busy:
+                await hosted.idle()
+            try:
+                if hosted is None:
+                    raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "this broker has no log of the partition")
+                appended = self._append_one(hosted, request.role, partition, now_ms)
+                result.base_offset = appended.base_offset
+                result.last_offset = appended.last_offset
+                result.duplicate = appended.duplicate
+                result.log_append_time_ms = appended.log_append_time_ms
+                log = hosted.online()
+                if log.must_sync:
+                    to_sync.append((hosted, log.log_end_offset, result))
+            except LogError as error:
+                refuse(result, error)
+            if hosted is not None and hosted.log is not None:
+                fill_state(result.log, hosted.log.state)
+        return _Unsynced(response, to_sync)
+
+    async def _sync_appended(self, appended: _Unsynced) -> None:
+        for hosted, log_end_offset, result in appended.to_sync:
+            try:
+                await self._sync(hosted, log_end_offset)
+            except LogError as error:
+                refuse(result, error)
+
+    def _append_one(
+        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int
+    ) -> Appended:
+        log = hosted.online()
+        records = given.records
+        if role == LEADER:
+            admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+            append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
+            appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, append_time_ms)
+            self._appended_by_role[Role.LEADER].inc(len(records))
+        elif role == FOLLOWER:
+            admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
+            appended = log.append_as_follower(
+                records,
+                given.leader_epoch,
+                given.expected_offset,
+                given.leader_high_watermark,
+                given.leader_log_start_offset,
+                now_ms,
+            )
+            self._appended_by_role[Role.FOLLOWER].inc(len(records))
+        else:
+            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as LEADER or as FOLLOWER")
+        return appended
+
+    async def _sync(self, hosted: HostedLog, appended_up_to: int) -> None:
+        """`flush.messages`: the batches to disk before the append is answered. All appends that have been made when it
+        begins share it."""
+        async with hosted.maintenance:
+            log = hosted.online()
+            if log.synced_offset >= appended_up_to:
+                return
+            began_ms = monotonic_ms()
+            segments, log_end_offset = log.begin_sync()
+            try:
+                with self._fsync.time():
+                    await self._in_thread(_sync_segments, segments)
+            except OSError as error:
+                raise log.fail(error) from error
+            log.finish_sync(log_end_offset)
+            hosted.flushed_ms = began_ms
+
+    async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
+        response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
+        hosted: HostedLog | None = None
+        try:
+            hosted = await self._idle(request.partition)
+            plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
+            if plan is not None:
+                inline = request.max_bytes <= INLINE_READ_BYTES
+                response.records = plan.run() if inline else await self._in_thread(plan.run)
+                self._read_bytes.inc(len(response.records))
+        except LogError as error:
+            refuse(response, error)
+        if hosted is not None and hosted.log is not None:
+            fill_state(response.log, hosted.log.state)
+        return response
+
+    async def ListOffsets(
+        self, request: log_storage_pb2.LogListOffsetsRequest, context: Any
+    ) -> log_storage_pb2.LogListOffsetsResponse:
+        response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation, offset=NO_OFFSET, timestamp=-1)
+        try:
+            hosted = await self._idle(request.partition)
+            found = hosted.online().list_offset(request.timestamp, request.max_offset)
+            response.offset, response.timestamp, response.leader_epoch = found
+        except LogError as error:
+            refuse(response, error)
+        return response
+
+    async def EndOffsetForEpoch(
+        self, request: log_storage_pb2.EndOffsetForEpochRequest, context: Any
+    ) -> log_storage_pb2.EndOffsetForEpochResponse:
+        response = log_storage_pb2.EndOffsetForEpochResponse(incarnation=self._incarnation)
+        try:
+            hosted = await self._idle(request.partition)
+            response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
+        except LogError as error:
+            refuse(response, error)
+        return response
+
+
+def _sync_segments(segments: Iterable[Segment]) -> None:
+    for segment in segments:
+        segment.sync_batches()

@@ -1,0 +1,126 @@
+"""Flushes, checkpoints and retention: asked for, and due from time to time."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import checkpoints
+from highwater.log_storage.answers import key_of, key_proto
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.fencing import admit
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_dir import LogDir
+from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
+from highwater.rpc.errors import to_proto
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+_log = get_logger("log_storage.durability")
+
+
+class Durability(ServicerCore):
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        super().__init__(manager, incarnation, threads, metrics)
+        self._deleted_segments = metrics.counter("deleted_segments_total", "Segments that retention let go")
+
+    async def Flush(self, request: log_storage_pb2.FlushRequest, context: Any) -> log_storage_pb2.FlushResponse:
+        response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
+        keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager]
+        failed: set[LogDir] = set()
+        for key in keys:
+            hosted = self._manager.find(key)
+            try:
+                await self.flush(self._manager.get(key))
+            except LogError as error:
+                response.errors.add(partition=key_proto(key), error=to_proto(error.code, error.message))
+                if hosted is not None:
+                    failed.add(hosted.log_dir)
+        for log_dir in self._manager.log_dirs:
+            try:
+                await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+                if request.record_boot and log_dir not in failed:
+                    await self._in_thread(log_dir.record_boot)
+                if request.cluster_id:
+                    await self._in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
+            except (LogError, OSError) as error:
+                response.errors.add(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
+        return response
+
+    async def flush(self, hosted: HostedLog) -> None:
+        """One log to disk. Appends go on meanwhile. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        async with hosted.maintenance:
+            log = hosted.online()
+            began_ms = monotonic_ms()
+            flush = log.begin_flush()
+            try:
+                with self._fsync.time():
+                    await self._in_thread(flush.run)
+            except OSError as error:
+                raise log.fail(error) from error
+            log.finish_flush(flush)
+            hosted.flushed_ms = began_ms
+
+    async def flush_due(self) -> None:
+        """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
+        for hosted in self._manager:
+            log = hosted.log
+            if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
+                continue
+            if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
+                try:
+                    await self.flush(hosted)
+                except LogError as error:
+                    _log.error("%s", error)
+
+    async def retain(self) -> None:
+        """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
+        they are renamed; the others go on."""
+        for hosted in self._manager:
+            await hosted.idle()
+            try:
+                if hosted.offline_reason or not hosted.configured or not hosted.online().expired(wall_clock_ms()):
+                    continue
+                async with hosted.alone():
+                    released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
+                self._deleted_segments.inc(released)
+            except LogError as error:
+                _log.error("%s", error)
+
+    async def checkpoint_high_watermarks(self) -> None:
+        """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
+        changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
+        for hosted in self._manager:
+            if hosted.log is not None and hosted.log.high_watermark != hosted.high_watermark_written:
+                changed.setdefault(hosted.log_dir, []).append((hosted, hosted.log.high_watermark))
+        for log_dir, written in changed.items():
+            await self._checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
+            for hosted, high_watermark in written:
+                hosted.high_watermark_written = high_watermark
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Recovery points and log starts of every directory. Raises `LogError`."""
+        for log_dir in self._manager.log_dirs:
+            await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+            await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+
+    async def CheckpointHighWatermarks(
+        self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any
+    ) -> log_storage_pb2.CheckpointHighWatermarksResponse:
+        response = log_storage_pb2.CheckpointHighWatermarksResponse(incarnation=self._incarnation)
+        for given in request.partitions:
+            try:
+                hosted = await self._idle(given.partition)
+                admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+                hosted.online().raise_high_watermark(given.high_watermark)
+            except LogError as error:
+                response.errors.add(partition=given.partition, error=to_proto(error.code, error.message))
+        try:
+            await self.checkpoint_high_watermarks()
+        except LogError as error:
+            _log.error("%s", error)
+        return response

@@ -1,0 +1,75 @@
+"""Bringing a log to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.segment import Segment
+from highwater.records import CorruptBatchError
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What `begin_flush` found to be written. `run` may be called in a thread; then `finish_flush`."""
+
+    directory: Path
+    segments: Sequence[Segment]
+    epochs: Sequence[EpochEntry]
+    log_end_offset: int
+
+    def run(self) -> None:
+        """Raises `OSError`; what is on disk is then not known."""
+        for segment in self.segments:
+            segment.flush()
+        checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs)
+        fsync_directory(self.directory)
+
+
+class LogFlushing(LogCore):
+    def begin_flush(self) -> Flush:
+        first = self._segment_number(self.recovery_point)
+        return Flush(self.directory, self.segments[first:], self.epochs.entries, self.log_end_offset)
+
+    def finish_flush(self, flush: Flush) -> None:
+        """After `flush.run`; the log must not have been truncated in between."""
+        self.recovery_point = max(self.recovery_point, flush.log_end_offset)
+        self.synced_offset = max(self.synced_offset, flush.log_end_offset)
+
+    def flush(self) -> None:
+        """Raises `LogError` (LOG_STORAGE_ERROR): the log is offline then."""
+        self.check_online()
+        flush = self.begin_flush()
+        try:
+            flush.run()
+        except OSError as error:
+            raise self.fail(error) from error
+        self.finish_flush(flush)
+
+    @property
+    def must_sync(self) -> bool:
+        """Whether an append has to wait for the disk (`flush.messages`)."""
+        return self.log_end_offset - self.synced_offset >= self.config.flush_messages
+
+    def begin_sync(self) -> tuple[Sequence[Segment], int]:
+        """The segments to `sync_batches`, and the log end that `finish_sync` may then be told of."""
+        return self.segments[self._segment_number(self.synced_offset) :], self.log_end_offset
+
+    def finish_sync(self, log_end_offset: int) -> None:
+        self.synced_offset = max(self.synced_offset, log_end_offset)
+
+    def close(self) -> None:
+        """Ends the indexes and writes everything to disk. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        try:
+            self.segments[-1].seal()
+            producer_snapshots.write(
+                self.directory, self.log_end_offset, self.producers, self._wall_offset_ms, durable=True
+            )
+        except (OSError, CorruptBatchError) as error:
+            raise self.fail(error) from error
+        self.flush()

@@ -1,0 +1,86 @@
+"""Which logs there are, as the service creates, deletes, configures and describes them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.answers import describe, key_of, key_proto, refuse
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.servicer_core import ServicerCore
+from highwater.rpc.errors import to_proto
+from highwater.v1 import log_storage_pb2
+
+
+class Hosting(ServicerCore):
+    async def CreateLog(
+        self, request: log_storage_pb2.CreateLogRequest, context: Any
+    ) -> log_storage_pb2.CreateLogResponse:
+        response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
+        try:
+            async with self._fencing:
+                response.created = await self._in_thread(
+                    self._manager.create, request.topic, key_of(request.partition), dict(request.config)
+                )
+        except LogError as error:
+            refuse(response, error)
+        return response
+
+    async def DeleteLog(
+        self, request: log_storage_pb2.DeleteLogRequest, context: Any
+    ) -> log_storage_pb2.DeleteLogResponse:
+        response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
+        key = key_of(request.partition)
+        try:
+            async with self._fencing:
+                hosted = self._manager.find(key)
+                if hosted is not None:
+                    async with hosted.alone():
+                        removable = await self._in_thread(self._manager.delete, key, request.leader_epoch)
+                    if removable is not None:
+                        self._to_thread(_remove_tree, removable)
+        except LogError as error:
+            refuse(response, error)
+        return response
+
+    async def DescribeLogs(
+        self, request: log_storage_pb2.DescribeLogsRequest, context: Any
+    ) -> log_storage_pb2.DescribeLogsResponse:
+        response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation)
+        asked = [key_of(partition) for partition in request.partitions]
+        for hosted in self._manager if not asked else [self._manager.find(key) for key in asked]:
+            if hosted is not None:
+                describe(hosted, response.logs.add(partition=key_proto(hosted.key)))
+        for key in asked:
+            if self._manager.find(key) is None:
+                missing = response.logs.add(partition=key_proto(key), fenced_epoch=-1)
+                missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
+        for log_dir in self._manager.log_dirs:
+            described = response.log_dirs.add(
+                path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
+            )
+            described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
+            try:
+                usage = shutil.disk_usage(log_dir.path)
+                described.total_bytes, described.usable_bytes = usage.total, usage.free
+            except OSError as error:
+                described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
+        return response
+
+    async def AlterLogConfig(
+        self, request: log_storage_pb2.AlterLogConfigRequest, context: Any
+    ) -> log_storage_pb2.AlterLogConfigResponse:
+        response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
+        try:
+            hosted = await self._idle(request.partition)
+            hosted.online().config = self._manager.config.with_topic(dict(request.config))
+            hosted.configured = True
+        except LogError as error:
+            refuse(response, error)
+        return response
+
+
+def _remove_tree(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

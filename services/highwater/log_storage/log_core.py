@@ -1,0 +1,129 @@
+"""What one partition's log is made of: its segments, offsets, epochs and producers, and whether it is online.
+
+Offsets: log start ≤ high watermark ≤ log end, and recovery point ≤ log end: batches below the recovery point have been
+fsynced.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.segment import Segment
+from highwater.records import BatchHeader
+
+NO_OFFSET = -1
+NO_TIME = -1
+
+
+class LogState(NamedTuple):
+    log_end_offset: int
+    last_epoch: int  # of the last batch that the log has had, -1 where there was none
+    log_start_offset: int
+    high_watermark: int
+
+
+class LogCore:
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        *,
+        segments: list[Segment],
+        epochs: LeaderEpochCache,
+        producers: ProducerStates,
+        log_start_offset: int,
+        high_watermark: int,
+        recovery_point: int,
+        wall_offset_ms: int = 0,
+    ) -> None:
+        """Takes over what `recovery.open_log` has found; `segments` has at least one. `wall_offset_ms`: from the time
+        that is passed in as `now_ms` to ms since the epoch."""
+        assert segments
+        self.directory = directory
+        self.config = config
+        self.segments = segments
+        self.epochs = epochs
+        self.producers = producers
+        self.log_end_offset = segments[-1].end_offset
+        self.log_start_offset = log_start_offset
+        self.high_watermark = max(log_start_offset, min(high_watermark, self.log_end_offset))  # RULES 4.6
+        self.recovery_point = min(recovery_point, self.log_end_offset)
+        self.synced_offset = self.recovery_point  # batches below it are on disk, their indexes perhaps not
+        self.failure: str | None = None  # why the log is offline
+        self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
+        self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
+        self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
+        self._wall_offset_ms = wall_offset_ms
+
+    @property
+    def state(self) -> LogState:
+        return LogState(self.log_end_offset, self._last_epoch, self.log_start_offset, self.high_watermark)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def last_epoch(self) -> int:
+        return self._last_epoch
+
+    def check_online(self) -> None:
+        if self.failure is not None:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+
+    def fail(self, error: Exception | str) -> LogError:
+        """Takes the log offline: what is on disk is not known to be what is in memory."""
+        self.failure = self.failure or str(error)
+        return LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+
+    def raise_high_watermark(self, offset: int) -> None:
+        """To `min(offset, log end)` at most, never down (RULES 4.6)."""
+        self.high_watermark = max(self.high_watermark, min(offset, self.log_end_offset))
+
+    def _new_segment(self, base_offset: int) -> Segment:
+        return new_segment(self.directory, base_offset, self.config)
+
+    def _segment_number(self, offset: int) -> int:
+        return max(bisect_right(self.segments, offset, key=_base_offset) - 1, 0)
+
+    def _set_end(self, offset: int) -> None:
+        self.log_end_offset = offset
+        self.high_watermark = min(self.high_watermark, offset)
+        self.recovery_point = min(self.recovery_point, offset)
+        self.synced_offset = min(self.synced_offset, offset)
+
+    def headers(self) -> Iterator[BatchHeader]:
+        """Every batch of the log, oldest first. Raises `CorruptBatchError`, `OSError`."""
+        for segment in self.segments:
+            for _, header in segment.headers(0):
+                yield header
+
+    def remove_deleted(self) -> None:
+        """Removes the files that were renamed to `.deleted`."""
+        paths, self.removable = self.removable, []
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def new_segment(directory: Path, base_offset: int, config: LogConfig) -> Segment:
+    """Makes an empty segment. Raises `OSError`."""
+    return Segment(
+        directory,
+        base_offset,
+        index_interval_bytes=config.index_interval_bytes,
+        index_max_bytes=config.index_max_bytes,
+        create=True,
+    )
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

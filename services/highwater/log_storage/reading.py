@@ -1,0 +1,85 @@
+"""Reading batches by offset, and offsets by timestamp and leader epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.epochs import EpochEnd
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.lookups import FoundOffset, find_offset
+from highwater.log_storage.segment import Segment
+from highwater.records import CorruptBatchError
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Where a read begins. `run` may be called in a thread."""
+
+    directory: Path
+    segment: Segment
+    position: int
+    max_bytes: int
+    max_offset: int
+
+    def run(self) -> bytes:
+        """Raises `LogError`: CORRUPT_MESSAGE (invariant 7), LOG_STORAGE_ERROR."""
+        try:
+            return self.segment.read(self.position, self.max_bytes, self.max_offset)
+        except CorruptBatchError as error:
+            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.segment.path}: {error}") from None
+        except OSError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.segment.path}: {error}") from error
+
+
+class LogReading(LogCore):
+    def read(self, offset: int, max_offset: int, max_bytes: int) -> bytes:
+        """Whole batches from the one that holds `offset`, at least one (RULES 4.8), up to `max_bytes`, from one
+        segment and below `max_offset` (-1: the log end). Empty at or above the bound.
+
+        Raises `LogError`: OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE (invariant 7), LOG_STORAGE_ERROR.
+        """
+        plan = self.plan_read(offset, max_offset, max_bytes)
+        return b"" if plan is None else plan.run()
+
+    def plan_read(self, offset: int, max_offset: int, max_bytes: int) -> ReadPlan | None:
+        """`read` in two steps, of which the second may run in a thread. None: nothing to read."""
+        self.check_online()
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise LogError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is not within {self.log_start_offset} and {self.log_end_offset}",
+            )
+        bound = self.log_end_offset if max_offset < 0 else min(max_offset, self.log_end_offset)
+        if offset >= bound:
+            return None
+        try:
+            for segment in self.segments[self._segment_number(offset) :]:
+                found = segment.position_of(offset)
+                if found is not None:
+                    position, header = found
+                    if header.base_offset >= bound:
+                        return None
+                    return ReadPlan(self.directory, segment, position, max_bytes, bound)
+        except CorruptBatchError as error:
+            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
+        except OSError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+        return None
+
+    def list_offset(self, timestamp: int, max_offset: int = -1) -> FoundOffset:
+        """See `lookups.find_offset`. Raises `LogError`: CORRUPT_MESSAGE, LOG_STORAGE_ERROR."""
+        self.check_online()
+        bound = self.log_end_offset if max_offset < 0 else min(max_offset, self.log_end_offset)
+        try:
+            return find_offset(self.segments, self.epochs, self.log_start_offset, bound, timestamp)
+        except CorruptBatchError as error:
+            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
+        except OSError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
+        self.check_online()
+        return self.epochs.end_offset_for(leader_epoch, self.log_end_offset)

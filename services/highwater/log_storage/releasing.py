@@ -1,0 +1,87 @@
+"""Letting go of a log's oldest segments: by age, by size, by a raised log start."""
+
+from __future__ import annotations
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
+from highwater.log_storage.rolling import LogRolling
+from highwater.records import CorruptBatchError
+
+
+class LogReleasing(LogRolling):
+    def raise_log_start(self, offset: int) -> None:
+        """Raises the log start and lets go of the segments below it. Lower than the present one: no effect.
+
+        Raises `LogError`: OFFSET_OUT_OF_RANGE above the high watermark, LOG_STORAGE_ERROR.
+        """
+        self.check_online()
+        if offset > self.high_watermark:
+            raise LogError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"log start {offset} would be above the high watermark {self.high_watermark}",
+            )
+        if offset > self.log_start_offset:
+            self._raise_log_start(offset)
+
+    def _raise_log_start(self, offset: int) -> None:
+        self.log_start_offset = max(self.log_start_offset, offset)
+        self.release_segments()
+
+    def expired(self, wall_clock_ms: int) -> int:
+        """How many segments, from the oldest on, retention lets go (`retention.expired_segments`). Raises `LogError`
+        (LOG_STORAGE_ERROR)."""
+        self.check_online()
+        limits = Limits(UNLIMITED, UNLIMITED)
+        if self.config.deletes:
+            limits = Limits(self.config.retention_ms, self.config.retention_bytes)
+        ends = [*(segment.base_offset for segment in self.segments[1:]), self.log_end_offset]
+        try:
+            aged = [
+                Aged(end, segment.size_bytes, segment.newest_ms)
+                for segment, end in zip(self.segments, ends, strict=True)
+            ]
+        except OSError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+        return expired_segments(
+            aged,
+            limits,
+            log_start_offset=self.log_start_offset,
+            high_watermark=self.high_watermark,
+            wall_clock_ms=wall_clock_ms,
+        )
+
+    def start_behind(self, count: int) -> None:
+        """The log starts behind its `count` oldest segments, which `release_segments` then lets go of: once the log
+        start is on disk. Where all of them go, an active one is begun. Producers outlive their records. Raises
+        `LogError` (LOG_STORAGE_ERROR)."""
+        assert 0 < count <= len(self.segments)
+        if count == len(self.segments):
+            try:
+                self.roll(self.log_end_offset, self.producers)
+                fsync_directory(self.directory)
+            except (OSError, CorruptBatchError) as error:
+                raise self.fail(error) from error
+        self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
+        assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
+
+    def release_segments(self) -> None:
+        """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
+        has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        # Where no batch is left, the epoch of the last one stays, not only a later one that has written nothing yet.
+        self.epochs.truncate_from_start(min(self.log_start_offset, self.log_end_offset - 1))
+        released = False
+        try:
+            if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
+                # Of an epoch whose batches all go, only the file will know.
+                checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs.entries)
+            while len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
+                with self.structure:
+                    self.removable += self.segments.pop(0).mark_deleted()
+                released = True
+            if released:
+                producer_snapshots.remove_needless(self.directory, self.segments)
+        except OSError as error:
+            raise self.fail(error) from error

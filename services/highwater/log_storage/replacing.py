@@ -1,0 +1,68 @@
+"""One segment, or a few, in the place of a run of sealed ones: how compaction ends (seeds §5.4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX, Segment
+
+
+class LogReplacing(LogCore):
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> bool:
+        """Puts `new` in the place of `old`, a run of sealed segments. `new` are whole, sealed and on disk, their files
+        named `.cleaned`; together they hold what is kept of `old`, and the first has its base offset. False, with
+        `new` removed, where one of `old` is not in the log any more: a fetcher's append may raise the log start at any
+        time.
+
+        After a crash at any point the log opens with a complete set: `.swap` counts once no `.cleaned` is left. Who
+        reads one of `old` still has its file open. Appends and reads may go on meanwhile, in another thread; a flush,
+        truncation or retention may not (`HostedLog.maintenance`).
+
+        Raises `LogError` (LOG_STORAGE_ERROR): the log is offline then."""
+        assert new[0].base_offset == old[0].base_offset
+        self.check_online()
+        try:
+            # The first one last: a `.cleaned` that is left tells that what follows it is not to be believed.
+            for segment in reversed(new):
+                segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
+            fsync_directory(self.directory)
+            with self.structure:
+                replaced = self._exchange(old, new)
+            fsync_directory(self.directory)
+        except OSError as error:
+            raise self.fail(error) from error
+        return replaced
+
+    def _exchange(self, old: Sequence[Segment], new: Sequence[Segment]) -> bool:
+        place = self.segments.index(old[0]) if old[0] in self.segments else len(self.segments)
+        if self.segments[place:-1][: len(old)] != [*old]:  # a raised log start has taken the first ones
+            for segment in new:
+                segment.remove()
+            return False
+        self.segments[place : place + len(old)] = new
+        for segment in old:
+            self.removable += segment.mark_deleted()
+        for segment in new:
+            segment.change_suffix(SWAP_SUFFIX, "")
+        return True
+
+    def move_to(self, directory: Path) -> None:
+        """Renames the log's directory, within one file system: how a `-future` log takes its place. Nothing else may
+        happen to the log meanwhile. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        try:
+            os.rename(self.directory, directory)
+            fsync_directory(directory.parent)
+        except OSError as error:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR, f"cannot rename {self.directory} to {directory}: {error}"
+            ) from error
+        self.removable = [directory / path.name for path in self.removable]
+        self.directory = directory
+        for segment in self.segments:
+            segment.move_to(directory)

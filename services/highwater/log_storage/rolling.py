@@ -1,0 +1,90 @@
+"""Writing batches to the active segment, and beginning the next one where it is full."""
+
+from __future__ import annotations
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import producer_snapshots
+from highwater.log_storage.appending import NewBatch
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.segment import Segment
+from highwater.records import CorruptBatchError, ReadableBuffer
+
+
+class LogRolling(LogCore):
+    def _write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
+        """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
+        active, size = self.segments[-1], self.segments[-1].size_bytes
+        try:
+            start = 0
+            while start < len(batches):
+                end = self._roll_if_full(batches, start, now_ms)
+                run = batches[start:end]
+                total = sum(batch.header.size_bytes for batch in run)
+                pieces = buffers[start] if len(run) == 1 else [piece for some in buffers[start:end] for piece in some]
+                segment = self.segments[-1]
+                position = segment.append(pieces, total)
+                for batch in run:
+                    segment.note(position, batch.header.size_bytes, batch.last_offset, batch.header.max_timestamp)
+                    position += batch.header.size_bytes
+                start = end
+        except OSError as error:
+            self._undo(active, size)
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: the append failed and left nothing behind: {error}"
+            ) from error
+        except CorruptBatchError as error:
+            raise self.fail(error) from error
+
+    def _undo(self, active: Segment, size_bytes: int) -> None:
+        """Back to the last good position, or offline: the log end in memory is never ahead of the file."""
+        try:
+            while self.segments[-1] is not active:
+                self.segments.pop().remove()
+            producer_snapshots.remove_above(self.directory, self.log_end_offset)
+            if active.size_bytes > size_bytes:
+                active.truncate(size_bytes, self.log_end_offset)
+            else:
+                active.undo(size_bytes)
+        except (OSError, CorruptBatchError) as error:
+            raise self.fail(error) from error
+
+    def _roll_if_full(self, batches: list[NewBatch], start: int, now_ms: int) -> int:
+        """Rolls if the active segment cannot take the batch at `start`; how far the batches fit the segment then."""
+        first = batches[start]
+        segment = self.segments[-1]
+        limit = self.config.segment_bytes
+        old = (
+            segment.first_timestamp >= 0 and first.header.max_timestamp - segment.first_timestamp > self.config.roll_ms
+        )
+        if segment.size_bytes and (
+            segment.size_bytes + first.header.size_bytes > limit
+            or old
+            or segment.full
+            or not segment.takes(first.last_offset)
+        ):
+            producers = self.producers
+            if start:
+                producers = producers.copy()
+                for batch in batches[:start]:
+                    producers.update(batch.header, batch.base_offset, now_ms)
+            segment = self.roll(first.base_offset, producers)
+        size = segment.size_bytes + first.header.size_bytes
+        end = start + 1
+        while end < len(batches):
+            size += batches[end].header.size_bytes
+            if size > limit or not segment.takes(batches[end].last_offset):
+                break
+            end += 1
+        return end
+
+    def roll(self, base_offset: int, producers: ProducerStates) -> Segment:
+        """Begins a new segment at `base_offset`, below which `producers` is what is known of them. Raises `OSError`,
+        `CorruptBatchError`."""
+        self.segments[-1].seal()
+        producer_snapshots.write(self.directory, base_offset, producers, self._wall_offset_ms)
+        segment = self._new_segment(base_offset)
+        with self.structure:
+            self.segments.append(segment)
+        return segment

@@ -1,0 +1,82 @@
+"""What every part of the LogStorage service's edge has: the logs, and threads for what would block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.answers import key_of
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_dir import LogDir
+from highwater.log_storage.log_manager import LogManager
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import common_pb2
+
+_log = get_logger("log_storage.servicer")
+
+Answer = TypeVar("Answer")
+
+
+class ServicerCore:
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        self._manager = manager
+        self._incarnation = incarnation
+        self._threads = threads
+        self._fencing = asyncio.Lock()  # one FenceEpoch, CreateLog or DeleteLog at a time
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        self._fsync = metrics.latency("fsync", "Flushes of logs to disk")
+
+    async def settle(self) -> None:
+        """Waits for what is under way in threads: also for callers that have gone away, and removals."""
+        while self._in_threads:
+            await asyncio.wait(self._in_threads)
+
+    async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
+        """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
+        hosted = self._manager.get(key_of(partition))
+        if hosted.busy:
+            await hosted.idle()
+        return hosted
+
+    async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        return await to_its_end(self._to_thread(function, *arguments))
+
+    def _to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        self._in_threads.add(work)
+        work.add_done_callback(self._in_threads.discard)
+        return work
+
+    async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
+        try:
+            await self._in_thread(self._manager.write_checkpoint, log_dir, name)
+        except OSError as error:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR, f"cannot write {log_dir.path / name}: {error.strerror or error}"
+            ) from error
+
+
+async def to_its_end(work: asyncio.Future[Answer]) -> Answer:
+    """The outcome of work in a thread. A call is cancelled when its caller goes away or its deadline passes; the thread
+    is not. So the locks that the call holds are kept until the thread is done: nobody else may touch the log before,
+    and no fence that is not on disk yet may be answered for (RULES 3.1)."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.error("failed, and nobody waited for it: %s", error)
+        raise
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
