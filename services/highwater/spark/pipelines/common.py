@@ -3,11 +3,11 @@ session; a streaming query run to its end.
 
     @dataclass(frozen=True, kw_only=True)
     class CopyOptions(StreamOptions):
-        topic: Annotated[str, typer.Option(help="the topic to copy")]
+        to: Annotated[str, typer.Option(help="the topic to copy to")]
 
     def run(options: CopyOptions) -> None: ...
 
-    command = pipeline_command(CopyOptions, run, "Copy a topic.")
+    command = pipeline_command(CopyOptions, run, "Copy topics.")
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ class PipelineOptions:
 class StreamOptions(PipelineOptions):
     """Of a pipeline that reads topics as a streaming query."""
 
+    topic: Annotated[list[str], typer.Option(help="a topic to read; may be repeated", show_default=False)] = field(
+        default_factory=list
+    )
+    pattern: Annotated[
+        str | None,
+        typer.Option(help="instead of --topic: a regular expression for names of topics", show_default=False),
+    ] = None
     checkpoint: Annotated[
         str, typer.Option(help="directory (any of Spark's file systems) that says where a restarted pipeline goes on")
     ]
@@ -81,10 +88,16 @@ class StreamOptions(PipelineOptions):
         super().__post_init__()
         key_values("--option", self.option)
         trigger_of(self.trigger)
+        if bool(self.topic) == (self.pattern is not None):
+            raise UserError("say which topics to read: with --topic, or with --pattern")
 
     def source_options(self) -> dict[str, str]:
-        """For `spark.readStream.format("highwater")`, without what says which topics."""
+        """For `spark.readStream.format("highwater")`."""
         found = {"highwater.bootstrap.servers": self.bootstrap, "startingOffsets": self.starting_offsets}
+        if self.pattern is not None:
+            found["subscribePattern"] = self.pattern
+        else:
+            found["subscribe"] = ",".join(self.topic)
         if self.max_offsets_per_trigger is not None:
             found["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
         return {**found, **key_values("--option", self.option)}
