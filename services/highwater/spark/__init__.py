@@ -8,7 +8,7 @@
 Options, schema and meaning are those of Spark's Kafka source and sink; docs/spark.md says what differs.
 """
 
-from highwater.spark.progress import lag
+from highwater.spark.progress import lag, progress_bar
 from highwater.spark.registration import register
 
-__all__ = ["lag", "register"]
+__all__ = ["lag", "progress_bar", "register"]

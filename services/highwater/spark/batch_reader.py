@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -13,8 +14,10 @@ from highwater.client import Admin, Consumer
 from highwater.spark.client_settings import client_settings
 from highwater.spark.filters import PushedFilters
 from highwater.spark.options import ReadOptions, lower_case, parse_read_options
+from highwater.spark.progress_reports import reported
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange, split_ranges
+from highwater.spark.read_progress import RangeOfRead, ranges_of_read
 from highwater.spark.topic_offsets import TopicOffsets
 
 
@@ -23,6 +26,13 @@ class RangePartition(InputPartition):
     """One task's range."""
 
     value: OffsetRange
+    part: RangeOfRead
+
+
+def range_partitions(ranges: Sequence[OffsetRange]) -> list[RangePartition]:
+    """Of one batch read, or one micro-batch."""
+    parts = ranges_of_read(uuid4().hex, ranges)
+    return [RangePartition(one, part) for one, part in zip(ranges, parts, strict=True)]
 
 
 class HighwaterBatchReader(DataSourceReader):
@@ -43,7 +53,7 @@ class HighwaterBatchReader(DataSourceReader):
         with TopicOffsets(options.bootstrap, options.subscription, self._admin_settings) as topics:
             ranges = self._ranges(topics)
         cut = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [RangePartition(one) for one in cut]
+        return list[InputPartition](range_partitions(cut))
 
     def _ranges(self, topics: TopicOffsets) -> list[OffsetRange]:
         options, filters = self._options, self._filters
@@ -67,7 +77,7 @@ class HighwaterBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, RangePartition):  # Spark makes up a partition where there is none to read
-            yield from read_range(self._plan, partition.value)
+            yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
 
 
 class PushingBatchReader(HighwaterBatchReader):

@@ -1,13 +1,41 @@
-"""What a streaming query's progress says about how far behind it is. Pure."""
+"""How far a query is: the lag of a streaming one, and a bar for those that take long."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.stream_offset import parse_stream_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from highwater.spark.progress_display import ProgressBar
+
+
+def progress_bar(spark: SparkSession, *, console: Console | None = None, port: int = 0) -> ProgressBar:
+    """Shows how far Spark is with what is started inside.
+
+        with progress_bar(spark):
+            spark.read.format("highwater").options(**options).load().write.parquet("/data/flights")
+
+    A streaming query that is started inside shows each of its micro-batches. Spark Connect has a bar of its own
+    (`spark.registerProgressHandler`) and not this one.
+
+    Args:
+        console: where to draw; standard error by default.
+        port: UDP, of the driver, that executors send reports to; 0: any that is free. Where it cannot be reached
+            there is progress by tasks only.
+    """
+    # Imported here: executors have no use for rich.
+    shown: ProgressBar = import_module("highwater.spark.progress_display").ProgressBar(
+        spark, console=console, port=port
+    )
+    return shown
 
 
 def lag(progress: Mapping[str, Any], source: int = 0) -> dict[TopicPartition, int]:

@@ -20,10 +20,11 @@ from pyspark.sql.streaming.datasource import (
 
 from highwater.client import Admin, Consumer, OffsetOutOfRangeError, TopicPartition
 from highwater.spark.admission import Limits, admitted, admitted_bytes
-from highwater.spark.batch_reader import RangePartition, read_plan
+from highwater.spark.batch_reader import RangePartition, range_partitions, read_plan
 from highwater.spark.client_settings import client_settings
 from highwater.spark.offset_sizes import OffsetSizes
 from highwater.spark.options import lower_case, parse_read_options
+from highwater.spark.progress_reports import reported
 from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange, split_ranges
 from highwater.spark.stream_offset import NOT_BEGUN, StreamOffset, offsets_json, parse_stream_offset
@@ -96,7 +97,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ranges = [OffsetRange(partition, starts.get(partition, 0), until) for partition, until in after.ends.items()]
         options = self._options
         cut = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [RangePartition(one) for one in cut]
+        return range_partitions(cut)
 
     def stop(self) -> None:
         if self._topics is not None:
@@ -108,7 +109,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
-        yield from read_range(self._plan, partition.value)
+        yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
 
     # Pieces of planning
 
