@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.checkpoints import CheckpointError
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Log
@@ -57,7 +59,7 @@ def open_log(directory: Path, config: LogConfig, known: Checkpointed, now_ms: in
 
     Raises `LogError` (LOG_STORAGE_ERROR), `OSError`.
     """
-    _finish_interrupted(directory, config)
+    _finish_interrupted(directory)
     segments = _open_segments(directory, config)
     first_offset = segments[0].base_offset if segments else known.log_start_offset
     walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms)
@@ -113,7 +115,7 @@ class _Walk:
             try:
                 if not flushed:
                     segment.begin_reindex()
-                    if segment.base_offset != expected:
+                    if segment.base_offset != expected and segment.base_offset > self._known.recovery_point:
                         raise CorruptBatchError(0, f"the log ends at {expected}, the segment begins above it")
                 self._adopt(segment, flushed)
             except CorruptBatchError as error:
@@ -139,8 +141,9 @@ class _Walk:
             expected = header.next_offset
 
     def _check(self, position: int, header: BatchHeader, expected: int, flushed: bool) -> None:
-        # Compaction leaves gaps, and only in what has been flushed.
-        if header.base_offset < expected or (header.base_offset > expected and not flushed):
+        # Compaction leaves gaps, and only below the recovery point.
+        gap = header.base_offset > expected and header.base_offset > self._known.recovery_point
+        if header.base_offset < expected or gap:
             raise CorruptBatchError(position, f"base offset {header.base_offset}, the log goes on at {expected}")
         if header.partition_leader_epoch < self._last_epoch:
             raise CorruptBatchError(
@@ -218,38 +221,54 @@ def _base_offset(path: Path) -> int:
     return int(name)
 
 
-def _finish_interrupted(directory: Path, config: LogConfig) -> None:
+def _finish_interrupted(directory: Path) -> None:
     """Removes what a stopped deletion or cleaning has left, and completes a swap that had begun (seeds §5.3, steps 2,
-    4): a `.swap` segment is whole, and takes the place of the segments that its offsets cover."""
-    swaps = []
+    4): `.swap` segments are whole, and take the place of the segments that their offsets cover. Unless the first of
+    them is still `.cleaned`: then nothing has been replaced yet."""
+    swaps: dict[int, Path] = {}
+    first_cleaned = _NO_BOUND
     for path in sorted(directory.iterdir()):
-        if path.name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
-            path.unlink()
-        elif path.name.endswith(SWAP_SUFFIX):
-            if path.name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
-                swaps.append(path)
+        if path.name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+            swaps[_base_offset(path)] = path
+        elif path.name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp")):
+            # An index that was to be swapped in is made again.
+            if path.name.endswith(LOG_SUFFIX + CLEANED_SUFFIX):
+                first_cleaned = min(first_cleaned, _base_offset(path))
             else:
-                path.unlink()  # an index: made again
-    for path in swaps:
-        _swap_in(directory, path)
-
-
-def _swap_in(directory: Path, path: Path) -> None:
-    base_offset = _base_offset(path)
-    original = directory / file_name(base_offset, LOG_SUFFIX)
-    try:
-        end_offset = _end_of(path, base_offset)
-    except CorruptBatchError as error:
-        if original.exists():
-            _log.warning("%s is damaged and dropped, its original is still there: %s", path, error)
+                path.unlink()
+    if swaps and first_cleaned < min(swaps):
+        for path in swaps.values():
             path.unlink()
+        fsync_directory(directory)
+    elif swaps:
+        _swap_in(directory, swaps)
+    for path in directory.glob(f"*{LOG_SUFFIX}{CLEANED_SUFFIX}"):
+        path.unlink()
+
+
+def _swap_in(directory: Path, swaps: Mapping[int, Path]) -> None:
+    """What is renamed first is the last one, so that at each step the `.swap` that are left cover what they replace."""
+    end_offset = 0
+    for base_offset, path in swaps.items():
+        try:
+            end_offset = max(_end_of(path, base_offset), base_offset + 1)
+        except CorruptBatchError as error:
+            _drop_swaps(directory, swaps, f"{path} is damaged: {error}")
             return
-        raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{path} is damaged and its original is gone: {error}") from None
     for covered in sorted(directory.glob(f"*{LOG_SUFFIX}"), reverse=True):
-        if base_offset <= _base_offset(covered) < max(end_offset, base_offset + 1):
+        if min(swaps) <= _base_offset(covered) < end_offset:
             for suffix in SEGMENT_SUFFIXES:
                 (directory / file_name(_base_offset(covered), suffix)).unlink(missing_ok=True)
-    os.replace(path, original)
+    for base_offset in sorted(swaps, reverse=True):
+        os.replace(swaps[base_offset], directory / file_name(base_offset, LOG_SUFFIX))
+
+
+def _drop_swaps(directory: Path, swaps: Mapping[int, Path], reason: str) -> None:
+    if not (directory / file_name(min(swaps), LOG_SUFFIX)).exists():
+        raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{reason}, and its original is gone")
+    _log.warning("%s; the swap is dropped, its originals are still there", reason)
+    for path in swaps.values():
+        path.unlink()
 
 
 def _end_of(path: Path, base_offset: int) -> int:
