@@ -1,0 +1,153 @@
+"""What makes an archive exact: files appear in it, and are replaced, by numbered commits that a crash cannot halve.
+
+    ARCHIVE/_commits/000000000007.json     the commit that was applied last
+    ARCHIVE/_commits/000000000008.json     the one that is being applied, if there is one
+
+A commit says which staged files become files of the archive, which files they replace, and up to which offset each
+partition is archived once that is done. It is written in one piece before anything is moved. Applying it moves the new
+files in, removes the old ones, and then removes the commit before it: as long as there are two, the higher one is
+pending, and whoever opens the archive next applies it again; every step of that can be done twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from highwater.rpc.server import UserError
+
+COMMITS = "_commits"
+
+Offsets = Mapping[str, Mapping[int, int]]  # topic to partition to the offset after the last one archived
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Paths of `adds` and `removes` are below the archive, those of staged files are not."""
+
+    number: int
+    offsets: Offsets
+    adds: Mapping[str, str] = field(default_factory=dict)  # where a file goes: where it is staged
+    removes: tuple[str, ...] = ()
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {"offsets": self.offsets, "adds": self.adds, "removes": self.removes}, indent=1, sort_keys=True
+        ).encode()
+
+
+def parse_commit(number: int, text: bytes) -> Commit:
+    read: dict[str, Any] = json.loads(text)
+    offsets = {
+        topic: {int(partition): offset for partition, offset in partitions.items()}
+        for topic, partitions in read["offsets"].items()
+    }
+    return Commit(number, offsets, read["adds"], tuple(read["removes"]))
+
+
+class Files(Protocol):
+    def exists(self, path: str) -> bool: ...
+    def names(self, directory: str) -> list[str]: ...
+    def read(self, path: str) -> bytes: ...
+    def write(self, path: str, content: bytes) -> None: ...
+    def move(self, source: str, target: str) -> None: ...
+    def delete(self, path: str) -> None: ...
+
+
+class CommitLog:
+    """The commits of one archive, for the one process that writes to it."""
+
+    def __init__(self, files: Files, archive: str) -> None:
+        self._files = files
+        self._archive = archive.rstrip("/")
+        self._last: Commit | None = None
+
+    @property
+    def last(self) -> Commit:
+        """The commit that was applied last."""
+        assert self._last is not None, "open() or begin() comes first"
+        return self._last
+
+    def open(self) -> bool:
+        """Finishes what a crash left; False where the archive has no commits yet."""
+        numbers = self._numbers()
+        if not numbers:
+            return False
+        self._last = self._read(numbers[-1])
+        if len(numbers) > 1:
+            self._finish(self._last, before=numbers[-2])
+        return True
+
+    def begin(self, number: int, offsets: Offsets) -> None:
+        """The first commit, of an archive that is as it is."""
+        self._last = Commit(number, offsets)
+        self._files.write(self._path(number), self._last.to_json())
+
+    def commit(self, commit: Commit) -> None:
+        """Raises `UserError` where another process has written to the archive meanwhile."""
+        before = self.last.number
+        assert commit.number == before + 1
+        if self._numbers() != [before]:
+            raise UserError(f"another archive pipeline writes to {self._archive}: only one at a time can")
+        self._files.write(self._path(commit.number), commit.to_json())
+        self._apply(commit, before)
+        self._last = commit
+
+    def _finish(self, commit: Commit, before: int) -> None:
+        whole = all(
+            self._files.exists(staged) or self._files.exists(self._target(target))
+            for target, staged in commit.adds.items()
+        )
+        if whole or not all(self._files.exists(self._target(removed)) for removed in commit.removes):
+            self._apply(commit, before)
+            return
+        # Staged files were deleted by someone else, and nothing was removed yet: the commit before still holds.
+        for target in commit.adds:
+            self._files.delete(self._target(target))
+        self._files.delete(self._path(commit.number))
+        self._last = self._read(before)
+
+    def _apply(self, commit: Commit, before: int) -> None:
+        for target, staged in commit.adds.items():
+            if self._files.exists(staged):
+                self._files.move(staged, self._target(target))
+        for removed in commit.removes:
+            self._files.delete(self._target(removed))
+        self._files.delete(self._path(before))
+
+    def _numbers(self) -> list[int]:
+        return commit_numbers(self._files.names(f"{self._archive}/{COMMITS}"))
+
+    def _read(self, number: int) -> Commit:
+        return parse_commit(number, self._files.read(self._path(number)))
+
+    def _path(self, number: int) -> str:
+        return f"{self._archive}/{COMMITS}/{number:012d}.json"
+
+    def _target(self, path: str) -> str:
+        return f"{self._archive}/{path}"
+
+
+def commit_numbers(names: Iterable[str]) -> list[int]:
+    """Of the names in the directory of commits; a partial file counts for nothing."""
+    return sorted(int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal())
+
+
+def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
+    """The files of an archive that hold each record once, while a commit is being applied, too. Pure."""
+    present = set(present)
+    if pending is not None:
+        applied = present.issuperset(pending.adds)
+        present -= set(pending.removes) if applied else pending.adds.keys()
+    return sorted(present)
+
+
+def merged_offsets(offsets: Offsets, reached: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
+    """`offsets` after records up to `(topic, partition, offset)` were archived, too."""
+    merged = {topic: dict(partitions) for topic, partitions in offsets.items()}
+    for topic, partition, offset in reached:
+        partitions = merged.setdefault(topic, {})
+        partitions[partition] = max(partitions.get(partition, 0), offset + 1)
+    return merged

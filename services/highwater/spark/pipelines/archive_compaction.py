@@ -1,0 +1,118 @@
+"""Small files of an archive merged into bigger ones, hour by hour, each by a commit of its own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from time import time
+from typing import TYPE_CHECKING
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archive_commits import Commit, CommitLog
+from highwater.spark.pipelines.archive_files import PATH_COLUMNS, FileContent, contents, named, read_files, write_files
+from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Of hours that are merged by one Spark job: enough to be worth one, little enough to be soon done.
+JOB_HOURS = 64
+_HOUR = re.compile(r"topic=[^/]+/date=(\d+-\d\d-\d\d)/hour=(\d\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """Of one hour of one topic."""
+
+    directory: str  # topic=…/date=…/hour=…
+    paths: tuple[str, ...]
+    size_bytes: int
+
+
+def small_files(files: Sequence[FileStatus], file_bytes: int, closed_before: datetime) -> list[SmallFiles]:
+    """The hours that ended before a time and have two or more files below half of `file_bytes`. Pure."""
+    hours: dict[str, list[FileStatus]] = defaultdict(list)
+    for one in files:
+        directory, _, name = one.path.rpartition("/")
+        if name.endswith(".parquet") and one.size_bytes < file_bytes / 2 and _HOUR.fullmatch(directory):
+            hours[directory].append(one)
+    return [
+        SmallFiles(directory, tuple(sorted(one.path for one in small)), sum(one.size_bytes for one in small))
+        for directory, small in sorted(hours.items())
+        if len(small) > 1 and _end(directory) <= closed_before
+    ]
+
+
+def compact(
+    spark: SparkSession,
+    files: HadoopFiles,
+    commits: CommitLog,
+    archive: str,
+    staging: str,
+    *,
+    compression: str,
+    file_bytes: int,
+    closed_after_ms: int,
+) -> None:
+    """Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
+    closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
+    for hours in _jobs(small_files(list(files.files(archive)), file_bytes, closed_before), file_bytes):
+        source = read_files(spark, archive, [path for hour in hours for path in hour.paths])
+        staged = f"{staging}/{commits.last.number + 1}"
+        files.delete(staged)
+        write_files(_merged(source, hours, file_bytes), staged, compression)
+        before, after = _by_hour(contents(source)), _by_hour(contents(read_files(spark, staged)))
+        for hour in hours:
+            if _records(before[hour.directory]) != _records(after[hour.directory]):
+                raise UserError(f"the merged files of {hour.directory} do not hold what the small ones do: left alone")
+            number = commits.last.number + 1
+            adds = {target: f"{staged}/{path}" for path, target in named(after[hour.directory], number).items()}
+            commits.commit(Commit(number, commits.last.offsets, adds, hour.paths))
+        files.delete(staged)
+
+
+def _jobs(hours: Sequence[SmallFiles], file_bytes: int) -> Iterator[list[SmallFiles]]:
+    """Hours that make one file each go together; one that makes several goes alone."""
+    together: list[SmallFiles] = []
+    for hour in hours:
+        if hour.size_bytes > file_bytes:
+            yield [hour]
+            continue
+        together.append(hour)
+        if len(together) == JOB_HOURS:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+def _merged(frame: DataFrame, hours: Sequence[SmallFiles], file_bytes: int) -> DataFrame:
+    if len(hours) > 1:
+        return frame.repartition(len(hours), *PATH_COLUMNS)  # all of an hour in one task: one file
+    pieces = ceil(hours[0].size_bytes / file_bytes)
+    return frame.coalesce(1) if pieces == 1 else frame.repartitionByRange(pieces, "partition", "offset")
+
+
+def _by_hour(found: Sequence[FileContent]) -> Mapping[str, list[FileContent]]:
+    hours: dict[str, list[FileContent]] = defaultdict(list)
+    for one in found:
+        hours[one.directory].append(one)
+    return hours
+
+
+def _records(found: Sequence[FileContent]) -> Counter[int]:
+    """By partition."""
+    counted: Counter[int] = Counter()
+    for one in found:
+        counted[one.partition] += one.records
+    return counted
+
+
+def _end(directory: str) -> datetime:
+    match = _HOUR.fullmatch(directory)
+    assert match is not None
+    return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) + timedelta(hours=int(match[2]) + 1)

@@ -1,0 +1,106 @@
+"""The files of an archive: where they lie, what they are called, what is in them.
+
+    ARCHIVE/topic=flights/date=2026-11-21/hour=02/00003-00000000000000120000-000008.parquet
+                                                  partition, offset of the first record, commit
+
+A file's records are sorted by partition and offset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# In a file; topic, date and hour are in its path.
+FILE_SCHEMA = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "headers array<struct<key:string,value:binary>>"
+)
+PATH_SCHEMA = "topic string, date string, hour string"
+PATH_COLUMNS = ("topic", "date", "hour")
+ORDER = ("partition", "offset")
+
+_COMMIT_NUMBER = re.compile(r"-(\d+)\.parquet$")
+# Spark's own settings, of the session that writes and reads archives.
+SETTINGS = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """What one file holds of one partition."""
+
+    directory: str  # topic=…/date=…/hour=…
+    name: str
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.directory}/{self.name}"
+
+
+def write_files(frame: DataFrame, directory: str, compression: str) -> None:
+    """Writes the rows (of `FILE_SCHEMA` and `PATH_SCHEMA`) below a directory, which must not be there yet."""
+    (
+        frame.sortWithinPartitions(*PATH_COLUMNS, *ORDER)
+        .write.partitionBy(*PATH_COLUMNS)
+        .option("compression", compression)
+        .parquet(directory)
+    )
+
+
+def read_files(spark: SparkSession, directory: str, paths: Sequence[str] | None = None) -> DataFrame:
+    """The rows of files below a directory, or of all of them."""
+    reader = spark.read.schema(f"{FILE_SCHEMA}, {PATH_SCHEMA}").option("basePath", directory)
+    return reader.parquet(*([directory] if paths is None else [f"{directory}/{path}" for path in paths]))
+
+
+def contents(frame: DataFrame) -> list[FileContent]:
+    """What the files hold that a frame of `read_files` reads. Spark reads two of their columns."""
+    from pyspark.sql import functions as f
+
+    grouped = frame.groupBy(*PATH_COLUMNS, f.col("_metadata.file_name").alias("name"), "partition")
+    rows = grouped.agg(
+        f.min("offset").alias("first"), f.max("offset").alias("last"), f.count("offset").alias("records")
+    ).collect()
+    return [
+        FileContent(
+            directory=f"topic={row.topic}/date={row.date}/hour={row.hour}",
+            name=row["name"],
+            topic=row.topic,
+            partition=row.partition,
+            first_offset=row.first,
+            last_offset=row.last,
+            records=row.records,
+        )
+        for row in rows
+    ]
+
+
+def named(found: Iterable[FileContent], commit: int) -> dict[str, str]:
+    """The path below the archive of each of these files: what its first record is, and the commit that adds it."""
+    firsts: dict[str, FileContent] = {}
+    for one in found:
+        before = firsts.get(one.path)
+        if before is None or one.partition < before.partition:
+            firsts[one.path] = one
+    return {
+        path: f"{one.directory}/{one.partition:05d}-{one.first_offset:020d}-{commit:06d}.parquet"
+        for path, one in firsts.items()
+    }
+
+
+def highest_commit(paths: Iterable[str]) -> int:
+    """That any of the files was added by; 0 where there are none."""
+    return max((int(match[1]) for path in paths if (match := _COMMIT_NUMBER.search(path))), default=0)
