@@ -63,6 +63,10 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
     shown = run("topics", "describe", "t").out
     assert "segment.ms=60000" in shown
     assert str(described["topic_id"]) in shown
+    assert run("topics", "alter", "t", "--partitions", 5) == Result(0, "altered t: 5 partitions\n", "")
+    (altered,) = run("topics", "describe", "t", "--json").rows
+    assert [len(partition["isr"]) for partition in altered["partitions"]] == [3] * 5  # type: ignore[attr-defined]
+    run("topics", "alter", "t", "--partitions", 5).is_one_sentence("partitions can only be added")
     assert run("topics", "delete", "t") == Result(0, "deleted t\n", "")
     run("topics", "describe", "t").is_one_sentence("'t' does not exist")
 
@@ -79,6 +83,8 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
         (["create", "x", "--config", "min.insync.replicas=none"], "'none'"),
         (["describe", "absent"], "'absent' does not exist"),
         (["delete", "absent"], "'absent'"),
+        (["alter", "absent", "--partitions", "2"], "'absent'"),
+        (["alter", "x"], "--partitions"),
         (["describe"], "missing argument"),
         (["rename", "x"], "rename"),
         (["list", "--bootstrap", NO_CLUSTER], "is the cluster up?"),

@@ -26,7 +26,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment
 from highwater.metadata.partition_states import IsrChange, IsrWriter, StateWrite, read_states, write_states
 from highwater.metadata.store import Store
-from highwater.metadata.topics import create_topic, mark_for_deletion, read_topics
+from highwater.metadata.topics import change_assignment, create_topic, mark_for_deletion, read_topics
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import ControllerSettings
@@ -118,7 +118,11 @@ def new_topic(name: str, partitions: int = 1, factor: int = 1, **more: object) -
     return controller_pb2.CreateTopicsRequest(topics=[topic], timeout_ms=10_000)
 
 
-def only(response: controller_pb2.CreateTopicsResponse | controller_pb2.DeleteTopicsResponse) -> ErrorCode:
+def only(
+    response: controller_pb2.CreateTopicsResponse
+    | controller_pb2.CreatePartitionsResponse
+    | controller_pb2.DeleteTopicsResponse,
+) -> ErrorCode:
     assert from_proto(response.error) is ErrorCode.NONE
     (result,) = response.results
     return from_proto(result.error)
@@ -183,7 +187,6 @@ async def test_what_this_version_does_not_serve_is_unimplemented(world: World) -
     calls = (
         stub.AlterConfigs(controller_pb2.AlterConfigsRequest()),
         stub.DescribeConfigs(controller_pb2.DescribeConfigsRequest()),
-        stub.CreatePartitions(controller_pb2.CreatePartitionsRequest()),
         stub.ReassignPartitions(controller_pb2.ReassignPartitionsRequest()),
         stub.ElectLeaders(controller_pb2.ElectLeadersRequest(type=controller_pb2.UNCLEAN)),
     )
@@ -191,6 +194,85 @@ async def test_what_this_version_does_not_serve_is_unimplemented(world: World) -
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def more_partitions(name: str, total: int, **more: object) -> controller_pb2.CreatePartitionsRequest:
+    topic = controller_pb2.NewPartitions(topic=name, total=total)
+    return controller_pb2.CreatePartitionsRequest(topics=[topic], timeout_ms=10_000, **more)  # type: ignore[arg-type]
+
+
+async def test_added_partitions_are_led_and_known_everywhere_when_the_answer_comes(world: World) -> None:
+    stub = await world.cluster()
+    (first,) = await create(stub, "growing", 1, 2)
+    response = await stub.CreatePartitions(more_partitions("growing", 6))
+    assert only(response) is ErrorCode.NONE, response
+    result = response.results[0]
+    assert (result.topic_id, result.partitions, result.replication_factor) == (first.topic_id, 6, 2)
+    keys = {PartitionKey(first.topic_id, number) for number in range(6)}
+    assert Counter(len(broker.leads()) for broker in world.brokers.values()) == {2: 3}
+    assert set.union(*(broker.leads() for broker in world.brokers.values())) == keys
+    for broker in world.brokers.values():
+        assert len(broker.metadata["growing"].partitions) == 6
+    assert [state.leader_epoch for state in await world.states("growing", 6)] == [0] * 6
+    # An assignment of one's own.
+    own = more_partitions("growing", 7)
+    own.topics[0].assignment.add(partition=6, replicas=[3, 1])
+    assert only(await stub.CreatePartitions(own)) is ErrorCode.NONE
+    assert (await world.states("growing", 7))[6].leader == 3
+
+
+async def test_what_cannot_be_added_is_refused_with_a_reason(world: World) -> None:
+    stub = await world.cluster(2)
+    await create(stub, "growing", 2, 2)
+
+    async def refused(request: controller_pb2.CreatePartitionsRequest) -> tuple[ErrorCode, str]:
+        response = await stub.CreatePartitions(request)
+        return only(response), response.results[0].error.message
+
+    error, message = await refused(more_partitions("growing", 2))
+    assert error is ErrorCode.INVALID_PARTITIONS
+    assert "it has 2" in message
+    assert (await refused(more_partitions("absent", 3)))[0] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert only(await stub.CreatePartitions(more_partitions("growing", 3, validate_only=True))) is ErrorCode.NONE
+    twice = more_partitions("growing", 3, validate_only=True)
+    twice.topics.add(topic="growing", total=4)
+    answers = (await stub.CreatePartitions(twice)).results
+    assert [from_proto(each.error) for each in answers] == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+    await world.brokers[2].kill()
+    await eventually(lambda: world.brokers[1].live == {1}, "the dead broker is noticed")
+    assert (await refused(more_partitions("growing", 3)))[0] is ErrorCode.INVALID_REPLICATION_FACTOR
+    (topic,) = (await read_topics(world.store, world.keys)).topics.values()
+    assert len(topic.assignment.replicas) == 2
+
+
+async def test_of_two_that_grow_a_topic_at_once_both_are_answered_rightly(world: World) -> None:
+    """RULES 2.2: each write compares the assignment that it was computed from."""
+    stub = await world.cluster(2)
+    await create(stub, "growing", 1, 1)
+    totals = [2, 3, 3, 5]
+    answers = await asyncio.gather(*(stub.CreatePartitions(more_partitions("growing", total)) for total in totals))
+    (topic,) = (await read_topics(world.store, world.keys)).topics.values()
+    assert len(topic.assignment.replicas) == 5
+    found = [(total, only(answer)) for total, answer in zip(totals, answers, strict=True)]
+    assert (5, ErrorCode.NONE) in found
+    assert {error for _, error in found} <= {ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS}
+
+
+async def test_a_growth_that_a_controller_left_half_done_is_finished(world: World) -> None:
+    """RULES 9.1: the longer assignment was written, the states were not."""
+    for broker_id in (1, 2):
+        await world.broker(broker_id)
+    earlier = await elected(world)
+    made = TopicAssignment("grown", uuid.uuid4().bytes, ((1, 2),))
+    versioned = await create_topic(world.store, world.keys, earlier.term, made, {})
+    longer = TopicAssignment("grown", made.topic_id, ((1, 2), (2, 1), (1, 2)))
+    assert await change_assignment(world.store, world.keys, earlier.term, versioned, longer) is not None
+    await earlier.election.resign()
+    stub = await world.acting()
+    wanted = {PartitionKey(made.topic_id, number) for number in range(3)}
+    await eventually(lambda: all(set(b.states) == wanted for b in world.brokers.values()), "states are made and sent")
+    assert [state.leader for state in await world.states("grown", 3)] == [1, 2, 1]
+    assert only(await stub.CreatePartitions(more_partitions("grown", 3))) is ErrorCode.INVALID_PARTITIONS
 
 
 async def test_a_deleted_topic_is_gone_and_its_name_free_again(world: World) -> None:

@@ -128,6 +128,15 @@ async def test_an_assignment_changes_together_with_the_states_or_not_at_all(
         await change_assignment(store, keys, term, changed, NAMESAKE)
 
 
+async def test_a_topic_that_is_being_deleted_does_not_grow(store: Store, keys: Keys, term: ControllerTerm) -> None:
+    """Its replicas were told to stop by the assignment as it was (RULES 9.2)."""
+    made = await create_topic(store, keys, term, TOPIC, CONFIG)
+    longer = replace(TOPIC, replicas=(*TOPIC.replicas, (1, 2)))
+    assert await mark_for_deletion(store, keys, term, made)
+    assert await change_assignment(store, keys, term, made, longer) is None
+    assert (await view(store, keys)).topics == {"t": made}
+
+
 async def test_a_cluster_has_one_id(store: Store, keys: Keys) -> None:
     assert await read_cluster_id(store, keys) is None
     assert (await read_topics(store, keys)).cluster_id == ""

@@ -6,6 +6,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     broker 1 [tail-lost] [leaving]       registers anew (restarts), or says under the same epoch that it is leaving
     gone 1                               its registration ends
     topic T 1,2,3 2,3,1                  created with these replicas, a list for each partition
+    grow T 3,1                           gets these partitions besides those it has
     delete T                             marked for deletion
     stopped T 1                          the broker answered StopReplica
     five-seconds-pass
@@ -29,6 +30,7 @@ time and is not shown. With HIGHWATER_REWRITE_SCENARIOS set, the files are rewri
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -178,6 +180,15 @@ class World:
         assigned = tuple(ids(each) for each in replicas)
         assignment = TopicAssignment(name, UUID(int=self.revision).bytes, assigned)
         self.topics[name] = VersionedTopic(assignment, self.revision, self.revision)
+        return self.cluster.topic_seen(self.topics[name], {})
+
+    def grow(self, name: str, *replicas: str) -> list[Action]:
+        self.revision += 1
+        before = self.topics[name]
+        assignment = replace(
+            before.assignment, replicas=before.assignment.replicas + tuple(ids(each) for each in replicas)
+        )
+        self.topics[name] = replace(before, assignment=assignment, revision=self.revision)
         return self.cluster.topic_seen(self.topics[name], {})
 
     def delete(self, name: str) -> list[Action]:

@@ -1,4 +1,4 @@
-"""`highwater topics create|list|describe|delete`."""
+"""`highwater topics create|list|describe|alter|delete`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, json_line, screen, table
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
 Topic = Annotated[str, typer.Argument(help="the topic's name")]
 
@@ -92,6 +92,20 @@ def describe(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJso
             for p in found.partitions
         ],
     )
+
+
+@app.command("alter")
+def alter(
+    topic: Topic,
+    partitions: Annotated[int, typer.Option(help="how many it is to have; more than it has")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Add partitions to a topic, and wait until they take records. A key may belong to another partition afterwards."""
+    from highwater.client.blocking import Admin
+
+    with Admin(bootstrap) as admin:
+        grown = admin.create_partitions(topic, partitions)
+    screen.print(f"altered {topic}: {grown.partitions} partitions")
 
 
 @app.command("delete")

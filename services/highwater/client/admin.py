@@ -121,6 +121,52 @@ class Admin:
             await self._until_visible([result for result in results if result.error is None])
         return results
 
+    async def create_partitions(
+        self,
+        topic: str,
+        total: int,
+        assignment: Sequence[Sequence[int]] = (),
+        *,
+        validate_only: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> TopicResult:
+        """Adds partitions to one topic until it has `total`, and waits until they have leaders. Partitions are never
+        taken away, and records stay where they are: a key may belong to another partition from now on.
+
+        Args:
+            assignment: the broker ids of each partition that is added; empty: balanced by the cluster.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: it has so many partitions already, or too few brokers are live.
+        """
+        request = controller_pb2.CreatePartitionsRequest(validate_only=validate_only, timeout_ms=timeout_ms)
+        message = request.topics.add(topic=topic, total=total)
+        for partition, replicas in enumerate(assignment, start=total - len(assignment)):
+            message.assignment.add(partition=partition, replicas=list(replicas))
+        attempts = 0
+
+        def create_partitions(stub: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return stub.CreatePartitions
+
+        response = await self._controller(create_partitions, request, timeout_ms)
+        results = [_topic_result(result) for result in response.results]
+        if not validate_only:
+            # Nobody answered for an earlier attempt: it may be the one that added them.
+            settled = attempts > 1 and response.results[0].error.code == ErrorCode.INVALID_PARTITIONS
+            if settled and (done := await self._has_partitions(topic, total)) is not None:
+                results = [done]
+            await self._until_visible([result for result in results if result.error is None])
+        return _succeeded(results)
+
+    async def _has_partitions(self, topic: str, total: int) -> TopicResult | None:
+        (found,) = await self.describe_topics([topic])
+        if len(found.partitions) != total:
+            return None
+        return TopicResult(topic, found.topic_id, total, len(found.partitions[0].replicas), None)
+
     async def delete_topic(self, topic: str, *, timeout_ms: int = 30_000) -> TopicResult:
         """Deletes one topic. Raises `UnknownTopicError`."""
         return _succeeded(await self.delete_topics([topic], timeout_ms=timeout_ms))
@@ -151,14 +197,20 @@ class Admin:
         return sorted(info.topic for info in answer.topics if include_internal or not info.internal)
 
     async def _until_visible(self, results: Sequence[TopicResult]) -> None:
-        """The controller has made the topics; waits until a broker's metadata has them, with their leaders."""
+        """The controller has made the topics, or partitions of them; waits until a broker's metadata has all of them,
+        with their leaders."""
         names = [result.topic for result in results]
         self._cluster.track(names)
         deadline = monotonic() + self._cluster.request_timeout_s
         while names and monotonic() < deadline:
             await self._retried(self._cluster.refresh)
-            if not self._cluster.metadata.stale(names):
+            if all(self._is_visible(result) for result in results):
                 return
+
+    def _is_visible(self, result: TopicResult) -> bool:
+        found = self._cluster.metadata.topic(result.topic)
+        known = 0 if found is None else len(found.partitions)
+        return known >= result.partitions and not self._cluster.metadata.stale([result.topic])
 
     # Cluster and offsets
 

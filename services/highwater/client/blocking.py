@@ -377,6 +377,21 @@ class Admin(_Blocking[async_admin.Admin]):
     ) -> list[TopicResult]:
         return self._run(lambda: self._client.create_topics(topics, validate_only=validate_only, timeout_ms=timeout_ms))
 
+    def create_partitions(
+        self,
+        topic: str,
+        total: int,
+        assignment: Sequence[Sequence[int]] = (),
+        *,
+        validate_only: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> TopicResult:
+        return self._run(
+            lambda: self._client.create_partitions(
+                topic, total, assignment, validate_only=validate_only, timeout_ms=timeout_ms
+            )
+        )
+
     def delete_topic(self, topic: str, *, timeout_ms: int = 30_000) -> TopicResult:
         return self._run(lambda: self._client.delete_topic(topic, timeout_ms=timeout_ms))
 

@@ -89,6 +89,7 @@ class Consumer:
             reset_timestamp=self._reset_timestamp,
         )
         self._changed = asyncio.Event()
+        self._subscribed: dict[str, int] = {}  # topic -> how many of its partitions were assigned
         self._fetcher = Fetcher(self._cluster, settings, self._changed.set)
         self._running = False
         self._stopped = False
@@ -128,7 +129,18 @@ class Consumer:
         await self.stop()
 
     def _metadata_changed(self) -> None:
+        for topic, known in self._subscribed.items():
+            info = self._cluster.metadata.topic(topic)
+            if info is not None and len(info.partitions) > known:
+                self._add_partitions(topic, len(info.partitions))
         self._fetcher.wake()
+
+    def _add_partitions(self, topic: str, total: int) -> None:
+        """To a subscription. They begin with their first record, whatever `auto_offset_reset` says: nothing in them is
+        older than the subscription, and what came before they were noticed would be passed over otherwise."""
+        added = [TopicPartition(topic, index) for index in range(self._subscribed[topic], total)]
+        self._subscribed[topic] = total
+        self._fetcher.add(self._new_buffer(partition, EARLIEST_TIMESTAMP) for partition in added)
 
     def _check_running(self) -> None:
         if not self._running:
@@ -139,18 +151,22 @@ class Consumer:
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         """Reads these partitions and no others. Those that were assigned before keep their positions."""
+        self._subscribed = {}
         wanted = list(dict.fromkeys(TopicPartition(*partition) for partition in partitions))
         self._cluster.track(partition.topic for partition in wanted)
         kept = self._fetcher.buffers
-        self._fetcher.assign([kept.get(partition) or self._new_buffer(partition) for partition in wanted])
+        reset = self._reset_timestamp
+        self._fetcher.assign([kept.get(partition) or self._new_buffer(partition, reset) for partition in wanted])
 
     async def subscribe(self, topics: Iterable[str]) -> None:
-        """`assign` of all partitions of these topics as they are now. Raises `UnknownTopicError`."""
+        """`assign` of all partitions of these topics, and of those that are added later: they are noticed within
+        `metadata_max_age_ms` and read from their first record. Raises `UnknownTopicError`."""
         self._check_running()
         if isinstance(topics, str):
             topics = [topics]
         infos = [await self._cluster.topic(topic, self._cluster.request_timeout_s) for topic in topics]
         self.assign(TopicPartition(info.topic, index) for info in infos for index in range(len(info.partitions)))
+        self._subscribed = {info.topic: len(info.partitions) for info in infos}
 
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self._fetcher.buffers)
@@ -166,10 +182,10 @@ class Consumer:
         self._changed.set()
         self._fetcher.wake()
 
-    def _new_buffer(self, partition: TopicPartition) -> FetchBuffer:
+    def _new_buffer(self, partition: TopicPartition, reset_timestamp: int | None) -> FetchBuffer:
         buffer = FetchBuffer(partition, check_crcs=self._check_crcs)
-        if self._reset_timestamp is not None:
-            buffer.reset(self._reset_timestamp)
+        if reset_timestamp is not None:
+            buffer.reset(reset_timestamp)
         else:
             where = f"{partition.topic}-{partition.partition}"
             buffer.fail(OffsetOutOfRangeError(f"{where} has no position and auto_offset_reset is error; seek first"))

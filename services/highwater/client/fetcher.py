@@ -347,3 +347,8 @@ class Fetcher:
             old.generation += 1
         self.buffers = {buffer.partition: buffer for buffer in buffers}
         self.wake()
+
+    def add(self, buffers: Iterable[FetchBuffer]) -> None:
+        """More partitions, beside those there are."""
+        self.buffers |= {buffer.partition: buffer for buffer in buffers}
+        self.wake()

@@ -190,7 +190,7 @@ class Producer:
             RecordTooLargeError, InvalidRequestError: this record can never be sent.
         """
         accumulator = self._topics.get(topic)
-        if accumulator is not None:
+        if accumulator is not None and (partition is None or partition < len(accumulator.partitions)):
             delivery = accumulator.append(value, key, headers, timestamp_ms, partition)
             if delivery is not None:
                 if accumulator.yield_due or delivery.index & _YIELD_MASK == _YIELD_MASK:
@@ -198,7 +198,7 @@ class Producer:
                     await asyncio.sleep(0)
                 return delivery
         deadline = monotonic() + self._max_block_s
-        accumulator = await self._accumulator(topic)
+        accumulator = await self._accumulator(topic, partition)
         while (delivery := accumulator.append(value, key, headers, timestamp_ms, partition)) is None:
             await self._memory.changed(deadline - monotonic())
             self._check_running()
@@ -271,7 +271,7 @@ class Producer:
         """
         columns = TableColumns(key_column, value_column, timestamp_column, headers_column)
         rows = normalised(table, columns)
-        accumulator = await self._accumulator(topic)
+        accumulator = await self._accumulator(topic, partition)
         partitions = len(accumulator.partitions)
         if partition is not None and not 0 <= partition < partitions:
             raise InvalidRequestError(f"topic {topic} has partitions 0 to {partitions - 1}, there is no {partition}")
@@ -317,7 +317,7 @@ class Producer:
             raise delivery.error
 
     async def partitions_for(self, topic: str) -> int:
-        """How many partitions the topic has. Raises `UnknownTopicError`, `NetworkError`."""
+        """How many partitions the topic has, as of the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""
         return len((await self._accumulator(topic)).partitions)
 
     # Topics
@@ -327,13 +327,16 @@ class Producer:
             state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
             raise ClientClosedError(f"the producer {state}")
 
-    async def _accumulator(self, topic: str) -> TopicAccumulator:
+    async def _accumulator(self, topic: str, partition: int | None = None) -> TopicAccumulator:
+        """The topic's; where the caller names a partition that is not known, it may have been added since."""
         self._check_running()
         found = self._topics.get(topic)
         if found is None:
             info = await self._cluster.topic(topic, self._max_block_s)
             self._check_running()
             found = self._topics.get(topic) or self._new_accumulator(info)
+        if partition is not None and partition >= len(found.partitions):
+            await self._cluster.refresh()
         return found
 
     def _new_accumulator(self, info: TopicInfo) -> TopicAccumulator:

@@ -1,4 +1,5 @@
-"""What clients and brokers ask of the acting controller: topics made and deleted, leaderships moved. Without protobuf.
+"""What clients and brokers ask of the acting controller: topics made, grown and deleted, leaderships moved. Without
+protobuf.
 
 Each request is carried out by the reign (`reign.py`); here it is checked, started and waited for.
 """
@@ -9,17 +10,25 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from highwater.controller.reign import Reign
 from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
+from highwater.controller.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, TopicAssignment
+from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedTopic
 from highwater.metadata.store import Store
-from highwater.metadata.topics import TopicExistsError, TopicMarkedForDeletionError, create_topic, mark_for_deletion
+from highwater.metadata.topics import (
+    TopicExistsError,
+    TopicMarkedForDeletionError,
+    change_assignment,
+    create_topic,
+    mark_for_deletion,
+)
 from highwater.rpc.settings import ControllerSettings
 
 RETRY_PAUSE_S = 0.1
@@ -75,19 +84,36 @@ class Administration:
                 if validate_only
                 else await self._create(new, assignment, deadline)
             )
-        made = {each.topic for each in outcomes if each.topic_id}
-        served = await self._reign.until(
-            lambda: all(map(self._cluster.is_served, made)), max(deadline - time.monotonic(), 0)
-        )
-        if served and made:
+        return await self._served(outcomes, "was created", deadline)
+
+    async def _served(self, outcomes: list[TopicOutcome], what: str, deadline: float) -> list[TopicOutcome]:
+        """Waits for what succeeded: until every partition there should be has a leader that serves, and all know it."""
+        done = {each.topic: each.partitions for each in outcomes if each.topic_id}
+
+        def serves(topic: str) -> bool:
+            return self._cluster.is_served(topic, done[topic])
+
+        served = await self._reign.until(lambda: all(map(serves, done)), max(deadline - time.monotonic(), 0))
+        if served and done:
             patience_s = min(METADATA_PATIENCE_S, max(deadline - time.monotonic(), 0))
             await self._reign.until(self._reign.everyone_knows, patience_s)
-        return [self._checked(each) if each.topic_id else each for each in outcomes]
+        message = f"{what}, but not all of its partitions have a serving leader yet"
+        return [
+            replace(each, error=ErrorCode.REQUEST_TIMED_OUT, message=f"topic {each.topic!r} {message}")
+            if each.topic_id and not serves(each.topic)
+            else each
+            for each in outcomes
+        ]
+
+    def _brokers(self) -> list[int]:
+        """Those that may get new replicas, ascending."""
+        cluster = self._cluster
+        return sorted(each for each in cluster.brokers if not cluster.is_shutting_down(each))
 
     def _surroundings(self, leaders: Sequence[int]) -> Surroundings:
         cluster = self._cluster
         return Surroundings(
-            brokers=sorted(each for each in cluster.brokers if not cluster.is_shutting_down(each)),
+            brokers=self._brokers(),
             topics=[topic.name for topic in cluster.topics if topic.deletion is None],
             preferred_leaders=leaders,
             num_partitions=self._settings.num_partitions,
@@ -105,24 +131,57 @@ class Administration:
         except (Unavailable, OutcomeUnknown) as error:
             message = f"topic {new.topic!r} may or may not have been created: {error}"
             return TopicOutcome(new.topic, ErrorCode.REQUEST_TIMED_OUT, message)
-        return TopicOutcome(
-            new.topic,
-            topic_id=assignment.topic_id,
-            partitions=len(assignment.replicas),
-            replication_factor=len(assignment.replicas[0]),
-        )
+        return _planned(assignment)
 
-    def _checked(self, outcome: TopicOutcome) -> TopicOutcome:
-        if self._cluster.is_served(outcome.topic):
-            return outcome
-        return TopicOutcome(
-            outcome.topic,
-            ErrorCode.REQUEST_TIMED_OUT,
-            f"topic {outcome.topic!r} was created, but not all of its partitions have a serving leader yet",
-            outcome.topic_id,
-            outcome.partitions,
-            outcome.replication_factor,
-        )
+    async def create_partitions(
+        self, topics: Sequence[NewPartitions], *, validate_only: bool, timeout_s: float
+    ) -> list[TopicOutcome]:
+        """Answers when every partition has a leader that has taken up its leadership, as `create_topics` does."""
+        deadline = time.monotonic() + timeout_s
+        outcomes: list[TopicOutcome] = []
+        for new in topics:
+            if new.topic in {each.topic for each in outcomes}:
+                message = f"topic {new.topic!r} is named twice"
+                outcomes.append(TopicOutcome(new.topic, ErrorCode.INVALID_REQUEST, message))
+                continue
+            outcomes.append(await self._grow(new, deadline, validate_only=validate_only))
+        return await self._served(outcomes, "got its partitions", deadline)
+
+    async def _grow(self, new: NewPartitions, deadline: float, *, validate_only: bool) -> TopicOutcome:
+        """The longer assignment is one guarded write (RULES 2.2); as with a new topic, the watch brings it to the
+        cluster, this one or a successor's, which writes the missing states (RULES 9.1)."""
+        unsettled: list[TopicAssignment] = []  # written, perhaps
+        while True:
+            topic = self._cluster.topics.named(new.topic)
+            if topic is None or topic.deletion is not None:
+                message = f"there is no topic {new.topic!r}"
+                return TopicOutcome(new.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+            current = topic.versioned
+            if current.assignment in unsettled:
+                return _planned(current.assignment)
+            planned = plan_growth(new, current.assignment, self._brokers())
+            if isinstance(planned, Refusal):
+                return TopicOutcome(new.topic, planned.error, planned.message)
+            if validate_only:
+                return replace(_planned(planned), topic_id=b"")
+            try:
+                written = await change_assignment(self._store, self._keys, self._reign.term, current, planned)
+            except (Unavailable, OutcomeUnknown) as error:
+                unsettled.append(planned)
+                trouble = f": {error}"
+            else:
+                if written is not None:
+                    return _planned(planned)
+                trouble = ""
+            # Somebody wrote first, perhaps ourselves: what the watch shows next decides.
+            await self._reign.until(partial(self._written_since, current), RETRY_PAUSE_S)
+            if time.monotonic() >= deadline or self._reign.ended:
+                message = f"topic {new.topic!r} may or may not have got its partitions{trouble}"
+                return TopicOutcome(new.topic, ErrorCode.REQUEST_TIMED_OUT, message)
+
+    def _written_since(self, seen: VersionedTopic) -> bool:
+        topic = self._cluster.topics.identified(seen.assignment.topic_id)
+        return topic is None or topic.deletion is not None or topic.versioned.revision != seen.revision
 
     async def delete_topics(self, names: Sequence[str], *, timeout_s: float) -> list[TopicOutcome]:
         """Answers when the topics are gone from etcd and from the live brokers (RULES 9.2)."""
@@ -208,3 +267,12 @@ class Administration:
                 if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _planned(assignment: TopicAssignment) -> TopicOutcome:
+    return TopicOutcome(
+        assignment.topic,
+        topic_id=assignment.topic_id,
+        partitions=len(assignment.replicas),
+        replication_factor=len(assignment.replicas[0]),
+    )

@@ -1,4 +1,4 @@
-"""Which brokers host a new topic's partitions: Kafka's rack-less balanced assignment. Pure.
+"""Which brokers host new partitions: Kafka's rack-less balanced assignment. Pure.
 
 The leaders go round the brokers from `start_index`; the followers of each partition go round the others, and every full
 round shifts them by one more, so that a broker's followers are spread over all others.
@@ -39,6 +39,23 @@ def assign_replicas(
 
 def _follower_index(leader_index: int, shift: int, number: int, count: int) -> int:
     return (leader_index + 1 + (shift + number) % (count - 1)) % count
+
+
+def continuation(brokers: Sequence[int], present: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """`start_index` and `shift` of `assign_replicas` that continue the round of a topic with these replicas.
+
+    They are read off its first partition; where a broker of it is not among `brokers` any more, the round goes on
+    beside the leader of the last one.
+    """
+    index = {broker: number for number, broker in enumerate(brokers)}
+    count = len(brokers)
+    leader, *followers = present[0]
+    if leader in index:
+        start = index[leader]
+        shift = (index[followers[0]] - start - 1) % count if followers and followers[0] in index else 0
+        return start, shift
+    after = index.get(present[-1][0], -1) + 1
+    return (after - len(present)) % count, 0
 
 
 def least_leading(brokers: Sequence[int], preferred_leaders: Iterable[int]) -> int:

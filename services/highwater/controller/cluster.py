@@ -54,10 +54,13 @@ class Cluster:
             return None
         return PartitionInstruction(partition.topic, key, partition.versioned, partition.replicas, topic.config)
 
-    def is_served(self, name: str) -> bool:
-        """Whether every partition's leader has taken up its leadership: a produce works from now on."""
+    def is_served(self, name: str, partitions: int = 0) -> bool:
+        """Whether there are so many partitions at least, and every one's leader has taken up its leadership: a produce
+        works from now on."""
         topic = self.topics.named(name)
-        return topic is not None and topic.deletion is None and all(p.served for p in topic.partitions)
+        if topic is None or topic.deletion is not None or len(topic.partitions) < partitions:
+            return False
+        return all(p.served for p in topic.partitions)
 
     def is_registered(self, broker_id: int, broker_epoch: int) -> bool:
         broker = self.brokers.get(broker_id)
@@ -185,7 +188,8 @@ class Cluster:
     # Topics
 
     def topic_seen(self, versioned: VersionedTopic, config: Mapping[str, str]) -> list[Action]:
-        """A topic was created, by this controller or one before; its missing states are written (RULES 9.1)."""
+        """A topic was created or got more partitions, by this controller or one before; its missing states are written
+        (RULES 9.1)."""
         assignment = versioned.assignment
         known = self.topics.named(assignment.topic)
         actions = []

@@ -67,6 +67,22 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             return controller_pb2.DeleteTopicsResponse(results=map(_topic_result, outcomes))
         return self._elsewhere(controller_pb2.DeleteTopicsResponse)
 
+    async def CreatePartitions(
+        self, request: controller_pb2.CreatePartitionsRequest, context: Context
+    ) -> controller_pb2.CreatePartitionsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                outcomes = await administration.create_partitions(
+                    [wire.new_partitions(each) for each in request.topics],
+                    validate_only=request.validate_only,
+                    timeout_s=_timeout_s(request.timeout_ms),
+                )
+            except ControllerDeposed:
+                return self._elsewhere(controller_pb2.CreatePartitionsResponse)
+            return controller_pb2.CreatePartitionsResponse(results=map(_topic_result, outcomes))
+        return self._elsewhere(controller_pb2.CreatePartitionsResponse)
+
     async def ControlledShutdown(
         self, request: controller_pb2.ControlledShutdownRequest, context: Context
     ) -> controller_pb2.ControlledShutdownResponse:
@@ -126,11 +142,6 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             offline_partitions=sum(partition.leader == NO_LEADER for partition in partitions),
             under_replicated_partitions=sum(partition.under_replicated for partition in partitions),
         )
-
-    async def CreatePartitions(
-        self, request: controller_pb2.CreatePartitionsRequest, context: Context
-    ) -> controller_pb2.CreatePartitionsResponse:
-        await _unimplemented(context, "CreatePartitions")
 
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Context

@@ -71,22 +71,23 @@ class TopicTable:
         return self._hosted.get(broker_id, {})
 
     def add(self, versioned: VersionedTopic, config: Mapping[str, str]) -> Topic:
-        """The topic, as known or new; its configuration is replaced."""
+        """The topic, as known or new, with the partitions that were added to it; its configuration is replaced."""
         assignment = versioned.assignment
-        known = self._by_name.get(assignment.topic)
-        if known is not None:
-            assert known.topic_id == assignment.topic_id  # RULES 1.1: another id is another topic
-            known.versioned = versioned
-            known.config = config
-            return known
-        partitions = tuple(
+        topic = self._by_name.get(assignment.topic)
+        if topic is None:
+            topic = Topic(versioned, config, ())
+            self._by_name[assignment.topic] = topic
+            self._by_id[assignment.topic_id] = topic
+        assert topic.topic_id == assignment.topic_id  # RULES 1.1: another id is another topic
+        topic.versioned = versioned
+        topic.config = config
+        added = tuple(
             PartitionStateMachine(assignment.topic, PartitionKey(assignment.topic_id, number), replicas)
             for number, replicas in enumerate(assignment.replicas)
+            if number >= len(topic.partitions)
         )
-        topic = Topic(versioned, config, partitions)
-        self._by_name[assignment.topic] = topic
-        self._by_id[assignment.topic_id] = topic
-        for partition in partitions:
+        topic.partitions += added
+        for partition in added:
             for broker_id in partition.replicas:
                 self._hosted[broker_id][partition.key] = partition
         return topic

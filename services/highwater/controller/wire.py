@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from highwater.controller.actions import InstructionAnswer, PartitionInstruction, StopPartition
 from highwater.controller.election import LogTail
 from highwater.controller.topic_admin import NewTopic
+from highwater.controller.topic_growth import NewPartitions
 from highwater.controller.topic_table import Topic
 from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState
 from highwater.rpc.errors import from_proto
@@ -100,4 +101,10 @@ def new_topic(message: controller_pb2.NewTopic) -> NewTopic:
         message.replication_factor,
         dict(message.config),
         {each.partition: tuple(each.replicas) for each in message.assignment},
+    )
+
+
+def new_partitions(message: controller_pb2.NewPartitions) -> NewPartitions:
+    return NewPartitions(
+        message.topic, message.total, {each.partition: tuple(each.replicas) for each in message.assignment}
     )

@@ -136,7 +136,8 @@ async def change_assignment(
     states: Sequence[StateWrite] = (),
 ) -> VersionedTopic | None:
     """Writes a new assignment together with the states of the partitions whose replicas it changes (RULES 2.2); added
-    partitions get theirs by `create_states`. None: the topic or one of the states was written meanwhile.
+    partitions get theirs by `create_states`. None: the topic or one of the states was written meanwhile, or the topic
+    is being deleted (its replicas were told to stop by the assignment as it was).
 
     Raises `ValueError` above 120 states: change that many at a time. Else as `create_topic`.
     """
@@ -145,7 +146,7 @@ async def change_assignment(
     if assignment.topic_id != current.assignment.topic_id:
         raise ValueError(f"topic {assignment.topic}: an assignment cannot change the topic id")
     key = keys.topic(assignment.topic)
-    compares = [modified_at(key, current.revision)]
+    compares = [modified_at(key, current.revision), absent(keys.delete_topic(assignment.topic))]
     puts: list[Operation] = [Put(key, assignment.to_json())]
     for write in states:
         state_key = keys.state(write.topic, write.partition)

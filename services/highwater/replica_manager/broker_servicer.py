@@ -284,7 +284,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             topic_id=topic.topic_id,
             partitions=[
                 _partition_metadata(number, partition, self._broker.metadata.brokers)
-                for number, partition in sorted(topic.partitions.items())
+                for number, partition in topic.numbered()
             ],
             config=dict(topic.config),
             internal=topic.topic.startswith("__"),

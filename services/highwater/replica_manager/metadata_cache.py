@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
@@ -35,6 +36,11 @@ class CachedTopic:
     topic_id: bytes
     config: Mapping[str, str]
     partitions: Mapping[int, CachedPartition] = field(default_factory=dict)
+
+    def numbered(self) -> list[tuple[int, CachedPartition]]:
+        """The partitions in order, up to the first that is not known yet: clients take their number for the topic's,
+        and while partitions are being added they may become known in any order."""
+        return [(number, self.partitions[number]) for number in takewhile(self.partitions.__contains__, count())]
 
 
 class MetadataCache:

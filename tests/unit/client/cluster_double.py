@@ -336,6 +336,29 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             )
         return response
 
+    async def CreatePartitions(
+        self, request: controller_pb2.CreatePartitionsRequest, context: Any
+    ) -> controller_pb2.CreatePartitionsResponse:
+        error, hint = self._refusal()
+        response = controller_pb2.CreatePartitionsResponse(error=error, controller=hint)
+        for new in request.topics if error.code == 0 else ():
+            self.cluster.growth_requests.append(new)
+            topic = self.cluster.topics.get(new.topic)
+            if topic is None:
+                response.results.add(topic=new.topic, error=to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                continue
+            if new.total <= len(topic.partitions):
+                message = f"topic {new.topic} has {len(topic.partitions)}"
+                response.results.add(topic=new.topic, error=to_proto(ErrorCode.INVALID_PARTITIONS, message))
+                continue
+            if not request.validate_only:
+                self.cluster.grow(new.topic, new.total)
+            response.results.add(topic=new.topic, topic_id=topic.topic_id, partitions=new.total, replication_factor=1)
+        if self.cluster.lose_answers:
+            self.cluster.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
+        return response
+
     async def DeleteTopics(
         self, request: controller_pb2.DeleteTopicsRequest, context: Any
     ) -> controller_pb2.DeleteTopicsResponse:
@@ -368,6 +391,8 @@ class ClusterDouble:
         self.topics: dict[str, TopicDouble] = {}
         self.controller = 1
         self.known_controller = 1  # as Metadata tells it
+        self.lose_answers = 0  # of the next so many CreatePartitions
+        self.growth_requests: list[controller_pb2.NewPartitions] = []
         self.producer_ids = itertools.count(1000)
         self._change: asyncio.Future[None] | None = None
 
@@ -391,6 +416,11 @@ class ClusterDouble:
         )
         self.topics[name] = topic
         return topic
+
+    def grow(self, name: str, total: int) -> None:
+        ids = list(self.brokers)
+        partitions = self.topics[name].partitions
+        partitions += [PartitionDouble(ids[index % len(ids)]) for index in range(len(partitions), total)]
 
     def topic_of(self, topic_id: bytes) -> TopicDouble | None:
         return next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)

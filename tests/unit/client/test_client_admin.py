@@ -12,6 +12,7 @@ from highwater.client import (
     Admin,
     ClientClosedError,
     HighwaterError,
+    InvalidRequestError,
     LeaderNotAvailableError,
     NewTopic,
     Producer,
@@ -56,6 +57,35 @@ async def test_topics_are_made_described_and_deleted(cluster: ClusterDouble) -> 
             await admin.describe_topics(["u"])
     with pytest.raises(ClientClosedError):
         await admin.list_topics()
+
+
+async def test_partitions_are_added(cluster: ClusterDouble) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        await admin.create_topic("t", 2)
+        checked = await admin.create_partitions("t", 4, validate_only=True)
+        assert (checked.partitions, len(cluster.topics["t"].partitions)) == (4, 2)
+        grown = await admin.create_partitions("t", 4, [[1], [2]])
+        assert (grown.topic, grown.partitions, grown.error) == ("t", 4, None)
+        asked = cluster.growth_requests[-1].assignment
+        assert [(each.partition, list(each.replicas)) for each in asked] == [(2, [1]), (3, [2])]
+        (described,) = await admin.describe_topics(["t"])
+        assert len(described.partitions) == 4
+        with pytest.raises(InvalidRequestError, match="has 4"):
+            await admin.create_partitions("t", 4)
+        with pytest.raises(UnknownTopicError):
+            await admin.create_partitions("absent", 4)
+
+
+async def test_an_answer_that_was_lost_does_not_make_a_success_a_failure(cluster: ClusterDouble) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        await admin.create_topic("t", 2)
+        cluster.lose_answers = 1
+        grown = await admin.create_partitions("t", 3)
+        assert (grown.partitions, grown.error) == (3, None)
+        assert len(cluster.growth_requests) == 2
+        cluster.lose_answers = 1
+        with pytest.raises(InvalidRequestError, match="has 3"):
+            await admin.create_partitions("t", 2)
 
 
 async def test_the_acting_controller_is_found_through_one_that_is_not(cluster: ClusterDouble) -> None:

@@ -138,6 +138,26 @@ async def test_where_a_partition_without_a_position_begins(cluster: ClusterDoubl
         assert [record.offset for record in await read(strict, 2)] == [99, 100]
 
 
+async def test_a_subscription_takes_up_partitions_that_are_added(cluster: ClusterDouble) -> None:
+    """From their first record: what came before they were noticed is not passed over, even by `latest`."""
+    fill(cluster.topics["t"].partitions[0], 0, 50)
+    async with (
+        Consumer("t", bootstrap=cluster.bootstrap, auto_offset_reset="latest", metadata_max_age_ms=50) as consumer,
+        Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="latest", metadata_max_age_ms=50) as assigned,
+    ):
+        assigned.assign([T0])
+        assert await consumer.position(T0) == 50
+        cluster.grow("t", 4)
+        fill(cluster.topics["t"].partitions[3], 0, 50)
+        found = await read(consumer, 50)
+        assert {record.partition for record in found} == {3}
+        assert found[0].offset == 0
+        assert consumer.assignment() == {TopicPartition("t", number) for number in range(4)}
+        fill(cluster.topics["t"].partitions[0], 50, 50)
+        assert [record.offset for record in await read(consumer, 50)] == list(range(50, 100))
+        assert assigned.assignment() == {T0}
+
+
 async def test_offsets_by_time_beginning_and_end(cluster: ClusterDouble) -> None:
     fill(cluster.topics["t"].partitions[0], 0, 100)
     other = TopicPartition("t", 1)

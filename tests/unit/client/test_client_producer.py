@@ -22,6 +22,7 @@ from highwater.client import (
     SequenceBrokenError,
     UnknownTopicError,
 )
+from highwater.client.partitioner import partition_for_key
 from highwater.errors import ErrorCode
 from highwater.records import Codec
 
@@ -347,6 +348,36 @@ async def test_keys_of_a_table_go_where_the_same_keys_go_one_by_one() -> None:
         for partition in range(6):
             expected = cluster.topics["single"].partitions[partition].values()
             assert cluster.topics["table"].partitions[partition].values() == expected
+
+
+async def test_partitions_that_are_added_get_their_keys() -> None:
+    keys = [b"key-%d" % number for number in range(100)]
+    async with ClusterDouble() as cluster:
+        cluster.create("t", 2)
+        async with Producer(cluster.bootstrap, metadata_max_age_ms=50) as producer:
+            await producer.send_and_wait("t", b"", b"k")
+            cluster.grow("t", 5)
+            broker = cluster.brokers[1]
+            asked = broker.metadata_requests
+            await cluster.until(lambda: broker.metadata_requests > asked + 1)  # the one before it is merged
+            assert await producer.partitions_for("t") == 5
+            for key in keys:
+                assert (await producer.send("t", b"", key)).partition == partition_for_key(key, 5)
+            await producer.flush()
+        assert all(partition.batches for partition in cluster.topics["t"].partitions)
+
+
+async def test_a_partition_that_is_named_is_looked_for_once_more() -> None:
+    async with ClusterDouble() as cluster:
+        cluster.create("t", 1)
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"")
+            cluster.grow("t", 3)
+            assert (await producer.send_and_wait("t", b"", partition=1)).partition == 1
+            cluster.grow("t", 4)
+            await (await producer.send_table("t", pa.table({"value": [b"x"]}), partition=3))
+            with pytest.raises(InvalidRequestError, match="partitions 0 to 3"):
+                await producer.send("t", b"", partition=4)
 
 
 async def test_a_table_larger_than_the_buffer_passes_through_it_in_order() -> None:

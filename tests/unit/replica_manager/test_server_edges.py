@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -154,6 +156,18 @@ def test_a_topic_made_again_under_its_name_is_another() -> None:
     cache.update([], full=True)
     assert cache.by_name("orders") is None
     assert cache.topics() == []
+
+
+def test_partitions_beyond_one_that_is_not_known_yet_are_not_shown() -> None:
+    """Clients index partitions by number: while some are being added, they become known in any order."""
+    one = topic()
+    state = one.partitions[0]
+    cache = MetadataCache()
+    cache.update([one, replace(one, partitions={2: state})], full=True)
+    (found,) = cache.topics()
+    assert [number for number, _ in found.numbered()] == [0]
+    cache.update([replace(one, partitions={1: state})], full=False)
+    assert [number for number, _ in cache.topics()[0].numbered()] == [0, 1, 2]
 
 
 def test_an_address_of_an_earlier_registration_does_not_replace_a_later_one() -> None:
