@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from highwater.client import Admin, Consumer
 from highwater.spark.client_settings import client_settings
 from highwater.spark.filters import PushedFilters
+from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import ReadOptions, lower_case, parse_read_options
 from highwater.spark.progress_reports import reported
 from highwater.spark.range_reader import ReadPlan, read_range
@@ -50,7 +51,7 @@ class HighwaterBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with TopicOffsets(options.bootstrap, options.subscription, self._admin_settings) as topics:
+        with OneSentence(), TopicOffsets(options.bootstrap, options.subscription, self._admin_settings) as topics:
             ranges = self._ranges(topics)
         cut = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return list[InputPartition](range_partitions(cut))
@@ -77,7 +78,8 @@ class HighwaterBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, RangePartition):  # Spark makes up a partition where there is none to read
-            yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
+            with OneSentence():
+                yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
 
 
 class PushingBatchReader(HighwaterBatchReader):

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from highwater.spark.batch_reader import batch_reader
 from highwater.spark.columns import spark_schema
+from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import parse_columns
 from highwater.spark.positions import OptionError
 from highwater.spark.stream_reader import HighwaterStreamReader
@@ -27,21 +28,26 @@ class HighwaterDataSource(DataSource):
         return "highwater"
 
     def schema(self) -> str:
-        return spark_schema(parse_columns(self.options))
+        with OneSentence():
+            return spark_schema(parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._check_schema(schema)
-        return batch_reader(self.options)
+        with OneSentence():
+            self._check_schema(schema)
+            return batch_reader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        self._check_schema(schema)
-        return HighwaterStreamReader(self.options)
+        with OneSentence():
+            self._check_schema(schema)
+            return HighwaterStreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return HighwaterWriter(self.options, schema, overwrite=overwrite)
+        with OneSentence():
+            return HighwaterWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return HighwaterStreamWriter(self.options, schema, overwrite=overwrite)
+        with OneSentence():
+            return HighwaterStreamWriter(self.options, schema, overwrite=overwrite)
 
     def _check_schema(self, schema: StructType) -> None:
         wanted = list(parse_columns(self.options))

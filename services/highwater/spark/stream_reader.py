@@ -22,6 +22,7 @@ from highwater.client import Admin, Consumer, OffsetOutOfRangeError, TopicPartit
 from highwater.spark.admission import Limits, admitted, admitted_bytes
 from highwater.spark.batch_reader import RangePartition, range_partitions, read_plan
 from highwater.spark.client_settings import client_settings
+from highwater.spark.mistakes import OneSentence
 from highwater.spark.offset_sizes import OffsetSizes
 from highwater.spark.options import lower_case, parse_read_options
 from highwater.spark.progress_reports import reported
@@ -67,7 +68,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._look()
+        with OneSentence():
+            self._target = self._look()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; `start` itself where there is nothing to do.
@@ -75,17 +77,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         Raises:
             OffsetOutOfRangeError: a partition is gone, or ends before where the query stands, and `failOnDataLoss`.
         """
-        latest = self._look() if self._target is None else self._target
-        self._latest = latest
-        before = parse_stream_offset(start)
-        starts = self._starts(begun=start != NOT_BEGUN, before=before.ends, latest=latest)
-        positions = {partition: starts.get(partition, before.ends.get(partition, 0)) for partition in latest}
-        self._check_loss(before.ends, latest)
-        ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
-        if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
-            return start
-        self._last_batch_s = monotonic()
-        return StreamOffset(ends, starts if starts or start == NOT_BEGUN else None).to_json()
+        with OneSentence():
+            return self._next_end(start, limit)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of the partitions; `highwater.spark.lag` compares them with where the query stands."""
@@ -109,9 +102,23 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
-        yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
+        with OneSentence():
+            yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
 
     # Pieces of planning
+
+    def _next_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        latest = self._look() if self._target is None else self._target
+        self._latest = latest
+        before = parse_stream_offset(start)
+        starts = self._starts(begun=start != NOT_BEGUN, before=before.ends, latest=latest)
+        positions = {partition: starts.get(partition, before.ends.get(partition, 0)) for partition in latest}
+        self._check_loss(before.ends, latest)
+        ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
+        if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
+            return start
+        self._last_batch_s = monotonic()
+        return StreamOffset(ends, starts if starts or start == NOT_BEGUN else None).to_json()
 
     def _look(self) -> dict[TopicPartition, int]:
         """The partitions that there are now, and their ends."""

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from highwater.client import Producer
 from highwater.client.blocking import Producer as BlockingProducer
 from highwater.spark.client_settings import client_settings
+from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import WriteOptions, lower_case, parse_write_options
 from highwater.spark.positions import OptionError
 from highwater.spark.write_rows import check_write_columns, rows_by_target
@@ -47,7 +48,8 @@ class HighwaterWriter(DataSourceArrowWriter):
         self._plan = write_plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return send_all(self._plan, iterator)
+        with OneSentence():
+            return send_all(self._plan, iterator)
 
 
 class HighwaterStreamWriter(DataSourceStreamArrowWriter):
@@ -55,7 +57,8 @@ class HighwaterStreamWriter(DataSourceStreamArrowWriter):
         self._plan = write_plan(options, schema, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return send_all(self._plan, iterator)
+        with OneSentence():
+            return send_all(self._plan, iterator)
 
 
 def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WritePlan:
