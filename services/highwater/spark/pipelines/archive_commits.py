@@ -135,6 +135,15 @@ def commit_numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal())
 
 
+def pending_commit(files: Files, archive: str) -> Commit | None:
+    """The commit that is being applied, or that a crash left half applied; for those who only read the archive."""
+    directory = f"{archive.rstrip('/')}/{COMMITS}"
+    numbers = commit_numbers(files.names(directory))
+    if len(numbers) < 2:
+        return None
+    return parse_commit(numbers[-1], files.read(f"{directory}/{numbers[-1]:012d}.json"))
+
+
 def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
     """The files of an archive that hold each record once, while a commit is being applied, too. Pure."""
     present = set(present)

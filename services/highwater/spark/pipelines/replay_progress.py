@@ -1,0 +1,78 @@
+"""How far a replay is, step by step, in the one place that outlives it.
+
+    CHECKPOINT/000000000012.json    the step that was begun last
+
+A step is written down before its first record is sent, with the ends that the topic has then: a replay that begins
+again finds what of the step has arrived behind these ends, and sends the rest. The step after it, or the end, says that
+all of it has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.spark.pipelines.archive_commits import Files, commit_numbers
+
+PartitionOffsets = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Offsets are of the archived partitions but for `ends`, which are of the topic's that is sent to."""
+
+    number: int
+    archive: str
+    topic: str
+    topic_id: str  # of the topic that is sent to, in hex: one that was made anew has another
+    sent: PartitionOffsets  # everything before these was sent
+    until: PartitionOffsets  # what this step sends ends here
+    ends: PartitionOffsets
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left to send: the end of a replay."""
+        return self.sent == self.until
+
+
+class ReplayProgress:
+    def __init__(self, files: Files, checkpoint: str) -> None:
+        self._files = files
+        self._checkpoint = checkpoint.rstrip("/")
+
+    def last(self) -> Step | None:
+        """The step that was begun last; None: no replay was."""
+        numbers = commit_numbers(self._files.names(self._checkpoint))
+        return _parsed(numbers[-1], self._files.read(self._path(numbers[-1]))) if numbers else None
+
+    def write(self, step: Step) -> None:
+        written = {
+            "archive": step.archive,
+            "topic": step.topic,
+            "topic_id": step.topic_id,
+            "sent": step.sent,
+            "until": step.until,
+            "ends": step.ends,
+        }
+        self._files.write(self._path(step.number), json.dumps(written, indent=1).encode())
+        self._files.delete(self._path(step.number - 1))
+
+    def _path(self, number: int) -> str:
+        return f"{self._checkpoint}/{number:012d}.json"
+
+
+def _parsed(number: int, text: bytes) -> Step:
+    read: dict[str, Any] = json.loads(text)
+    sent, until, ends = (
+        {int(partition): offset for partition, offset in read[name].items()} for name in ("sent", "until", "ends")
+    )
+    return Step(number, read["archive"], read["topic"], read["topic_id"], sent, until, ends)
+
+
+def next_until(sent: PartitionOffsets, ends: PartitionOffsets, offsets: int) -> dict[int, int]:
+    """Where a step ends that sends about so many offsets, as many of each partition that has some left. Pure."""
+    left = {partition: max(end - sent[partition], 0) for partition, end in ends.items()}
+    share = max(offsets // max(sum(count > 0 for count in left.values()), 1), 1)
+    return {partition: sent[partition] + min(count, share) for partition, count in left.items()}
