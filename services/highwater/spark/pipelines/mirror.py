@@ -1,0 +1,170 @@
+"""`mirror`: topics of one cluster into another, with keys, headers, timestamps and partitions as they are.
+
+Each record arrives once, also where the job or one of its tasks is killed and run again: before a micro-batch is
+written, the target's ends are noted beside the checkpoint, and a task that finds records behind its note passes over
+those of its own that are there already. (Spark's speculation runs a task twice at the same time: it is turned off.)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from highwater.client import Producer, TopicPartition
+from highwater.client.blocking import Admin
+from highwater.client.cluster import bootstrap_addresses
+from highwater.client.descriptions import TopicDescription
+from highwater.client.exceptions import TopicAlreadyExistsError
+from highwater.rpc.server import UserError
+from highwater.spark.client_settings import client_settings
+from highwater.spark.options import Subscription, lower_case
+from highwater.spark.pipelines.batch_notes import BatchNotes
+from highwater.spark.pipelines.common import (
+    StreamOptions,
+    key_values,
+    pipeline_command,
+    run_query,
+    session,
+    submitted,
+)
+from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
+from highwater.spark.topic_offsets import TopicOffsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_SPLITTING = ("minpartitions", "maxrecordsperpartition")
+_SOURCE_OWN = ("columns", "includeheaders")
+# A record that the source took is not to be refused by the mirror's own producer.
+_PRODUCER_DEFAULTS = {"max_request_size": 32 * 1024 * 1024}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorOptions(StreamOptions):
+    to: Annotated[str, typer.Option(metavar="HOST:PORT,…", help="brokers of the cluster that is written to")]
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(min=1, help="of topics that are made there; default: that cluster's", show_default=False),
+    ] = None
+    to_option: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=VALUE", help="a setting of the producer, e.g. highwater.compression=zstd", show_default=False
+        ),
+    ] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in lower_case(key_values("--option", self.option)):
+            if name in _SPLITTING:
+                raise UserError(f"--option {name}: two tasks would write one partition, and records change places")
+            if name in _SOURCE_OWN:
+                raise UserError(f"--option {name}: a mirror copies every column")
+
+    def producer(self) -> dict[str, Any]:
+        given = client_settings(lower_case(key_values("--to-option", self.to_option)), Producer)
+        return {**_PRODUCER_DEFAULTS, **given}
+
+
+def run(options: MirrorOptions) -> None:
+    """Raises `UserError` and the SDK's errors."""
+    mirror = Mirror(options)
+    mirror.prepare()
+    spark = session("mirror", options, {"spark.speculation": "false"})
+    notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
+    frame = (
+        spark.readStream.format("highwater").options(**options.source_options()).option("includeHeaders", "true").load()
+    )
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        partitions = mirror.prepare()
+        noted = notes.read(batch_id)
+        if noted is None:
+            noted = mirror.ends(partitions)
+            notes.write(batch_id, noted)
+        batch.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
+        notes.forget_before(batch_id)
+
+    run_query("mirror", frame.writeStream.foreachBatch(write), options)
+
+
+class Mirror:
+    """The two clusters, as the driver sees them."""
+
+    def __init__(self, options: MirrorOptions) -> None:
+        self._options = options
+        self.plan = MirrorPlan(tuple(bootstrap_addresses(options.to)), options.producer())
+
+    def prepare(self) -> list[TopicPartition]:
+        """Makes the topics that the target lacks; the partitions that are mirrored now.
+
+        Raises `UserError` where the clusters are the same one, or a topic has other partitions there."""
+        options = self._options
+        source_bootstrap = tuple(bootstrap_addresses(options.bootstrap))
+        subscription = Subscription(tuple(options.topic), options.pattern)
+        with TopicOffsets(source_bootstrap, subscription, {}) as topics:
+            partitions = topics.partitions()
+        names = list(dict.fromkeys(partition.topic for partition in partitions))
+        with Admin(source_bootstrap) as source, Admin(self.plan.bootstrap) as target:
+            if source.describe_cluster().cluster_id == target.describe_cluster().cluster_id:
+                raise UserError("--bootstrap and --to are the same cluster: topics would be copied onto themselves")
+            there = set(target.list_topics())
+            existing = {one.topic: one for one in target.describe_topics([name for name in names if name in there])}
+            for wanted in source.describe_topics(names) if names else ():
+                if (found := existing.get(wanted.topic)) is None:
+                    found = self._made(target, wanted)
+                check_target(wanted, found)
+        return partitions
+
+    def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Of the target."""
+        with TopicOffsets(self.plan.bootstrap, Subscription(), {}) as topics:
+            return dict(topics.latest(partitions))
+
+    def _made(self, target: Admin, wanted: TopicDescription) -> TopicDescription:
+        config = target_config(wanted.config)
+        with suppress(TopicAlreadyExistsError):  # another mirror was first
+            target.create_topic(wanted.topic, len(wanted.partitions), self._options.replication_factor, config)
+        (made,) = target.describe_topics([wanted.topic])
+        return made
+
+
+def target_config(config: Mapping[str, str]) -> dict[str, str]:
+    """The configuration that a topic gets in the target: the source's. Records keep the time that they have."""
+    return {key: value for key, value in config.items() if key != "message.timestamp.type" and "throttled" not in key}
+
+
+def check_target(wanted: TopicDescription, found: TopicDescription) -> None:
+    """Raises `UserError` where what is copied would not be the same there."""
+    here, there = len(wanted.partitions), len(found.partitions)
+    if here != there:
+        raise UserError(
+            f"topic {wanted.topic} has {here} partitions, and {there} in the target: a mirror keeps partitions; give "
+            f"it {here} there, or delete it there and let the mirror make it"
+        )
+    if found.config.get("message.timestamp.type") == "LogAppendTime":
+        raise UserError(
+            f"topic {wanted.topic} has message.timestamp.type=LogAppendTime in the target, which would put other "
+            "timestamps in the place of the records' own: a mirror needs CreateTime"
+        )
+
+
+command = pipeline_command(
+    MirrorOptions,
+    run,
+    "Copy topics to another cluster, with keys, headers, timestamps and partitions as they are.",
+)
+
+
+def main(argv: list[str]) -> int:
+    """For `spark-submit`; the exit status."""
+    return submitted(command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

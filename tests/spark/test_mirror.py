@@ -1,0 +1,189 @@
+"""`highwater pipeline mirror`: cluster to cluster, every record once and as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pyarrow as pa
+import pytest
+from conftest import send
+from pyspark.sql import SparkSession
+
+from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+from highwater.client import TopicPartition
+from highwater.client.blocking import Admin, Producer
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.mirror import MirrorOptions, run
+from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
+from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.ranges import OffsetRange
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    running = LocalCluster(LocalClusterSettings(tmp_path_factory.mktemp("target"), brokers=1, port=0))
+    running.start()
+    yield running
+    running.kill()
+
+
+def everything(cluster: LocalCluster, topic: str) -> list[dict[str, object]]:
+    """All records of a topic with all that is known of each, in order."""
+    with Admin(cluster.bootstrap) as admin:
+        (found,) = admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, one.partition) for one in found.partitions]
+        ends = {partition: end.offset for partition, end in admin.list_offsets(partitions).items()}
+    plan = ReadPlan((cluster.bootstrap,), COLUMNS, True, 60_000, {})
+    return [
+        row
+        for partition in partitions
+        for batch in read_range(plan, OffsetRange(partition, 0, ends[partition]))
+        for row in batch.to_pylist()
+    ]
+
+
+def options(cluster: LocalCluster, target: LocalCluster, directory: Path, **more: object) -> MirrorOptions:
+    checkpoint = str(directory / "checkpoint")
+    return MirrorOptions(bootstrap=cluster.bootstrap, to=target.bootstrap, checkpoint=checkpoint, **more)  # type: ignore[arg-type]
+
+
+def produce_all_kinds(cluster: LocalCluster, topic: str, count: int) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(count):
+            producer.send(
+                topic,
+                None if number % 7 == 0 else b"value %d" % number,
+                key=None if number % 5 == 0 else b"%d" % (number % 20),
+                headers=[("n", b"%d" % number), ("n", None)] if number % 3 == 0 else None,
+                timestamp_ms=1_600_000_000_000 + 37 * number,
+            )
+
+
+@pytest.mark.timeout(400)
+def test_records_arrive_as_they_were(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(f"{topic}-a", 3, 1, {"retention.ms": "-1", "segment.bytes": "1048576"})
+    admin.create_topic(f"{topic}-b", 1, 1)
+    produce_all_kinds(cluster, f"{topic}-a", 1000)
+    given = options(cluster, target, tmp_path, pattern=f"{topic}-.")
+    run(given)
+    send(cluster, f"{topic}-b", range(100))
+    produce_all_kinds(cluster, f"{topic}-a", 500)
+    run(given)
+    run(given)
+    for name, count in ((f"{topic}-a", 1500), (f"{topic}-b", 100)):
+        rows = everything(cluster, name)
+        assert len(rows) == count
+        assert everything(target, name) == rows
+    with Admin(target.bootstrap) as there:
+        (made,) = there.describe_topics([f"{topic}-a"])
+    assert made.config["segment.bytes"] == "1048576"
+
+
+@pytest.mark.timeout(600)
+def test_kill_9_of_the_mirror(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--to", target.bootstrap]
+    arguments += [
+        "--checkpoint",
+        str(tmp_path / "checkpoint"),
+        "--max-offsets-per-trigger",
+        "700",
+        "--master",
+        "local[2]",
+    ]
+    log = (tmp_path / "log").open("ab")
+
+    def start(trigger: str) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "highwater.cli.main", "pipeline", "mirror", *arguments, "--trigger", trigger]
+        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+
+    def arrived() -> int:
+        with Admin(target.bootstrap) as there:
+            if topic not in there.list_topics():
+                return 0
+            found = there.list_offsets([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+            return sum(end.offset for end in found.values())
+
+    try:
+        for round_ in range(2):
+            produce_all_kinds(cluster, topic, 5000)
+            running = start("10ms")
+            before, deadline = arrived(), monotonic() + 150
+            while arrived() < before + 1000:
+                assert monotonic() < deadline, (round_, (tmp_path / "log").read_text()[-3000:])
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        running = start("available-now")
+        assert running.wait(150) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        log.close()
+    rows = everything(cluster, topic)
+    assert len(rows) == 10_000
+    assert everything(target, topic) == rows
+
+
+def test_a_task_that_is_run_again_passes_over_what_is_there(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str
+) -> None:
+    """As where the job is killed between two of a task's batches, or before the micro-batch is committed."""
+    admin.create_topic(topic, 1, 1)
+    produce_all_kinds(cluster, topic, 300)
+    with Admin(target.bootstrap) as there:
+        there.create_topic(topic, 1, 1)
+    source = ReadPlan((cluster.bootstrap,), COLUMNS, True, 60_000, {})
+
+    def rows(start: int, until: int) -> Iterator[pa.RecordBatch]:
+        return read_range(source, OffsetRange(TopicPartition(topic, 0), start, until))
+
+    copy = copying(MirrorPlan((target.bootstrap,), {}), {TopicPartition(topic, 0): 0})
+    for until, sent, there_already in ((120, 120, 0), (300, 180, 120), (300, 0, 300)):
+        (outcome,) = copy(rows(0, until))
+        assert outcome.select(["sent", "there"]).to_pylist() == [{"sent": sent, "there": there_already}]
+    assert list(copy(rows(0, 0))) == []
+    assert everything(target, topic) == everything(cluster, topic)
+
+
+def test_what_is_refused(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 3, 1)
+    with Admin(target.bootstrap) as there:
+        there.create_topic(topic, 2, 1)
+        there.create_topic(f"{topic}-stamped", 1, 1, {"message.timestamp.type": "LogAppendTime"})
+    admin.create_topic(f"{topic}-stamped", 1, 1)
+    with pytest.raises(UserError, match=f"topic {topic} has 3 partitions, and 2 in the target: .* give it 3 there"):
+        run(options(cluster, target, tmp_path, topic=[topic]))
+    with pytest.raises(UserError, match="LogAppendTime in the target"):
+        run(options(cluster, target, tmp_path, topic=[f"{topic}-stamped"]))
+    with pytest.raises(UserError, match="--bootstrap and --to are the same cluster"):
+        run(options(cluster, cluster, tmp_path, topic=[topic]))
+    with pytest.raises(UserError, match="two tasks would write one partition"):
+        options(cluster, target, tmp_path, topic=[topic], option=["minPartitions=4"])
+
+
+def test_records_that_nobody_has_any_more_end_the_mirror_with_a_sentence(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(50))
+    given = options(cluster, target, tmp_path, topic=[topic])
+    run(given)
+    admin.delete_topic(topic)
+    admin.create_topic(topic, 1, 1)
+    with pytest.raises(UserError, match=f"^{topic}-0 ends at 0, before offset 50: records may be lost"):
+        run(given)
