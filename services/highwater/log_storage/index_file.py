@@ -1,7 +1,8 @@
 """What the offset index and the time index share: a sorted array of fixed-size big-endian entries.
 
 Entries are appended in memory and written out when the segment is flushed, rolled or closed: an index can always be
-made again from its segment, and is after an unclean stop (recovery.py).
+made again from its segment, and is after an unclean stop (recovery.py). One that is not appended to is left on disk
+(index_pages.py).
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from highwater.log_storage.descriptor import Descriptor
+from highwater.log_storage.index_pages import IndexPages, search
+
 
 class IndexFile:
-    """One index. An index whose file has not been looked at yet is read when it is first used."""
+    """One index: in memory (`_entries`), on disk (`_pages`), or not looked at yet."""
 
     layout: ClassVar[struct.Struct]
     dtype: ClassVar[np.dtype[np.void]]
 
-    __slots__ = ("_entries", "_written_bytes", "max_entries", "path")
+    __slots__ = ("_entries", "_pages", "_written_bytes", "max_entries", "path")
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
         self.max_entries = max_bytes // self.layout.size
         self._entries: bytearray | None = None
+        self._pages: IndexPages | None = None
         self._written_bytes = 0
 
     @property
@@ -34,81 +39,104 @@ class IndexFile:
         return len(self) >= self.max_entries
 
     def __len__(self) -> int:
-        return len(self._loaded()) // self.layout.size
+        held = self._held()
+        return held.entries if isinstance(held, IndexPages) else len(held) // self.layout.size
 
     def entry(self, number: int) -> tuple[int, int]:
-        first, second = self.layout.unpack_from(self._loaded(), number * self.layout.size)
+        """Raises `OSError`."""
+        held = self._held()
+        if isinstance(held, IndexPages):
+            return held.entry(number)
+        first, second = self.layout.unpack_from(held, number * self.layout.size)
         return first, second
 
     def columns(self) -> npt.NDArray[np.void]:
-        """All entries as a structured array with the fields of `dtype`: a copy."""
-        return np.frombuffer(bytes(self._loaded()), dtype=self.dtype)
+        """All entries as a structured array with the fields of `dtype`: a copy. Raises `OSError`."""
+        return np.frombuffer(self._content(), dtype=self.dtype)
 
     def load(self) -> bool:
-        """Reads the file. Whether there was one of a whole number of entries; else the index is empty now."""
-        self._entries = bytearray()
-        self._written_bytes = 0
+        """Opens the file. Whether there is one of a whole number of entries; else the index is empty now."""
         try:
-            content = self.path.read_bytes()
+            file = Descriptor(self.path, os.O_RDONLY)
+            size = file.size_bytes
         except FileNotFoundError:
+            size = -1
+        if size < 0 or size % self.layout.size:
+            self._entries, self._pages, self._written_bytes = bytearray(), None, 0
             return False
-        if len(content) % self.layout.size:
-            return False
-        self._entries += content
-        self._written_bytes = len(content)
+        self._take(file)
         return True
+
+    def _take(self, file: Descriptor) -> None:
+        # In this order: another thread that searches meanwhile finds one of the two.
+        self._pages = IndexPages(file, self.dtype, self.layout)
+        self._written_bytes = self._pages.entries * self.layout.size
+        self._entries = None
 
     def reset(self) -> None:
         """Empties the index, to be made again."""
-        self._entries = bytearray()
-        self._written_bytes = 0
+        self._entries, self._pages, self._written_bytes = bytearray(), None, 0
         self.path.unlink(missing_ok=True)
 
     def write_out(self, *, durable: bool = False) -> None:
         """Brings the file up to the entries in memory. Raises `OSError`; the index in memory stays good."""
-        if self._entries is None or (len(self._entries) == self._written_bytes and self.path.exists() and not durable):
-            return
+        entries = self._entries
+        if entries is None or (len(entries) == self._written_bytes and self.path.exists() and not durable):
+            return  # what was not changed since it was opened is on disk
         # A flush runs in a thread while the loop appends: what is written is what was there when it began.
-        start, end = self._written_bytes, len(self._entries)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(descriptor, start)
-            written = os.pwrite(descriptor, self._entries[start:end], start)
-            if written != end - start:
-                raise OSError(f"wrote {written} of {end - start} bytes to {self.path}")
-            if durable:
-                os.fsync(descriptor)
-            self._written_bytes = end
-        finally:
-            os.close(descriptor)
+        start, end = self._written_bytes, len(entries)
+        file = Descriptor(self.path, os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(file.number, start)
+        written = os.pwrite(file.number, entries[start:end], start)
+        if written != end - start:
+            raise OSError(f"wrote {written} of {end - start} bytes to {self.path}")
+        if durable:
+            os.fsync(file.number)
+        self._written_bytes = end
+
+    def release(self) -> None:
+        """Leaves the entries on disk, once they have been written out and nothing more is appended. Raises
+        `OSError`."""
+        if self._entries is not None and len(self._entries) == self._written_bytes:
+            self._take(Descriptor(self.path, os.O_RDONLY))
 
     def _append(self, first: int, second: int) -> None:
-        entries = self._loaded()
+        entries = self._in_memory()
         entries += self.layout.pack(first, second)
 
     def _keep(self, count: int) -> None:
         """Drops all but the first `count` entries."""
-        entries = self._loaded()
+        entries = self._in_memory()
         del entries[count * self.layout.size :]
         if self._written_bytes > len(entries):
             self._written_bytes = len(entries)
             os.truncate(self.path, len(entries))
 
-    def _loaded(self) -> bytearray:
-        if self._entries is None:
+    def _held(self) -> bytearray | IndexPages:
+        """The entries where they are; read if they have not been."""
+        entries = self._entries
+        if entries is not None:
+            return entries
+        if self._pages is None:
             self.load()
-            assert self._entries is not None
+        held = self._pages if self._entries is None else self._entries
+        assert held is not None
+        return held
+
+    def _content(self) -> bytes:
+        held = self._held()
+        return held.content() if isinstance(held, IndexPages) else bytes(held)
+
+    def _in_memory(self) -> bytearray:
+        if self._entries is None:
+            self._entries = bytearray(self._content())
+            self._pages = None
         return self._entries
 
-    def _search(self, first: int) -> int:
-        """Number of the last entry whose first field is at or below `first`, -1 where there is none."""
-        entries = self._loaded()
-        unpack, size = self.layout.unpack_from, self.layout.size
-        low, high = 0, len(entries) // size
-        while low < high:
-            middle = (low + high) // 2
-            if unpack(entries, middle * size)[0] <= first:
-                low = middle + 1
-            else:
-                high = middle
-        return low - 1
+    def _at_or_below(self, first: int) -> tuple[int, int] | None:
+        """The last entry whose first field is at or below `first`. Raises `OSError`."""
+        held = self._held()
+        if isinstance(held, IndexPages):
+            return held.at_or_below(first)
+        number = search(held, self.layout, first)
+        return self.entry(number) if number >= 0 else None

@@ -34,8 +34,8 @@ class OffsetIndex(IndexFile):
 
     def lookup(self, offset: int) -> int:
         """A position at or before the batch that holds `offset`: of the last entry at or below it, else 0."""
-        number = self._search(offset - self.base_offset)
-        return self.entry(number)[1] if number >= 0 else 0
+        found = self._at_or_below(offset - self.base_offset)
+        return 0 if found is None else found[1]
 
     def last(self) -> tuple[int, int] | None:
         """(last offset, position) of the last entry."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from highwater.log_storage.durable import fsync_directory
@@ -110,12 +111,17 @@ def write(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: 
     one that does not hold its CRC. Raises `OSError`."""
     path = path_of(directory, offset)
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(encode(states, wall_offset_ms))
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(encode(states, wall_offset_ms))
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):  # what is left of it takes space where there may be none
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def latest(
@@ -142,12 +148,18 @@ def restore(
 
     Raises `CorruptBatchError`, `OSError`."""
     start, states = latest(directory, segments[0].base_offset, end_offset, now_ms, wall_offset_ms)
-    for segment in segments:
-        if segment.end_offset > start:
-            for _, header in segment.headers(0):
-                if header.base_offset >= start:
-                    states.update(header, header.base_offset, now_ms)
+    replay(states, segments, start, now_ms)
     return states
+
+
+def replay(states: ProducerStates, segments: Sequence[Segment], start_offset: int, now_ms: int) -> None:
+    """Takes in the batches from `start_offset` on. Raises `CorruptBatchError`, `OSError`."""
+    for segment in segments:
+        if segment.end_offset > start_offset:
+            found = segment.position_of(start_offset) if segment.base_offset < start_offset else (0, None)
+            for _, header in segment.headers(found[0]) if found is not None else ():
+                if header.base_offset >= start_offset:
+                    states.update(header, header.base_offset, now_ms)
 
 
 def remove_above(directory: Path, offset: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from highwater.log_storage.descriptor import Descriptor
 from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from highwater.log_storage.scan import LOOKUP_BYTES, scan_batches
 from highwater.log_storage.time_index import TimeIndex
@@ -28,8 +30,8 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 class Segment:
-    """The file, its size, and what a walk over its batches has found. `size_bytes` is where the next batch goes; it
-    never exceeds what has been written."""
+    """The file, its size, and what is known of its batches. `size_bytes` is where the next batch goes; it never exceeds
+    what has been written. A segment that was on disk at start is not looked into before it is used."""
 
     def __init__(
         self,
@@ -40,15 +42,19 @@ class Segment:
         index_max_bytes: int,
         create: bool = False,
         suffix: str = "",
+        size_bytes: int | None = None,
+        end_offset: int | None = None,
     ) -> None:
         """Opens the file, or makes it; `suffix` stands behind the names of its files while it is not part of the log
-        (`.cleaned`). Raises `OSError`."""
+        (`.cleaned`). Where its size is given, it is opened when it is first used. `end_offset`: at or above which it
+        has no batch. Raises `OSError`."""
         self.base_offset = base_offset
         self.path = directory / file_name(base_offset, LOG_SUFFIX + suffix)
         # Closed when nobody refers to it any more: a flush or a read may still use the file of a removed segment.
-        self._file = self.path.open("x+b" if create else "r+b", buffering=0)
-        self._descriptor = self._file.fileno()
-        self.size_bytes = os.fstat(self._descriptor).st_size
+        self._file: Descriptor | None = None
+        if create:
+            self._file = Descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self.size_bytes = self._opened().size_bytes if size_bytes is None else size_bytes
         self.offset_index = OffsetIndex(
             directory / file_name(base_offset, INDEX_SUFFIX + suffix), base_offset, index_max_bytes
         )
@@ -56,10 +62,12 @@ class Segment:
             directory / file_name(base_offset, TIME_INDEX_SUFFIX + suffix), base_offset, index_max_bytes
         )
         self.index_interval_bytes = index_interval_bytes
-        self.end_offset = base_offset  # of the batches noted so far
-        self.max_timestamp = NO_TIMESTAMP
-        self.max_timestamp_offset = base_offset  # last offset of the first batch that has it
-        self.first_timestamp = NO_TIMESTAMP  # the first batch's largest: the age of the segment counts from it
+        # Behind the last batch; of a sealed segment it may be the offset at which the next one begins.
+        self.end_offset = base_offset if end_offset is None else end_offset
+        self._max_timestamp = NO_TIMESTAMP
+        self._max_timestamp_offset = base_offset
+        self._first_timestamp: int | None = None
+        self._learned = end_offset is None  # whether these are known
         self._bytes_since_entry = 0
         self._indexes_checked = create
         if create:
@@ -67,12 +75,39 @@ class Segment:
             self.time_index.reset()
 
     @property
+    def max_timestamp(self) -> int:
+        """`NO_TIMESTAMP` where no batch has one. Raises `CorruptBatchError`, `OSError`."""
+        self._learn()
+        return self._max_timestamp
+
+    @property
+    def max_timestamp_offset(self) -> int:
+        """Last offset of the first batch that has the largest timestamp. Raises `CorruptBatchError`, `OSError`."""
+        self._learn()
+        return self._max_timestamp_offset
+
+    @property
+    def first_timestamp(self) -> int:
+        """The first batch's largest: the age of the segment counts from it. Raises `CorruptBatchError`, `OSError`."""
+        if self._first_timestamp is None and self.size_bytes:
+            for _, header in scan_batches(self._opened().number, 0, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+                self._first_timestamp = header.max_timestamp
+                break
+        return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
+
+    def _learn(self) -> None:
+        if not self._learned:
+            end_offset = self.end_offset
+            self.resume()
+            self.end_offset = end_offset
+
+    @property
     def newest_ms(self) -> int:
         """The age of the segment counts from here: its largest timestamp, else (no batch has one) when its file was
-        last written. Raises `OSError`."""
+        last written. Raises `CorruptBatchError`, `OSError`."""
         if self.max_timestamp >= 0:
             return self.max_timestamp
-        return os.fstat(self._descriptor).st_mtime_ns // 1_000_000
+        return os.fstat(self._opened().number).st_mtime_ns // 1_000_000
 
     @property
     def full(self) -> bool:
@@ -82,6 +117,11 @@ class Segment:
         """Whether the offset still has a relative offset of 31 bits here."""
         return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
+    def _opened(self) -> Descriptor:
+        if self._file is None:
+            self._file = Descriptor(self.path, os.O_RDWR)
+        return self._file
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, buffers: Sequence[ReadableBuffer], total_bytes: int) -> int:
@@ -90,11 +130,12 @@ class Segment:
         Raises `OSError`; the segment is then as it was, unless `undo` raises as well."""
         if not self._indexes_checked:
             self._check_indexes()
+        descriptor = self._opened().number
         position = self.size_bytes
         written = 0
         for first in range(0, len(buffers), _MAX_BUFFERS):
             some = buffers[first : first + _MAX_BUFFERS]
-            done = os.pwritev(self._descriptor, some, position + written)
+            done = os.pwritev(descriptor, some, position + written)
             expected = total_bytes if len(buffers) <= _MAX_BUFFERS else sum(map(len, some))
             if done < expected:
                 done += self._write_rest(b"".join(some)[done:], position + written + done)
@@ -105,25 +146,27 @@ class Segment:
     def _write_rest(self, rest: bytes, position: int) -> int:
         done = 0
         while done < len(rest):
-            done += os.pwrite(self._descriptor, rest[done:], position + done)
+            done += os.pwrite(self._opened().number, rest[done:], position + done)
         return done
 
     def undo(self, size_bytes: int) -> None:
         """Cuts off what a failed append may have left behind `size_bytes`. Raises `OSError`."""
-        os.ftruncate(self._descriptor, size_bytes)
+        os.ftruncate(self._opened().number, size_bytes)
         self.size_bytes = size_bytes
+        if not size_bytes:
+            self._first_timestamp = None
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
         """Takes a batch at `position` into the indexes."""
-        if max_timestamp > self.max_timestamp:
-            self.max_timestamp = max_timestamp
-            self.max_timestamp_offset = last_offset
+        if max_timestamp > self._max_timestamp:
+            self._max_timestamp = max_timestamp
+            self._max_timestamp_offset = last_offset
         if position == 0:
-            self.first_timestamp = max_timestamp
+            self._first_timestamp = max_timestamp
         if self._bytes_since_entry > self.index_interval_bytes:
             self.offset_index.append(last_offset, position)
-            if self.max_timestamp >= 0:
-                self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+            if self._max_timestamp >= 0:
+                self.time_index.append(self._max_timestamp, self._max_timestamp_offset)
             self._bytes_since_entry = 0
         self._bytes_since_entry += size_bytes
         self.end_offset = last_offset + 1
@@ -132,56 +175,89 @@ class Segment:
         """Ends the time index with the largest timestamp: at roll and at close."""
         self._check_indexes()
         if self.max_timestamp >= 0:
-            self.time_index.append(self.max_timestamp, self.max_timestamp_offset)
+            self.time_index.append(self._max_timestamp, self._max_timestamp_offset)
 
     def flush(self) -> None:
         """Everything to disk. May run in a thread beside appends: it covers those that had returned. Raises
         `OSError`."""
-        os.fdatasync(self._file.fileno())
+        self.sync_batches()
+        self.write_indexes()
+
+    def write_indexes(self) -> None:
+        """Both indexes to disk, as they are now. Raises `OSError`."""
         self.offset_index.write_out(durable=True)
         self.time_index.write_out(durable=True)
 
     def sync_batches(self) -> None:
         """The batches to disk, without the indexes. Raises `OSError`."""
-        os.fdatasync(self._file.fileno())
+        os.fdatasync(self._opened().number)
+
+    def release_indexes(self) -> None:
+        """Leaves them on disk, once the segment is sealed and flushed. Raises `OSError`."""
+        self.offset_index.release()
+        self.time_index.release()
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cuts off everything from `position` on, where the batch at `end_offset` begins. Raises `OSError`."""
         self._check_indexes()
-        os.ftruncate(self._descriptor, position)
-        self.size_bytes = position
-        self.end_offset = end_offset
+        self.undo(position)
         self.offset_index.truncate(position)
         self.time_index.truncate(end_offset)
-        self._walk_after_truncation()
+        self.resume()
+        self.end_offset = end_offset
 
-    def _walk_after_truncation(self) -> None:
-        """Largest timestamp and distance from the last index entry, from the indexes and the batches behind them."""
+    def resume(self) -> int:
+        """Makes a segment that was sealed, or on disk at start, one to append to: where it ends, its largest timestamp
+        and the distance from the last index entry are found in the indexes and the batches behind them. The leader
+        epoch of its last batch, -1 where it has none. Raises `CorruptBatchError`, `OSError`."""
+        self._check_indexes()
+        try:
+            epoch = self._walk_tail()
+            last_time = self.time_index.last()
+            if last_time is None or last_time[1] < self.end_offset:
+                return epoch
+        except CorruptBatchError:
+            if not len(self.offset_index):
+                raise
+        self.rebuild_indexes()
+        return self._walk_tail()
+
+    def _walk_tail(self) -> int:
         last_entry, last_time = self.offset_index.last(), self.time_index.last()
-        self.max_timestamp, self.max_timestamp_offset = last_time or (NO_TIMESTAMP, self.base_offset)
+        self._max_timestamp, self._max_timestamp_offset = last_time or (NO_TIMESTAMP, self.base_offset)
+        self._learned = True
         self._bytes_since_entry = 0
-        position = last_entry[1] if last_entry else 0
-        for _, header in self.headers(position):
-            if header.max_timestamp > self.max_timestamp:
-                self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
+        self.end_offset = self.base_offset
+        epoch = -1
+        for position, header in self.headers(last_entry[1] if last_entry else 0):
+            if last_entry is not None and position == last_entry[1] and header.last_offset != last_entry[0]:
+                raise CorruptBatchError(position, f"the index says that offset {last_entry[0]} is here")
+            if header.max_timestamp > self._max_timestamp:
+                self._max_timestamp, self._max_timestamp_offset = header.max_timestamp, header.last_offset
             self._bytes_since_entry += header.size_bytes
-        if self.size_bytes == 0:
-            self.first_timestamp = NO_TIMESTAMP
+            self.end_offset = header.next_offset
+            epoch = header.partition_leader_epoch
+        return epoch
 
     def rebuild_indexes(self) -> None:
         """Makes both indexes from the batches. Raises `CorruptBatchError`, `OSError`."""
         self.offset_index.reset()
         self.time_index.reset()
         self._forget_notes()
-        self._indexes_checked = True
+        end_offset = self.end_offset
         for position, header in self.headers(0):
             self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
+        self.end_offset = max(self.end_offset, end_offset)
+        if self._max_timestamp >= 0:
+            self.time_index.append(self._max_timestamp, self._max_timestamp_offset)
+        with suppress(OSError):  # then they are in memory only, until the next start
+            self.write_indexes()
 
     def _forget_notes(self) -> None:
-        self.max_timestamp, self.max_timestamp_offset = NO_TIMESTAMP, self.base_offset
-        self.first_timestamp = NO_TIMESTAMP
+        self._max_timestamp, self._max_timestamp_offset = NO_TIMESTAMP, self.base_offset
+        self._first_timestamp = None
+        self._learned = self._indexes_checked = True
         self._bytes_since_entry = 0
-        self.end_offset = self.base_offset
 
     def _check_indexes(self) -> None:
         """On first use: an index that cannot be this segment's is made again."""
@@ -197,26 +273,15 @@ class Segment:
 
     def headers(self, position: int, *, checked: bool = False) -> Iterator[tuple[int, BatchHeader]]:
         """Every batch from `position` on; with `checked` its CRC too. Raises `CorruptBatchError`, `OSError`."""
-        return scan_batches(self._descriptor, position, self.size_bytes, verify=checked)
-
-    def adopt(self, position: int, header: BatchHeader, *, reindex: bool) -> None:
-        """Takes in a batch that was found in the file at start: with `reindex` into new indexes, else the existing
-        ones are believed until they are used."""
-        if reindex:
-            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
-            return
-        if header.max_timestamp > self.max_timestamp:
-            self.max_timestamp, self.max_timestamp_offset = header.max_timestamp, header.last_offset
-        if position == 0:
-            self.first_timestamp = header.max_timestamp
-        self.end_offset = header.next_offset
+        file = self._opened()
+        yield from scan_batches(file.number, position, self.size_bytes, verify=checked)
 
     def begin_reindex(self) -> None:
-        """Empties the indexes: every batch will be adopted anew."""
+        """Empties the indexes: every batch will be noted anew."""
         self.offset_index.reset()
         self.time_index.reset()
         self._forget_notes()
-        self._indexes_checked = True
+        self.end_offset = self.base_offset
 
     def position_of(self, offset: int) -> tuple[int, BatchHeader] | None:
         """Position and header of the first batch that ends at or above `offset`; None where there is none.
@@ -235,7 +300,8 @@ class Segment:
 
     def _find(self, start: int, offset: int) -> tuple[int, BatchHeader] | None:
         first = True
-        for position, header in scan_batches(self._descriptor, start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+        file = self._opened()
+        for position, header in scan_batches(file.number, start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if first and start and header.base_offset > offset:
                 raise CorruptBatchError(start, f"the index leads to offset {header.base_offset} for {offset}")
             first = False
@@ -248,13 +314,13 @@ class Segment:
         been checked (invariant 7). Batches behind a damaged one are not returned; a damaged first one raises.
 
         Raises `CorruptBatchError`, `OSError`."""
-        available = self.size_bytes - position
-        content = os.pread(self._descriptor, min(max(max_bytes, LOOKUP_BYTES), available), position)
+        file, available = self._opened(), self.size_bytes - position
+        content = os.pread(file.number, min(max(max_bytes, LOOKUP_BYTES), available), position)
         end = 0
         try:
             first = read_header(content)
             if len(content) < first.size_bytes <= available:
-                content = os.pread(self._descriptor, first.size_bytes, position)
+                content = os.pread(file.number, first.size_bytes, position)
             for inside, header in iter_batches(content, partial_ok=True):
                 after = inside + header.size_bytes
                 if inside and (header.base_offset >= max_offset or after > max_bytes):
@@ -270,7 +336,7 @@ class Segment:
 
     def batch_at(self, position: int, header: BatchHeader) -> bytes:
         """One whole batch, its CRC checked. Raises `CorruptBatchError`, `OSError`."""
-        content = os.pread(self._descriptor, header.size_bytes, position)
+        content = os.pread(self._opened().number, header.size_bytes, position)
         try:
             verify(content, 0, header)
         except CorruptBatchError as error:

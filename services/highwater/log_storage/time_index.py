@@ -37,8 +37,8 @@ class TimeIndex(IndexFile):
     def offset_before(self, timestamp: int) -> int:
         """An offset with nothing at or after `timestamp` in front of its batch: the last entry's below it, else the
         segment's base offset."""
-        number = self._search(timestamp - 1)
-        return self.base_offset + self.entry(number)[1] if number >= 0 else self.base_offset
+        found = self._at_or_below(timestamp - 1)
+        return self.base_offset if found is None else self.base_offset + found[1]
 
     def last(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the last entry."""
