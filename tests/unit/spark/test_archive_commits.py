@@ -1,0 +1,172 @@
+"""An archive's commits: a crash before or within any step of them leaves every record there, and there once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archive_commits import (
+    Commit,
+    CommitLog,
+    merged_offsets,
+    pending_commit,
+    visible,
+)
+
+ARCHIVE = "/archive"
+
+
+class Crash(Exception):  # noqa: N818  (not an error of ours)
+    pass
+
+
+@dataclass
+class Disk:
+    """Files by their path. Dies before step `dies_at`, or within it where a step can be halved."""
+
+    content: dict[str, bytes] = field(default_factory=dict)
+    dies_at: int | None = None
+    within: bool = False
+    steps: int = 0
+
+    def exists(self, path: str) -> bool:
+        return path in self.content
+
+    def names(self, directory: str) -> list[str]:
+        return sorted(
+            {path[len(directory) + 1 :].split("/")[0] for path in self.content if self._below(path, directory)}
+        )
+
+    def read(self, path: str) -> bytes:
+        return self.content[path]
+
+    def write(self, path: str, content: bytes) -> None:
+        self._step(lambda: self.content.update({f"{path}.partial": content[: len(content) // 2]}))
+        self.content.pop(f"{path}.partial", None)
+        self.content[path] = content
+
+    def move(self, source: str, target: str) -> None:
+        self._step()
+        self.content[target] = self.content.pop(source)
+
+    def delete(self, path: str) -> None:
+        self._step()
+        for found in [one for one in self.content if one == path or self._below(one, path)]:
+            del self.content[found]
+
+    def _step(self, half: object = None) -> None:
+        self.steps += 1
+        if self.dies_at is not None and self.steps >= self.dies_at:
+            if self.within and callable(half) and self.steps == self.dies_at:
+                half()
+            raise Crash
+
+    @staticmethod
+    def _below(path: str, directory: str) -> bool:
+        return path.startswith(f"{directory}/")
+
+    def archived(self) -> list[str]:
+        """As any reader lists them."""
+        found = [path[len(ARCHIVE) + 1 :] for path in self.content if self._below(path, ARCHIVE)]
+        return sorted(path for path in found if not path.startswith("_"))
+
+    def records(self, paths: list[str]) -> Counter[str]:
+        """A file's content is the letters of its records."""
+        return Counter(letter for path in paths for letter in self.content[f"{ARCHIVE}/{path}"].decode())
+
+
+def stage(disk: Disk, files: dict[str, str]) -> dict[str, str]:
+    """Staged anew, as by a micro-batch that is run again; where each goes and where it is."""
+    for name, letters in files.items():
+        disk.content[f"/staging/{name}"] = letters.encode()
+    return {f"hour/{name}": f"/staging/{name}" for name in files}
+
+
+# Each step: how many offsets are archived then, what it adds, what that replaces.
+STORY: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
+    (4, {"1": "ab", "2": "cd"}, ()),
+    (6, {"3": "e", "4": "f"}, ()),
+    (6, {"5": "abcd", "6": "ef"}, ("hour/1", "hour/2", "hour/3", "hour/4")),
+    (7, {"7": "g"}, ()),
+]
+
+
+def archived_offset(log: CommitLog) -> int:
+    return log.last.offsets.get("topic", {}).get(0, 0)
+
+
+def go_on(disk: Disk) -> None:
+    """What a process that starts does: opens, then everything that is not in yet."""
+    log = CommitLog(disk, ARCHIVE)
+    if not log.open():
+        log.begin(1, {})
+    disk.delete("/staging")
+    for offset, files, removes in STORY:
+        merging = bool(removes)
+        todo = any(disk.exists(f"{ARCHIVE}/{path}") for path in removes) if merging else archived_offset(log) < offset
+        if todo:
+            log.commit(Commit(log.last.number + 1, {"topic": {0: offset}}, stage(disk, files), removes))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_crash_at_every_step(within: bool) -> None:
+    whole = Disk()
+    go_on(whole)
+    assert whole.records(whole.archived()) == Counter("abcdefg")
+    for dies_at in range(1, whole.steps + 1):
+        disk = Disk(dies_at=dies_at, within=within)
+        with pytest.raises(Crash):
+            go_on(disk)
+        pending = pending_commit(disk, ARCHIVE)
+        seen = disk.records(visible(disk.archived(), pending))
+        assert set(seen.values()) <= {1}, (dies_at, seen)
+        if pending is None or not pending.removes:
+            # Only while files are replaced does a reader who does not look at the commits see a record twice.
+            assert set(disk.records(disk.archived()).values()) <= {1}, dies_at
+        assert set(disk.records(disk.archived())) >= set(seen)
+        for dies_again_at in (1, 2, 3, None):
+            again = Disk(dict(disk.content), dies_at=dies_again_at, within=within)
+            with suppress(Crash):
+                go_on(again)
+            again.dies_at = None
+            go_on(again)
+            assert again.records(again.archived()) == Counter("abcdefg"), (dies_at, dies_again_at)
+            assert pending_commit(again, ARCHIVE) is None
+
+
+def test_a_commit_whose_staged_files_were_deleted_is_taken_back() -> None:
+    disk = Disk()
+    log = CommitLog(disk, ARCHIVE)
+    log.begin(1, {"topic": {0: 3}})
+    disk.dies_at = disk.steps + 3  # written, one file moved
+    with pytest.raises(Crash):
+        log.commit(Commit(2, {"topic": {0: 9}}, stage(disk, {"1": "ab", "2": "cd"})))
+    assert disk.archived() == ["hour/1"]
+    disk.dies_at = None
+    disk.delete("/staging")
+    again = CommitLog(disk, ARCHIVE)
+    assert again.open()
+    assert archived_offset(again) == 3
+    assert disk.archived() == []
+    assert pending_commit(disk, ARCHIVE) is None
+
+
+def test_two_processes_on_one_archive() -> None:
+    disk = Disk()
+    first, second = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)
+    first.begin(1, {})
+    assert second.open()
+    first.commit(Commit(2, {"topic": {0: 2}}, stage(disk, {"1": "ab"})))
+    with pytest.raises(UserError, match="another archive pipeline writes to /archive"):
+        second.commit(Commit(2, {"topic": {0: 2}}, stage(disk, {"1": "ab"})))
+
+
+def test_offsets_go_on_from_the_highest_record() -> None:
+    assert merged_offsets({"a": {0: 5}}, [("a", 0, 9), ("a", 1, 0), ("b", 0, 7), ("a", 0, 3)]) == {
+        "a": {0: 10, 1: 1},
+        "b": {0: 8},
+    }

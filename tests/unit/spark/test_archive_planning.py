@@ -1,0 +1,65 @@
+"""Which files of an archive are merged, what files are called, and how a replay is cut into steps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.spark.pipelines.archive_compaction import small_files
+from highwater.spark.pipelines.archive_files import FileContent, highest_commit, named
+from highwater.spark.pipelines.hadoop_files import FileStatus
+from highwater.spark.pipelines.replay_progress import next_until
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def test_small_files_of_hours_that_are_over() -> None:
+    def files(hour: str, *sizes: int) -> list[FileStatus]:
+        return [FileStatus(f"topic=t/date=2026-11-21/hour={hour}/{i}.parquet", size) for i, size in enumerate(sizes)]
+
+    listed = [
+        *files("09", 10, 20),
+        *files("10", 10, 60, 49),  # 60 is big enough
+        *files("11", 10, 60),  # one small file is as good as it gets
+        *files("12", 10, 10),  # not over
+        FileStatus("topic=t/date=2026-11-21/hour=09/note.txt", 1),
+        FileStatus("other/a.parquet", 1),
+        FileStatus("other/b.parquet", 1),
+    ]
+    found = small_files(listed, 100, NOON)
+    assert [(one.directory[-2:], len(one.paths), one.size_bytes) for one in found] == [("09", 2, 30), ("10", 2, 59)]
+    assert small_files(listed, 100, datetime(2026, 11, 21, 9, 59, tzinfo=UTC)) == []
+
+
+def test_a_file_is_named_for_its_first_record() -> None:
+    directory = "topic=t/date=2026-11-21/hour=09"
+
+    def content(name: str, partition: int, first: int) -> FileContent:
+        return FileContent(directory, name, "t", partition, first, first + 9, 10)
+
+    found = named([content("x", 4, 7), content("x", 3, 1200), content("y", 4, 100)], 8)
+    assert found == {
+        f"{directory}/x": f"{directory}/00003-00000000000000001200-000008.parquet",
+        f"{directory}/y": f"{directory}/00004-00000000000000000100-000008.parquet",
+    }
+    assert highest_commit([*found.values(), "somewhere/else.parquet"]) == 8
+    assert highest_commit([]) == 0
+
+
+@given(
+    st.dictionaries(st.integers(0, 20), st.tuples(st.integers(0, 10**12), st.integers(1, 5000)), min_size=1),
+    st.integers(1, 10_000),
+)
+def test_steps_cover_every_offset_once(partitions: dict[int, tuple[int, int]], step: int) -> None:
+    sent = {partition: first for partition, (first, _) in partitions.items()}
+    ends = {partition: first + count for partition, (first, count) in partitions.items()}
+    step = max(step, len(ends))
+    steps = 0
+    while (until := next_until(sent, ends, step)) != sent:
+        assert all(sent[partition] <= until[partition] <= ends[partition] for partition in ends)
+        assert sum(until.values()) - sum(sent.values()) <= step
+        sent, steps = until, steps + 1
+    assert sent == ends
+    assert steps <= 21 + sum(count for _, count in partitions.values()) // max(step // len(ends), 1)
