@@ -25,11 +25,21 @@ class LogConfig:
     retention_bytes: int = -1  # -1: unlimited
     file_delete_delay_ms: int = 60_000  # from a segment's renaming to `.deleted` to its removal
     deletes: bool = True  # cleanup.policy holds delete: the two above count
+    compacts: bool = False  # cleanup.policy holds compact: the four below count
+    min_cleanable_ratio: float = 0.5  # the dirty share of a log from which on it is compacted
+    min_compaction_lag_ms: int = 0  # how long a record stays at least
+    max_compaction_lag_ms: int = _LONG_MAX  # how long a record may wait for compaction
+    delete_retention_ms: int = 24 * 3600 * 1000  # how long a tombstone stays after compaction has passed over it
+
+    @property
+    def roll_after_ms(self) -> int:
+        """The age at which a segment is rolled: the active one cannot be compacted."""
+        return min(self.roll_ms, self.max_compaction_lag_ms) if self.compacts else self.roll_ms
 
     def with_topic(self, config: Mapping[str, str]) -> LogConfig:
         """With a topic's keys over these. Keys that are not of this service (`min.insync.replicas`, ...) are left to
         others. Raises `LogError` (INVALID_CONFIG)."""
-        changes: dict[str, int | bool] = {}
+        changes: dict[str, float] = {}
         for key, (field, lowest, highest) in _TOPIC_KEYS.items():
             if key in config:
                 changes[field] = _number(key, config[key], lowest, highest)
@@ -43,8 +53,18 @@ class LogConfig:
             changes["log_append_time"] = timestamp_type == "LogAppendTime"
         policies = config.get("cleanup.policy")
         if policies is not None:
-            changes["deletes"] = "delete" in (policy.strip() for policy in policies.split(","))
+            deletes, compacts = cleanup_policies(policies)
+            changes |= {"deletes": deletes, "compacts": compacts}
+        ratio = config.get("min.cleanable.dirty.ratio")
+        if ratio is not None:
+            changes["min_cleanable_ratio"] = _fraction("min.cleanable.dirty.ratio", ratio)
         return replace(self, **changes) if changes else self  # type: ignore[arg-type]
+
+
+def cleanup_policies(policies: str) -> tuple[bool, bool]:
+    """Whether a list of policies holds delete, and compact."""
+    given = {policy.strip() for policy in policies.split(",")}
+    return "delete" in given, "compact" in given
 
 
 _TOPIC_KEYS = {
@@ -58,6 +78,9 @@ _TOPIC_KEYS = {
     "flush.ms": ("flush_ms", 0, _LONG_MAX),
     "file.delete.delay.ms": ("file_delete_delay_ms", 0, _LONG_MAX),
     "flush.messages": ("flush_messages", 1, _LONG_MAX),
+    "min.compaction.lag.ms": ("min_compaction_lag_ms", 0, _LONG_MAX),
+    "max.compaction.lag.ms": ("max_compaction_lag_ms", 1, _LONG_MAX),
+    "delete.retention.ms": ("delete_retention_ms", 0, _LONG_MAX),
 }
 
 
@@ -68,4 +91,14 @@ def _number(key: str, text: str, lowest: int, highest: int) -> int:
         raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is not a number") from None
     if not lowest <= value <= highest:
         raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is a number from {lowest} to {highest}")
+    return value
+
+
+def _fraction(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is not a number") from None
+    if not 0 <= value <= 1:
+        raise LogError(ErrorCode.INVALID_CONFIG, f"{key}={text}: it is a number from 0 to 1")
     return value

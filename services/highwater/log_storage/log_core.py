@@ -58,6 +58,7 @@ class LogCore:
         self.high_watermark = max(log_start_offset, min(high_watermark, self.log_end_offset))  # RULES 4.6
         self.recovery_point = min(recovery_point, self.log_end_offset)
         self.synced_offset = self.recovery_point  # batches below it are on disk, their indexes perhaps not
+        self.cleaned_to: int | None = None  # compaction has made it clean up to here; None: it never was compacted
         self.failure: str | None = None  # why the log is offline
         self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed

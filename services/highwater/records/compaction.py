@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from highwater.records import columns as columnar
-from highwater.records.batch import decode
+from highwater.records.batch import Batch, decode
 from highwater.records.codec import Codec
 from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, compress
 from highwater.records.header import (
@@ -47,12 +47,23 @@ def retain(
         CorruptBatchError: as `decode`. ValueError: `keep` has not one entry a record.
     """
     batch = decode(buffer, position, max_payload_bytes=max_payload_bytes)
+    size = batch.header.size_bytes
+    kept = retain_decoded(batch, keep, delete_horizon_ms=delete_horizon_ms)
+    return bytes(memoryview(buffer)[position : position + size]) if kept is None else kept
+
+
+def retain_decoded(batch: Batch, keep: npt.NDArray[np.bool_], *, delete_horizon_ms: int | None = None) -> bytes | None:
+    """`retain` of a batch that has been decoded; None where it stays as it is, byte for byte.
+
+    Raises:
+        ValueError: `keep` has not one entry a record.
+    """
     header = batch.header
     if len(keep) != header.record_count:
         raise ValueError(f"{len(keep)} entries of keep for {header.record_count} records")
     horizon = header.delete_horizon_ms if delete_horizon_ms is None else delete_horizon_ms
     if keep.all() and horizon == header.delete_horizon_ms:
-        return bytes(memoryview(buffer)[position : position + header.size_bytes])
+        return None
     if not keep.any():
         return _without_records(header, horizon)
     if header.columnar:

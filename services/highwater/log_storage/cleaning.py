@@ -1,0 +1,91 @@
+"""Between a log and a pass of compaction over its files: what is to be cleaned of it, and its cleaned segments in the
+place of the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from highwater.log_storage import producer_snapshots
+from highwater.log_storage.cleaner_job import CleanedGroup, CleanJob, SegmentFile
+from highwater.log_storage.cleaner_selection import (
+    NO_TIMESTAMP,
+    CleanableRange,
+    Compaction,
+    LogToClean,
+    SegmentFacts,
+    log_to_clean,
+)
+from highwater.log_storage.log import Log
+from highwater.log_storage.segment import CLEANED_SUFFIX, Segment
+
+NEVER_MS = 2**63 - 1  # max.compaction.lag.ms where it is not set
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def as_seen(key: Key, log: Log, wall_clock_ms: int) -> LogToClean[Key]:
+    """Raises `CorruptBatchError`, `OSError`."""
+    config = log.config
+    return log_to_clean(
+        key,
+        [
+            SegmentFacts(
+                segment.base_offset,
+                segment.size_bytes,
+                # Read from files where they are not known yet: only where they count.
+                segment.newest_ms if config.min_compaction_lag_ms else NO_TIMESTAMP,
+                segment.first_timestamp if config.max_compaction_lag_ms < NEVER_MS else NO_TIMESTAMP,
+            )
+            for segment in log.segments
+        ],
+        Compaction(config.min_cleanable_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms),
+        cleaned_to=log.cleaned_to,
+        log_start_offset=log.log_start_offset,
+        # What recovery may still cut is left alone, and nothing is dropped for a record that is not committed.
+        stable_offset=min(log.high_watermark, log.recovery_point),
+        wall_clock_ms=wall_clock_ms,
+    )
+
+
+def clean_job(log: Log, cleanable: CleanableRange, wall_clock_ms: int) -> tuple[CleanJob, Mapping[int, Segment]]:
+    """A pass over the log as it is now, and its segments by their base offsets."""
+    first_dirty_offset, end_offset = cleanable
+    segments = [segment for segment in log.segments[:-1] if segment.base_offset < end_offset]
+    bases = [segment.base_offset for segment in segments]
+    job = CleanJob(
+        directory=str(log.directory),
+        segments=tuple(
+            SegmentFile(segment.base_offset, following, segment.size_bytes)
+            for segment, following in zip(segments, [*bases[1:], end_offset], strict=True)
+        ),
+        first_dirty_offset=first_dirty_offset,
+        end_offset=end_offset,
+        wall_clock_ms=wall_clock_ms,
+        delete_retention_ms=log.config.delete_retention_ms,
+        segment_bytes=log.config.segment_bytes,
+        index_max_bytes=log.config.index_max_bytes,
+        index_interval_bytes=log.config.index_interval_bytes,
+        producers=tuple((who, state.batches[-1].last_offset) for who, state in log.producers.items()),
+    )
+    return job, dict(zip(bases, segments, strict=True))
+
+
+def swap_in(log: Log, cleaned: CleanedGroup, present: Mapping[int, Segment]) -> bool:
+    """Puts a cleaned segment into the log; False where one that it replaces is not there any more. It may run in a
+    thread beside appends and reads, not beside a flush or a truncation. Raises `LogError` (LOG_STORAGE_ERROR),
+    `CorruptBatchError`, `OSError`."""
+    segment = Segment(
+        log.directory,
+        cleaned.base_offsets[0],
+        index_interval_bytes=log.config.index_interval_bytes,
+        index_max_bytes=log.config.index_max_bytes,
+        suffix=CLEANED_SUFFIX,
+        end_offset=cleaned.end_offset,
+    )
+    assert segment.size_bytes == cleaned.size_bytes
+    segment.seal()  # opens its indexes, before they are renamed
+    if not log.replace_segments([present[base_offset] for base_offset in cleaned.base_offsets], [segment]):
+        return False
+    producer_snapshots.remove_needless(log.directory, log.segments)
+    return True

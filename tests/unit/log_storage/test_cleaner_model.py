@@ -1,0 +1,217 @@
+"""Compaction against a list of records (invariant 8): the last value of every key stays, a tombstone stays as long as
+it should, offsets never change; also where the map overflows, and where a pass is given up between two groups."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from log_storage_batches import make_log
+
+from highwater.log_storage.cleaner_job import CleanedGroup, PassLimits
+from highwater.log_storage.cleaner_process import run_pass
+from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.log import Log
+from highwater.log_storage.offset_map import ENTRY_BYTES
+from highwater.log_storage.recovery import Checkpointed
+from highwater.records import Codec, Record, decode, encode_lists, encode_rows, iter_batches
+
+CONFIG = LogConfig(
+    segment_bytes=2048,
+    index_interval_bytes=150,
+    index_max_bytes=240,
+    compacts=True,
+    deletes=False,
+    min_cleanable_ratio=0.0,
+    delete_retention_ms=1000,
+)
+
+
+def encode(records: list[tuple[bytes | None, bytes | None]], columnar: bool, codec: Codec, **options: Any) -> bytes:
+    timestamps = range(1000, 1000 + len(records))
+    if columnar:
+        keys, values = zip(*records, strict=True)
+        return encode_lists(timestamps, keys, values, codec=codec, **options)
+    rows = [Record(0, at, key, value, ()) for at, (key, value) in zip(timestamps, records, strict=True)]
+    return encode_rows(rows, codec=codec, **options)
+
+
+def records_of(log: Log) -> list[Record]:
+    """Everything that a reader sees."""
+    found: list[Record] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        content = log.read(offset, -1, 1 << 20)
+        assert content
+        for position, header in iter_batches(content):
+            assert header.last_offset >= offset
+            found += [record for record in decode(content, position).records() if record.offset >= offset]
+            offset = header.next_offset
+    return found
+
+
+class CleanerMachine(RuleBasedStateMachine):
+    """`written` is every record that was ever appended; `horizons` tells when a tombstone may first be missed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="highwater-cleaner-")) / "topic-0"
+        self.log = make_log(self.directory, CONFIG)
+        self.written: dict[int, tuple[bytes | None, bytes | None]] = {}
+        self.passed_over: dict[int, int] = {}  # when compaction first passed over a tombstone
+        self.now_ms = 1_000_000
+        self.epoch = 0
+        self.sequence = 0
+        self.epoch_starts: dict[int, int] = {}
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.directory.parent)
+
+    @initialize(start=st.integers(0, 50))
+    def begin(self, start: int) -> None:
+        self.log.truncate_fully_and_start_at(start)
+
+    @rule(
+        records=st.lists(
+            st.tuples(
+                st.one_of(st.none(), st.integers(0, 12).map(lambda number: b"key-%d" % number)),
+                st.one_of(st.none(), st.binary(max_size=60)),
+            ),
+            min_size=1,
+            max_size=8,
+        ),
+        columnar=st.booleans(),
+        codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
+        produced=st.booleans(),
+        new_epoch=st.booleans(),
+    )
+    def append(
+        self,
+        records: list[tuple[bytes | None, bytes | None]],
+        columnar: bool,
+        codec: Codec,
+        produced: bool,
+        new_epoch: bool,
+    ) -> None:
+        self.epoch += new_epoch
+        options = {"producer_id": 5, "producer_epoch": 0, "base_sequence": self.sequence} if produced else {}
+        appended = self.log.append_as_leader(
+            encode(records, columnar, codec, **options), self.epoch, self.log.log_end_offset, 0
+        )
+        self.sequence += len(records) if produced else 0
+        self.epoch_starts.setdefault(self.epoch, appended.base_offset)
+        for offset, record in enumerate(records, appended.base_offset):
+            self.written[offset] = record
+
+    @rule()
+    def roll(self) -> None:
+        if self.log.segments[-1].size_bytes:
+            self.log.roll(self.log.log_end_offset, self.log.producers)
+
+    @rule(share=st.floats(0, 1))
+    def commit(self, share: float) -> None:
+        self.log.flush()
+        self.log.raise_high_watermark(round(self.log.log_end_offset * share))
+
+    @rule(ms=st.integers(1, 1500))
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(
+        slots=st.sampled_from([3, 5, 11, 1000]), io_bytes=st.sampled_from([64, 400, 1 << 19]), swaps=st.integers(0, 4)
+    )
+    def clean(self, slots: int, io_bytes: int, swaps: int) -> None:
+        """A pass, of which only the first few groups may be swapped in before it is stopped."""
+        cleanable = as_seen(None, self.log, self.now_ms).range
+        if cleanable.first_dirty_offset == cleanable.end_offset:
+            return
+        before = records_of(self.log)
+        limits = PassLimits(map_bytes=slots * ENTRY_BYTES, io_bytes=io_bytes)
+        job, present = clean_job(self.log, cleanable, self.now_ms)
+        groups: list[CleanedGroup] = []
+        report = run_pass(job, limits, groups.append, lambda moved: None)  # type: ignore[arg-type]
+        whole = swaps == 0 or swaps >= len(groups)
+        for group in groups if whole else groups[:swaps]:
+            assert swap_in(self.log, group, present)
+        if whole:
+            assert cleanable.first_dirty_offset < report.cleaned_to <= cleanable.end_offset
+            self.log.cleaned_to = report.cleaned_to
+        else:
+            for path in self.directory.glob("*.cleaned"):
+                path.unlink()
+        for record in before:
+            if record.value is None and record.offset < report.cleaned_to:
+                self.passed_over.setdefault(record.offset, self.now_ms)
+
+    @precondition(lambda self: self.log.high_watermark > self.log.log_start_offset)
+    @rule(share=st.floats(0, 1))
+    def delete_records(self, share: float) -> None:
+        span = self.log.high_watermark - self.log.log_start_offset
+        self.log.raise_log_start(self.log.log_start_offset + round(span * share))
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        log = self.log
+        if clean:
+            log.close()
+        known = Checkpointed(
+            clean,
+            log.recovery_point,
+            log.log_start_offset,
+            log.high_watermark,
+        )
+        cleaned_to, producers = log.cleaned_to, log.producers
+        self.log = make_log(self.directory, CONFIG, known)
+        self.log.cleaned_to = cleaned_to
+        assert self.log.log_end_offset == log.log_end_offset
+        assert self.log.last_epoch == log.last_epoch
+        # A producer's last sequence outlives its records.
+        assert {who: (state.epoch, state.batches[-1]) for who, state in self.log.producers.items()} == {
+            who: (state.epoch, state.batches[-1]) for who, state in producers.items()
+        }
+
+    @invariant()
+    def what_is_left_is_what_was_written(self) -> None:
+        found = {record.offset: (record.key, record.value) for record in records_of(self.log)}
+        start = self.log.log_start_offset
+        expected = {offset: record for offset, record in self.written.items() if offset >= start}
+        assert found.items() <= expected.items()  # invariant 8: offsets never change
+        last = {record[0]: offset for offset, record in sorted(expected.items()) if record[0] is not None}
+        cleaned_to = self.log.cleaned_to or 0
+        for offset, (key, value) in expected.items():
+            if last.get(key) == offset and value is not None:
+                assert offset in found  # invariant 8: the last value of every key
+            if last.get(key) == offset and value is None and offset not in found:
+                assert self.now_ms >= self.passed_over[offset] + CONFIG.delete_retention_ms
+            if offset >= max(cleaned_to, self.log.high_watermark):
+                assert offset in found
+        # Where the tombstone has gone, what it covered has gone before.
+        for key, offset in last.items():
+            if offset not in found:
+                assert not [older for older, (other, _) in found.items() if other == key]
+        # What has been compacted has each key at most once.
+        keys = [key for offset, (key, _) in found.items() if offset < cleaned_to]
+        assert None not in keys
+        assert len(keys) == len(set(keys))
+
+    @invariant()
+    def each_epoch_has_its_first_batch(self) -> None:
+        """RULES 4.3: the cache can be made again from the headers."""
+        starts: dict[int, int] = {}
+        for header in self.log.headers():
+            starts.setdefault(header.partition_leader_epoch, header.base_offset)
+        for epoch, start in self.epoch_starts.items():
+            if start >= self.log.segments[0].base_offset and epoch in starts:
+                assert starts[epoch] == start
+        present = {epoch for epoch, start in self.epoch_starts.items() if start >= self.log.segments[0].base_offset}
+        assert present <= set(starts)
+
+
+TestCleaner = CleanerMachine.TestCase
+TestCleaner.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
