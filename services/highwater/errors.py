@@ -59,6 +59,7 @@ class ErrorCode(IntEnum):
     REBALANCE_IN_PROGRESS = 46
     INVALID_GROUP_ID = 47
     GROUP_AUTHORIZATION_FAILED = 48
+    STORAGE_FULL = 59
     UNKNOWN_FENCE = 60
     STALE_FENCE = 61
     OFFSET_MISMATCH = 62
@@ -95,6 +96,7 @@ _RETRIABLE = frozenset(
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.STORAGE_FULL,
         ErrorCode.UNKNOWN_FENCE,
         ErrorCode.STALE_FENCE,
         ErrorCode.OFFSET_MISMATCH,

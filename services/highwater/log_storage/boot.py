@@ -29,6 +29,7 @@ class BootRecord:
     broker_id: int
     boot: Boot
     flush_every_message: bool  # with flush.messages=1: every answered append is on disk
+    directory_ids: tuple[str, ...] = ()  # of all of the broker's log directories then, this one too
 
 
 def present_boot(directory: Path) -> Boot:
@@ -52,7 +53,8 @@ def read_record(directory: Path) -> BootRecord | None:
     """None where there is none, or none that can be read. Raises `OSError`."""
     try:
         fields = json.loads((directory / FILE_NAME).read_bytes())
-        return BootRecord(fields["broker_id"], Boot(**fields["boot"]), fields["flush_every_message"])
+        directory_ids = tuple(fields.get("directory_ids", ()))
+        return BootRecord(fields["broker_id"], Boot(**fields["boot"]), fields["flush_every_message"], directory_ids)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):

@@ -17,7 +17,8 @@ from highwater.log_storage.fencing import FOLLOWER, LEADER, admit
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Appended
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
-from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
 from highwater.telemetry.metrics import Metrics

@@ -13,7 +13,8 @@ from highwater.log_storage.fence import Role
 from highwater.log_storage.fencing import admit
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_dir import LogDir
-from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
@@ -61,7 +62,7 @@ class Durability(ServicerCore):
                 with self._fsync.time():
                     await self._in_thread(flush.run)
             except OSError as error:
-                raise log.fail(error) from error
+                raise log.flush_failed(error) from error
             log.finish_flush(flush)
             hosted.flushed_ms = began_ms
 

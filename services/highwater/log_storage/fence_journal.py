@@ -28,34 +28,45 @@ class FenceJournalError(ValueError):
 
 
 class FenceJournal:
-    """The fences of one log directory. After a write or fsync has failed it refuses all others, because what is on
-    disk is no longer known."""
+    """The fences of one log directory. A write that fails is cut off again (no space: a later one may succeed). After
+    an fsync has failed, or the cut, it refuses all others, because what is on disk is no longer known."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file and writes it anew. Raises `OSError`, `FenceJournalError`."""
         self._path = path
         self.fences = read_fences(path)
         self._failure: OSError | None = None
+        self._unwritten: dict[PartitionKey, Fence] = {}
         self._descriptor = -1
         self._rewrite()
 
     @property
     def failed(self) -> bool:
-        """Whether a write has failed: fences in memory may not be on disk."""
+        """Whether what is on disk is not known any more."""
         return self._failure is not None
+
+    def written(self, key: PartitionKey) -> bool:
+        """Whether the partition's fence is on disk as it is in memory."""
+        return self._failure is None and key not in self._unwritten
 
     def get(self, key: PartitionKey) -> Fence | None:
         return self.fences.get(key)
 
     def record(self, raised: Mapping[PartitionKey, Fence]) -> None:
         """Makes these fences durable; they are in `fences` from the start, so that what they shut out is shut out at
-        once. Raises `OSError`."""
+        once. Where that fails they are not `written`, until a later call has written them too. Raises `OSError`."""
         self.fences.update(raised)
-        self._append(_entry(key, fence) for key, fence in raised.items())
+        self._unwritten.update(raised)
+        due = dict(self._unwritten)
+        self._append(_entry(key, fence) for key, fence in due.items())
+        for key in due:
+            del self._unwritten[key]
 
     def forget(self, keys: Iterable[PartitionKey]) -> None:
         """Drops the fences of deleted logs. Raises `OSError`."""
         known = [key for key in keys if self.fences.pop(key, None) is not None]
+        for key in known:
+            self._unwritten.pop(key, None)
         if known:
             self._append([key.topic_id.hex(), key.partition, _FORGOTTEN, 0, "", ""] for key in known)
 
@@ -67,24 +78,57 @@ class FenceJournal:
     def _append(self, entries: Iterable[list[object]]) -> None:
         if self._failure is not None:
             raise self._failure
+        line = _line(entries)
         try:
-            line = _line(entries)
-            written = os.write(self._descriptor, line)
-            if written != len(line):
-                raise OSError(f"wrote {written} of {len(line)} bytes to {self._path}")
+            self._write(line)
             os.fdatasync(self._descriptor)
-            self._grown_bytes += len(line)
-            if self._grown_bytes > REWRITE_BYTES:
-                self._rewrite()
+        except _CutOffError as error:
+            raise error.reason from None
         except OSError as error:
             self._failure = error
             raise
+        self._size_bytes += len(line)
+        if self._size_bytes > self._rewrite_bytes:
+            self._rewrite_grown()
+
+    def _write(self, line: bytes) -> None:
+        """Raises `_CutOffError`, the file being as it was, or `OSError`."""
+        view = memoryview(line)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size_bytes)
+            raise _CutOffError(error) from error
+
+    def _rewrite_grown(self) -> None:
+        try:
+            self._rewrite()
+        except OSError as error:
+            try:
+                unchanged = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+            except OSError:
+                unchanged = False
+            if not unchanged:
+                self._failure = error
+                raise
+            # The longer file says the same.
+            self._rewrite_bytes = self._size_bytes + REWRITE_BYTES
 
     def _rewrite(self) -> None:
-        self.close()
         replace_file(self._path, _line(_entry(*item) for item in sorted(self.fences.items())))
+        before = self._descriptor
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._grown_bytes = 0
+        if before >= 0:
+            os.close(before)
+        self._size_bytes = os.fstat(self._descriptor).st_size
+        self._rewrite_bytes = self._size_bytes + REWRITE_BYTES
+
+
+class _CutOffError(Exception):
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 def _entry(key: PartitionKey, fence: Fence) -> list[object]:

@@ -64,13 +64,13 @@ class Fencing(ServicerCore):
                 ErrorCode.STALE_FENCE,
                 f"{proposed} is refused: the fence is {hosted.fence}, the log's last epoch {log.last_epoch}",
             )
-        if verdict is FenceVerdict.RAISED:
+        if verdict is FenceVerdict.RAISED or not hosted.log_dir.fences.written(hosted.key):
             hosted.log_dir.fences.fences[hosted.key] = proposed
             raised.setdefault(hosted.log_dir, {})[hosted.key] = proposed
 
     async def _record(self, raised: dict[LogDir, dict[PartitionKey, Fence]]) -> None:
-        """One fdatasync a log directory. A failure shows in `fences.failed`."""
-        records = [self._to_thread(log_dir.fences.record, fences) for log_dir, fences in raised.items()]
+        """One fdatasync a log directory. What could not be written is not `fences.written`."""
+        records = [self._to_thread(log_dir.record_fences, fences) for log_dir, fences in raised.items()]
         for outcome in await to_its_end(asyncio.gather(*records, return_exceptions=True)):
             if isinstance(outcome, OSError):
                 _log.error("fences could not be written: %s", outcome)
@@ -91,9 +91,11 @@ class Fencing(ServicerCore):
                 raise refused
             if hosted is None:
                 raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "the log was deleted meanwhile")
-            if hosted.log_dir.fences.failed:
+            if not hosted.log_dir.fences.written(hosted.key):
+                full = hosted.log_dir.disk.full
                 raise LogError(
-                    ErrorCode.LOG_STORAGE_ERROR, f"fences cannot be written in {hosted.log_dir.path}: see the log"
+                    ErrorCode.STORAGE_FULL if full else ErrorCode.LOG_STORAGE_ERROR,
+                    f"fences cannot be written in {hosted.log_dir.path}: see the log",
                 )
             await hosted.idle()
             log = hosted.online()

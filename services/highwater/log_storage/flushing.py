@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,14 @@ from pathlib import Path
 from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.segment import Segment
 from highwater.records import CorruptBatchError
+
+
+class RemakableError(OSError):
+    """The batches are on disk; what can be made again from them (indexes, epochs) is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +30,18 @@ class Flush:
     log_end_offset: int
 
     def run(self) -> None:
-        """Raises `OSError`; what is on disk is then not known."""
+        """Raises `RemakableError`, or another `OSError`: what is on disk is not known then."""
         for segment in self.segments:
-            segment.flush()
-        checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs)
-        fsync_directory(self.directory)
+            segment.sync_batches()
+        try:
+            for segment in self.segments:
+                segment.offset_index.write_out(durable=True)
+                segment.time_index.write_out(durable=True)
+            checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs)
+            fsync_directory(self.directory)
+        except OSError as error:
+            # A write that is cut short has no number: the disk had room for a part of it only.
+            raise RemakableError(error.errno or errno.ENOSPC, error.strerror or str(error), error.filename) from error
 
 
 class LogFlushing(LogCore):
@@ -42,14 +55,19 @@ class LogFlushing(LogCore):
         self.synced_offset = max(self.synced_offset, flush.log_end_offset)
 
     def flush(self) -> None:
-        """Raises `LogError` (LOG_STORAGE_ERROR): the log is offline then."""
+        """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""
         self.check_online()
         flush = self.begin_flush()
         try:
             flush.run()
         except OSError as error:
-            raise self.fail(error) from error
+            raise self.flush_failed(error) from error
         self.finish_flush(flush)
+
+    def flush_failed(self, error: OSError) -> LogError:
+        """What `Flush.run` ended with. No space for an index is no reason to go offline: the recovery point stays, and
+        the next flush writes it."""
+        return self._fail_unless_full(error) if isinstance(error, RemakableError) else self.fail(error)
 
     @property
     def must_sync(self) -> bool:

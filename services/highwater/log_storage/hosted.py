@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.errors import ErrorCode
@@ -13,6 +14,14 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_dir import LogDir
 from highwater.metadata.models import PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class FutureLog:
+    """The copy in another directory that is to take a log's place."""
+
+    log_dir: LogDir
+    log: Log
 
 
 class HostedLog:
@@ -29,6 +38,7 @@ class HostedLog:
         self.directory = directory
         self.log = log
         self.failure = ""  # only where `log` is None
+        self.future: FutureLog | None = None  # while it moves to another directory
         self.busy = False
         self.high_watermark_written = -1  # in the checkpoint
         # Whether the topic's configuration has been given since the start. Before that nothing is deleted: what the
@@ -50,12 +60,13 @@ class HostedLog:
     @property
     def offline_reason(self) -> str:
         """Why the log is offline; empty while it is not."""
-        return self.failure if self.log is None else self.log.failure or ""
+        return self.log_dir.offline or (self.failure if self.log is None else self.log.failure or "")
 
     def online(self) -> Log:
         """Raises `LogError` (LOG_STORAGE_ERROR)."""
         if self.log is None:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+            reason = self.log_dir.offline or self.failure
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {reason}")
         self.log.check_online()
         return self.log
 

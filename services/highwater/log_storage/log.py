@@ -9,13 +9,11 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending
 from highwater.log_storage.appending import GivenBatch
+from highwater.log_storage.copying import LogCopying
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.flushing import LogFlushing
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
 from highwater.log_storage.reading import LogReading
-from highwater.log_storage.releasing import LogReleasing
 from highwater.log_storage.replacing import LogReplacing
-from highwater.log_storage.truncation import LogTruncation
 from highwater.records import STAMP_BYTES, ReadableBuffer, stamp, with_log_append_time
 
 
@@ -29,7 +27,7 @@ class Appended(NamedTuple):
     log_append_time_ms: int
 
 
-class Log(LogReading, LogReleasing, LogTruncation, LogReplacing, LogFlushing):
+class Log(LogReading, LogCopying, LogReplacing):
     """What leaders and followers do with a log: taking over, and appending."""
 
     def become_leader(self, leader_epoch: int) -> None:
@@ -140,11 +138,6 @@ class Log(LogReading, LogReleasing, LogTruncation, LogReplacing, LogFlushing):
                 ErrorCode.OFFSET_MISMATCH,
                 f"the append expects offset {expected_offset}, the log ends at {self.log_end_offset}",
             )
-
-    def _note_epoch(self, leader_epoch: int, base_offset: int) -> None:
-        if leader_epoch != self._last_epoch:
-            self.epochs.assign(leader_epoch, base_offset)
-            self._last_epoch = leader_epoch
 
 
 def _with_append_time(records: bytes, batches: list[GivenBatch], timestamp_ms: int) -> tuple[bytes, list[GivenBatch]]:

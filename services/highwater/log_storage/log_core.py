@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.disk import Disk, Trouble
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.producers import ProducerStates
-from highwater.log_storage.segment import Segment
-from highwater.records import BatchHeader
+from highwater.log_storage.segment import LOG_SUFFIX, Segment, file_name
+from highwater.records import BatchHeader, CorruptBatchError
 
 NO_OFFSET = -1
 NO_TIME = -1
@@ -60,6 +62,7 @@ class LogCore:
         self.synced_offset = self.recovery_point  # batches below it are on disk, their indexes perhaps not
         self.cleaned_to: int | None = None  # compaction has made it clean up to here; None: it never was compacted
         self.failure: str | None = None  # why the log is offline
+        self.disk = Disk()  # of its log directory, once it is hosted in one
         self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
@@ -78,13 +81,26 @@ class LogCore:
         return self._last_epoch
 
     def check_online(self) -> None:
-        if self.failure is not None:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+        failure = self.failure or self.disk.failure
+        if failure:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {failure}")
 
     def fail(self, error: Exception | str) -> LogError:
         """Takes the log offline: what is on disk is not known to be what is in memory."""
+        if isinstance(error, OSError):
+            self.disk.note(error)
         self.failure = self.failure or str(error)
         return LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {self.failure}")
+
+    def _refusal(self, error: OSError) -> LogError:
+        """Where nothing has changed: the log stays online, unless the whole directory has failed."""
+        return self.disk.refusal(error, str(self.directory))
+
+    def _fail_unless_full(self, error: OSError | CorruptBatchError) -> LogError:
+        """Where a full disk has left the log as it can go on from."""
+        if isinstance(error, OSError) and self.disk.note(error) is Trouble.FULL:
+            return self._refusal(error)
+        return self.fail(error)
 
     def raise_high_watermark(self, offset: int) -> None:
         """To `min(offset, log end)` at most, never down (RULES 4.6)."""
@@ -102,6 +118,11 @@ class LogCore:
         self.recovery_point = min(self.recovery_point, offset)
         self.synced_offset = min(self.synced_offset, offset)
 
+    def _note_epoch(self, leader_epoch: int, base_offset: int) -> None:
+        if leader_epoch != self._last_epoch:
+            self.epochs.assign(leader_epoch, base_offset)
+            self._last_epoch = leader_epoch
+
     def headers(self) -> Iterator[BatchHeader]:
         """Every batch of the log, oldest first. Raises `CorruptBatchError`, `OSError`."""
         for segment in self.segments:
@@ -116,14 +137,21 @@ class LogCore:
 
 
 def new_segment(directory: Path, base_offset: int, config: LogConfig) -> Segment:
-    """Makes an empty segment. Raises `OSError`."""
-    return Segment(
-        directory,
-        base_offset,
-        index_interval_bytes=config.index_interval_bytes,
-        index_max_bytes=config.index_max_bytes,
-        create=True,
-    )
+    """Makes an empty segment. Raises `OSError`; nothing is left of it then."""
+    try:
+        return Segment(
+            directory,
+            base_offset,
+            index_interval_bytes=config.index_interval_bytes,
+            index_max_bytes=config.index_max_bytes,
+            create=True,
+        )
+    except FileExistsError:
+        raise
+    except OSError:
+        with suppress(OSError):
+            (directory / file_name(base_offset, LOG_SUFFIX)).unlink(missing_ok=True)
+        raise
 
 
 def _base_offset(segment: Segment) -> int:

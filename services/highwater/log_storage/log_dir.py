@@ -5,66 +5,115 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import boot, checkpoints, meta_properties
 from highwater.log_storage.boot import BootRecord
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
+from highwater.log_storage.disk import LOCK, Disk
 from highwater.log_storage.durable import fsync_directory, replace_file
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.fence_journal import FILE_NAME as FENCE_JOURNAL
 from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
+from highwater.log_storage.meta_properties import MetaProperties
+from highwater.log_storage.partition_metadata import format_topic_id
 from highwater.log_storage.recovery import Checkpointed
+from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger
 
-LOCK = ".lock"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 _log = get_logger("log_storage.log_dir")
 
 
 class LogDir:
-    """Opened and locked. `clean` is what the mark said when it was opened, `tail_lost` what RULES 7.2 makes of it."""
+    """`clean` is what the mark said when it was opened, `tail_lost` what RULES 7.2 makes of it. Where the directory
+    cannot be used, `offline` says why, and nothing else may be asked of it."""
 
     def __init__(self, path: Path, broker_id: int, *, flush_every_message: bool = False) -> None:
-        """Creates the directory where there is none, and locks it.
+        """Creates the directory where there is none, and locks it; `begin` follows.
 
-        Raises `UserError`: in use by another process, of another broker, not writable, or its fences are lost.
-        """
+        Raises `UserError`: in use by another process, or of another broker."""
         self.path = path
+        self.disk = Disk(path)
+        self.clean = False
+        self.tail_lost = False
+        self.properties = MetaProperties()
+        self.record: BootRecord | None = None  # how it was last used
+        self.loaded = False  # which logs are in it is known
+        self.stale_checkpoints = False  # they may have entries of logs that are gone
         self._broker_id = broker_id
         self._flush_every_message = flush_every_message
         self._write_lock = threading.Lock()
         self._lock_descriptor = -1
+        self._fences: FenceJournal | None = None
+        self._directory_ids: tuple[str, ...] = ()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock_descriptor = _lock(path)
-            self.present_boot = boot.present_boot(path)
-            record = boot.read_record(path)
-            self.clean = (path / CLEAN_SHUTDOWN).exists()
-            if record is not None and record.broker_id != broker_id:
-                self.unlock()
-                raise UserError(
-                    f"data dir {path} belongs to broker {record.broker_id}, this is {broker_id}: set log.dirs to "
-                    f"directories of its own"
-                )
-            self.cluster_id = meta_properties.read_cluster_id(path)  # empty: not recorded yet
-            self.tail_lost = boot.tail_lost(record, self.present_boot, self.clean)
-            self.fences = FenceJournal(path / FENCE_JOURNAL)
-            if not self.tail_lost:
-                # Before the mark goes: a crash after this start is a crash under this boot.
-                synced = self.clean or (record is not None and record.flush_every_message)
-                self._write_record(flush_every_message and synced)
+            self._open()
+        except UserError:
+            self.unlock()
+            raise
         except FenceJournalError as error:
-            self.unlock()
-            raise UserError(str(error)) from None
+            self._give_up(str(error))
         except OSError as error:
-            self.unlock()
-            raise UserError(f"data dir {path} cannot be used: {error.strerror or error}") from None
+            self._give_up(f"data dir {path} cannot be used: {error.strerror or error}")
+
+    def _open(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock_descriptor = _lock(self.path)
+        self.disk.remember(self._lock_descriptor)
+        self.disk.release_reserve()  # what a start has to write finds room on a full disk
+        self.present_boot = boot.present_boot(self.path)
+        self.record = boot.read_record(self.path)
+        if self.record is not None and self.record.broker_id != self._broker_id:
+            raise UserError(
+                f"data dir {self.path} belongs to broker {self.record.broker_id}, this is {self._broker_id}: set "
+                f"log.dirs to directories of its own"
+            )
+        self.clean = (self.path / CLEAN_SHUTDOWN).exists()
+        self.properties = meta_properties.read(self.path)
+        if not self.properties.directory_id:
+            self._write_properties(self.properties.cluster_id, format_topic_id(secrets.token_bytes(16)))
+        self.tail_lost = boot.tail_lost(self.record, self.present_boot, self.clean)
+        self._fences = FenceJournal(self.path / FENCE_JOURNAL)
+
+    def _give_up(self, reason: str) -> None:
+        self.unlock()
+        self.disk.fail(reason)
+
+    def begin(self, directory_ids: Collection[str]) -> None:
+        """Records this start; `directory_ids` are those of all of the broker's directories. Takes the directory offline
+        where that fails."""
+        self._directory_ids = tuple(sorted(directory_ids))
+        if self.tail_lost or self.offline:
+            return
+        # Before the mark goes: a crash after this start is a crash under this boot.
+        synced = self.clean or (self.record is not None and self.record.flush_every_message)
+        try:
+            self._write_record(self._flush_every_message and synced)
+        except OSError as error:
+            self._give_up(f"data dir {self.path} cannot be used: {error.strerror or error}")
+
+    @property
+    def offline(self) -> str:
+        """Why nothing of this directory is served; empty while it is."""
+        return self.disk.failure
+
+    @property
+    def fences(self) -> FenceJournal:
+        assert self._fences is not None
+        return self._fences
+
+    @property
+    def cluster_id(self) -> str:
+        """Whose logs these are; empty: not recorded yet."""
+        return self.properties.cluster_id
 
     def consume_clean_mark(self) -> None:
         """Once the logs are open: a crash from here on is an unclean stop. Raises `OSError`."""
@@ -90,15 +139,28 @@ class LogDir:
             raise LogError(
                 ErrorCode.INVALID_REQUEST, f"the logs belong to cluster {self.cluster_id}, not to {cluster_id}"
             )
-        meta_properties.write(self.path, self._broker_id, cluster_id)
-        self.cluster_id = cluster_id
+        self._write_properties(cluster_id, self.properties.directory_id)
+
+    def _write_properties(self, cluster_id: str, directory_id: str) -> None:
+        properties = MetaProperties(cluster_id, directory_id)
+        meta_properties.write(self.path, self._broker_id, properties)
+        self.properties = properties
 
     def _write_record(self, flush_every_message: bool) -> None:
-        boot.write_record(self.path, BootRecord(self._broker_id, self.present_boot, flush_every_message))
+        record = BootRecord(self._broker_id, self.present_boot, flush_every_message, self._directory_ids)
+        boot.write_record(self.path, record)
+
+    def record_fences(self, raised: Mapping[PartitionKey, Fence]) -> None:
+        """Makes fences durable (`FenceJournal.record`). Raises `OSError`."""
+        try:
+            self.fences.record(raised)
+        except OSError as error:
+            self.disk.note(error)
+            raise
 
     def checkpointed(self) -> Callable[[str, int], Checkpointed]:
         """What the checkpoints say of a (topic, partition). A damaged one is as good as none: recovery points are
-        then 0, high watermarks and log starts what the log itself allows."""
+        then 0, high watermarks and log starts what the log itself allows. Raises `OSError`."""
         recovery_points = self._read(checkpoints.RECOVERY_POINTS)
         log_starts = self._read(checkpoints.LOG_STARTS)
         high_watermarks = self._read(checkpoints.HIGH_WATERMARKS)
@@ -120,9 +182,13 @@ class LogDir:
 
     def write_checkpoint(self, name: str, snapshot: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Writes one checkpoint file; `snapshot` is taken when it is this writer's turn, so that the last to write
-        has the newest. May be called from several threads. Raises `OSError`."""
+        has the newest. May be called from several threads. Raises `OSError`; the file is the one of before then."""
         with self._write_lock:
-            checkpoints.write_offsets(self.path / name, snapshot())
+            try:
+                checkpoints.write_offsets(self.path / name, snapshot())
+            except OSError as error:
+                self.disk.note(error)
+                raise
 
     def unlock(self) -> None:
         if self._lock_descriptor >= 0:
@@ -130,7 +196,8 @@ class LogDir:
             self._lock_descriptor = -1
 
     def close(self) -> None:
-        self.fences.close()
+        if self._fences is not None:
+            self._fences.close()
         self.unlock()
 
 

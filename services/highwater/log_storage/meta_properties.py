@@ -1,32 +1,42 @@
-"""`meta.properties`, as Kafka has it in each log directory: which cluster, and which broker of it, the logs belong to.
+"""`meta.properties`, as Kafka has it in each log directory: which cluster, and which broker of it, the logs belong to,
+and the id of the directory.
 
 An etcd that has lost everything shows every log as unwanted; the cluster's id tells it from one in which everything was
-deleted (RULES 9.3).
+deleted (RULES 9.3). The directory's id is random, goes with the volume, and tells one volume from a copy of another.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.log_storage.durable import replace_file
 
 FILE_NAME = "meta.properties"
 _CLUSTER_ID = "cluster.id"
+_DIRECTORY_ID = "directory.id"
 
 
-def read_cluster_id(directory: Path) -> str:
-    """Empty where none is recorded. Raises `OSError`."""
+@dataclass(frozen=True, slots=True)
+class MetaProperties:
+    cluster_id: str = ""  # empty: not recorded yet
+    directory_id: str = ""  # 22 characters, as Kafka prints a UUID; empty: not recorded yet
+
+
+def read(directory: Path) -> MetaProperties:
+    """What the file says; nothing where there is none. Raises `OSError`."""
     try:
-        lines = (directory / FILE_NAME).read_text().splitlines()
+        lines = (directory / FILE_NAME).read_text(errors="replace").splitlines()
     except FileNotFoundError:
-        return ""
-    for line in lines:
-        key, _, value = line.partition("=")
-        if key.strip() == _CLUSTER_ID:
-            return value.strip()
-    return ""
+        return MetaProperties()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    return MetaProperties(found.get(_CLUSTER_ID, ""), found.get(_DIRECTORY_ID, ""))
 
 
-def write(directory: Path, broker_id: int, cluster_id: str) -> None:
+def write(directory: Path, broker_id: int, properties: MetaProperties) -> None:
     """Durable when it returns. Raises `OSError`."""
-    replace_file(directory / FILE_NAME, f"version=0\nbroker.id={broker_id}\n{_CLUSTER_ID}={cluster_id}\n".encode())
+    lines = ["version=0", f"broker.id={broker_id}"]
+    if properties.cluster_id:
+        lines.append(f"{_CLUSTER_ID}={properties.cluster_id}")
+    lines.append(f"{_DIRECTORY_ID}={properties.directory_id}")
+    replace_file(directory / FILE_NAME, "".join(f"{line}\n" for line in lines).encode())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.disk import Disk
 from highwater.log_storage.epochs import EpochEnd
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
@@ -18,7 +18,7 @@ from highwater.records import CorruptBatchError
 class ReadPlan:
     """Where a read begins. `run` may be called in a thread."""
 
-    directory: Path
+    disk: Disk
     segment: Segment
     position: int
     max_bytes: int
@@ -31,7 +31,7 @@ class ReadPlan:
         except CorruptBatchError as error:
             raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.segment.path}: {error}") from None
         except OSError as error:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.segment.path}: {error}") from error
+            raise self.disk.refusal(error, str(self.segment.path)) from error
 
 
 class LogReading(LogCore):
@@ -53,6 +53,15 @@ class LogReading(LogCore):
                 f"offset {offset} is not within {self.log_start_offset} and {self.log_end_offset}",
             )
         bound = self.log_end_offset if max_offset < 0 else min(max_offset, self.log_end_offset)
+        return self._plan(offset, bound, max_bytes)
+
+    def plan_copy(self, offset: int, max_bytes: int) -> ReadPlan | None:
+        """As `plan_read` up to the log end, also below the log start, and from the first batch on where `offset` is not
+        there any more."""
+        self.check_online()
+        return self._plan(offset, self.log_end_offset, max_bytes)
+
+    def _plan(self, offset: int, bound: int, max_bytes: int) -> ReadPlan | None:
         if offset >= bound:
             return None
         try:
@@ -62,11 +71,11 @@ class LogReading(LogCore):
                     position, header = found
                     if header.base_offset >= bound:
                         return None
-                    return ReadPlan(self.directory, segment, position, max_bytes, bound)
+                    return ReadPlan(self.disk, segment, position, max_bytes, bound)
         except CorruptBatchError as error:
             raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
         except OSError as error:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+            raise self._refusal(error) from error
         return None
 
     def list_offset(self, timestamp: int, max_offset: int = -1) -> FoundOffset:
@@ -78,7 +87,7 @@ class LogReading(LogCore):
         except CorruptBatchError as error:
             raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
         except OSError as error:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+            raise self._refusal(error) from error
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
         self.check_online()

@@ -44,7 +44,7 @@ class LogReleasing(LogRolling):
                 for segment, end in zip(self.segments, ends, strict=True)
             ]
         except OSError as error:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+            raise self._refusal(error) from error
         return expired_segments(
             aged,
             limits,
@@ -63,7 +63,7 @@ class LogReleasing(LogRolling):
                 self.roll(self.log_end_offset, self.producers)
                 fsync_directory(self.directory)
             except (OSError, CorruptBatchError) as error:
-                raise self.fail(error) from error
+                raise self._fail_unless_full(error) from error
         self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
         assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
 
@@ -84,4 +84,4 @@ class LogReleasing(LogRolling):
             if released:
                 producer_snapshots.remove_needless(self.directory, self.segments)
         except OSError as error:
-            raise self.fail(error) from error
+            raise self._fail_unless_full(error) from error

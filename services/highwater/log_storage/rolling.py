@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from highwater.errors import ErrorCode
 from highwater.log_storage import producer_snapshots
 from highwater.log_storage.appending import NewBatch
-from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
@@ -15,6 +13,7 @@ from highwater.records import CorruptBatchError, ReadableBuffer
 class LogRolling(LogCore):
     def _write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
         """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
+        self.disk.check_room()
         active, size = self.segments[-1], self.segments[-1].size_bytes
         try:
             start = 0
@@ -31,9 +30,7 @@ class LogRolling(LogCore):
                 start = end
         except OSError as error:
             self._undo(active, size)
-            raise LogError(
-                ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: the append failed and left nothing behind: {error}"
-            ) from error
+            raise self.disk.refusal(error, f"{self.directory}: the append failed and left nothing behind") from error
         except CorruptBatchError as error:
             raise self.fail(error) from error
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log_manager import LogManager, monotonic_ms
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.servicer import LogStorageServicer
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings

@@ -46,8 +46,10 @@ class LogTruncation(LogCore):
                 found = segment.position_of(offset)
                 if found is not None:
                     return min(found[1].base_offset, offset)
-        except (CorruptBatchError, OSError) as error:
+        except CorruptBatchError as error:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
+        except OSError as error:
+            raise self._refusal(error) from error
         return self.log_end_offset
 
     def truncate_to(self, cut: int) -> None:
@@ -73,7 +75,9 @@ class LogTruncation(LogCore):
         found = last.position_of(cut)
         if found is not None:
             last.truncate(found[0], cut)
-        elif last.end_offset > cut:
+        else:
+            last.resume()
+        if found is None and last.end_offset > cut:
             raise CorruptBatchError(last.size_bytes, f"no batch at offset {cut}")
         self._set_end(cut)
         self.epochs.truncate_from_end(cut)

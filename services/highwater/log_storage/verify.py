@@ -12,9 +12,9 @@ from pathlib import Path
 
 from highwater.log_storage import checkpoints, fence_journal, partition_metadata, producer_snapshots
 from highwater.log_storage.checkpoints import CheckpointError
+from highwater.log_storage.disk import LOCK
 from highwater.log_storage.dump import dump_index, dump_segment
 from highwater.log_storage.fence_journal import FenceJournalError
-from highwater.log_storage.log_dir import LOCK
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotError
 from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name

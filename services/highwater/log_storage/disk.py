@@ -1,0 +1,158 @@
+"""The volume under a log directory, as operations on its files have found it: sound, full, or failed.
+
+A full volume refuses appends and nothing else, and recovers by itself: a reserve of `RESERVE_BYTES` is given up when
+the first write finds no room, so that checkpoints, fences and truncations still find some (retention could free nothing
+without them); appends are taken again once the reserve can be allocated anew. A failed volume takes the logs of its
+directory offline, and no other's, until log-storage is started again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.telemetry.log import get_logger
+
+LOCK = ".lock"
+RESERVE = ".reserve"
+RESERVE_BYTES = 1 << 20
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FAILED = frozenset(
+    {
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ENOMEDIUM,
+        errno.ESTALE,
+        errno.EUCLEAN,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EHOSTDOWN,
+        errno.ETIMEDOUT,
+    }
+)
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+_log = get_logger("log_storage.disk")
+
+
+class Trouble(Enum):
+    FULL = "full"
+    FAILED = "failed"
+    OTHER = "other"  # says nothing of the volume: a missing file, too many open ones
+
+
+class Disk:
+    """One for each log directory; its logs share it. Without a directory (a log by itself) it only tells errors apart.
+    May be used from several threads."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.failure = ""  # why the directory is offline
+        self.full = False
+        self._directory = directory
+        self._identity: tuple[int, int] | None = None
+
+    # -- what an error means ------------------------------------------------------------------------------------------
+
+    def note(self, error: BaseException | None) -> Trouble:
+        """Takes in what an operation ended with."""
+        if not isinstance(error, OSError):
+            return Trouble.OTHER
+        if error.errno in _FULL:
+            self._fill(error)
+            return Trouble.FULL
+        if error.errno in _FAILED:
+            self.fail(str(error))
+            return Trouble.FAILED
+        if error.errno in _MISSING:
+            return Trouble.FAILED if not self.present() else Trouble.OTHER
+        return Trouble.OTHER
+
+    def refusal(self, error: OSError, what: str) -> LogError:
+        """The error to answer with, where `what` failed with `error` and has left nothing behind."""
+        if self.note(error) is Trouble.FULL:
+            return LogError(ErrorCode.STORAGE_FULL, f"{what}: no space is left: {error}")
+        return LogError(ErrorCode.LOG_STORAGE_ERROR, f"{what}: {error}")
+
+    def fail(self, reason: str) -> None:
+        if not self.failure:
+            self.failure = reason
+            _log.error("the log directory %s is offline: %s", self._directory, reason)
+
+    # -- room ---------------------------------------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """Before an append. Raises `LogError` (STORAGE_FULL)."""
+        if self.full:
+            raise LogError(
+                ErrorCode.STORAGE_FULL,
+                f"no space is left in {self._directory}: appends are taken again when {RESERVE_BYTES} bytes are free",
+            )
+
+    def release_reserve(self) -> None:
+        """At start, before anything is written. Raises `OSError`."""
+        if self._directory is not None:
+            (self._directory / RESERVE).unlink(missing_ok=True)
+
+    def keep_reserve(self) -> None:
+        """Allocates the reserve, if the volume has the room; if not, it is full until a later call finds some."""
+        if self._directory is None or self.failure:
+            return
+        try:
+            _allocate(self._directory / RESERVE)
+        except OSError as error:
+            self.note(error)
+            return
+        if self.full:
+            _log.info("%s has space again", self._directory)
+        self.full = False
+
+    def _fill(self, error: OSError) -> None:
+        if self._directory is None:
+            return
+        if not self.full:
+            self.full = True
+            _log.error("%s is full: appends to its logs are refused until there is space: %s", self._directory, error)
+        with suppress(OSError):  # it is noticed by whoever writes next
+            self.release_reserve()
+
+    # -- whether it is still there ------------------------------------------------------------------------------------
+
+    def remember(self, lock_descriptor: int) -> None:
+        """The directory is the one that holds this lock file. Raises `OSError`."""
+        found = os.fstat(lock_descriptor)
+        self._identity = (found.st_dev, found.st_ino)
+
+    def present(self) -> bool:
+        """Whether the path still leads to the directory that was locked; if not, it is offline from now on: what is
+        appended to open files of a directory that is gone would be lost with them."""
+        if self._directory is None or self._identity is None:
+            return True
+        try:
+            found = os.stat(self._directory / LOCK)
+        except OSError as error:
+            self.fail(f"the directory is gone: {error}")
+            return False
+        if (found.st_dev, found.st_ino) != self._identity:
+            self.fail("the directory is another one than at start")
+            return False
+        return True
+
+
+def _allocate(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""Which logs a broker has, in which of its directories, and the checkpoint files that the logs of a directory share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import checkpoints
+from highwater.log_storage.checkpoints import TopicPartition
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_dir import LogDir
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.server import UserError
+
+DELETED = ".deleted"
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class LogRegistry:
+    def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
+        self.config = config
+        self.log_dirs: list[LogDir] = []
+        self.removable: list[Path] = []  # directories that were renamed to `.deleted`, to be removed
+        self._now_ms = now_ms
+        self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
+        self._hosted: dict[PartitionKey, HostedLog] = {}
+        self._names: dict[TopicPartition, PartitionKey] = {}
+
+    @property
+    def online_dirs(self) -> list[LogDir]:
+        return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
+
+    def find(self, key: PartitionKey) -> HostedLog | None:
+        return self._hosted.get(key)
+
+    def get(self, key: PartitionKey) -> HostedLog:
+        """Raises `LogError`: UNKNOWN_TOPIC_ID; LOG_STORAGE_ERROR where the log may be in a directory that could not be
+        opened."""
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            self.check_all_loaded()
+            raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of partition {key}")
+        return hosted
+
+    def check_all_loaded(self) -> None:
+        """A log that is not known may be in a directory whose logs are not: it must not be begun anew elsewhere, and
+        lead without what it holds. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        for log_dir in self.log_dirs:
+            if not log_dir.loaded:
+                raise LogError(
+                    ErrorCode.LOG_STORAGE_ERROR,
+                    f"the log directory {log_dir.path} is offline and may hold the log: {log_dir.offline}. Mend it, or "
+                    f"take it out of log.dirs, and start log-storage again",
+                )
+
+    def __iter__(self) -> Iterator[HostedLog]:
+        return iter(list(self._hosted.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def in_directory(self, log_dir: LogDir) -> Iterator[HostedLog]:
+        return (hosted for hosted in self if hosted.log_dir is log_dir)
+
+    def moving_to(self, log_dir: LogDir) -> Iterator[HostedLog]:
+        return (hosted for hosted in self if hosted.future is not None and hosted.future.log_dir is log_dir)
+
+    def _add(self, hosted: HostedLog) -> None:
+        present = self._hosted.get(hosted.key)
+        if present is not None:
+            raise UserError(
+                f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
+            )
+        self._hosted[hosted.key] = hosted
+        self._names[hosted.topic_partition] = hosted.key
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def write_checkpoints(self, log_dir: LogDir) -> None:
+        """Writes all offset checkpoints of a directory. Raises as `write_checkpoint`."""
+        for name in _CHECKPOINTED:
+            self.write_checkpoint(log_dir, name)
+
+    def write_checkpoint(self, log_dir: LogDir, name: str) -> None:
+        """Writes one of the offset checkpoints of a directory. An offline log's entry is kept as it last was. May be
+        called from several threads. Raises `OSError`, and `LogError` (LOG_STORAGE_ERROR) where it is offline."""
+        if log_dir.offline:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
+        log_dir.write_checkpoint(name, lambda: dict(self._offsets(log_dir, name)))
+
+    def _offsets(self, log_dir: LogDir, name: str) -> Iterable[tuple[TopicPartition, int]]:
+        read = _CHECKPOINTED[name]
+        unopened = [hosted for hosted in self.in_directory(log_dir) if hosted.log is None]
+        if unopened:
+            before = checkpoints.read_offsets(log_dir.path / name)
+            for hosted in unopened:
+                if hosted.topic_partition in before:
+                    yield hosted.topic_partition, before[hosted.topic_partition]
+        for hosted in self.in_directory(log_dir):
+            if hosted.log is not None:
+                yield hosted.topic_partition, read(hosted.log)
+        for hosted in self.moving_to(log_dir):
+            if hosted.future is not None:
+                yield hosted.topic_partition, read(hosted.future.log)
+
+
+_CHECKPOINTED: dict[str, Callable[[Log], int]] = {
+    checkpoints.RECOVERY_POINTS: lambda log: log.recovery_point,
+    checkpoints.HIGH_WATERMARKS: lambda log: log.high_watermark,
+    checkpoints.LOG_STARTS: lambda log: log.log_start_offset,
+}

@@ -1,0 +1,291 @@
+"""Several log directories: which logs go where, that they are one set, and that one that fails leaves the others
+alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_disk import CHANGES, READS, SYNCS, WRITES, FaultyDisk
+from log_storage_batches import batch, lead, read_all
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import meta_properties
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log import Log
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.meta_properties import MetaProperties
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.server import UserError
+
+
+def key(partition: int) -> PartitionKey:
+    return PartitionKey(b"t" * 16, partition)
+
+
+def opened(*paths: Path, config: LogConfig | None = None) -> LogManager:
+    manager = LogManager(paths, config or LogConfig(), broker_id=1)
+    manager.load()
+    return manager
+
+
+def log_of(manager: LogManager, partition: int) -> Log:
+    return manager.get(key(partition)).online()
+
+
+def refused(code: ErrorCode, words: str = ".") -> Any:
+    return pytest.raises(LogError, match=words, check=lambda error: error.code is code)
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.fixture
+def manager(dirs: tuple[Path, Path]) -> Iterator[LogManager]:
+    """Four logs of three records; partitions 0 and 2 in `a`, 1 and 3 in `b`."""
+    manager = opened(*dirs)
+    for log_dir in manager.log_dirs:
+        log_dir.record_boot()
+        log_dir.record_cluster("cluster")
+    for partition in range(4):
+        manager.create("t", key(partition), {})
+        lead(log_of(manager, partition), batch(3))
+    yield manager
+    manager.unlock()
+
+
+def test_the_directories_are_one_set(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    ids = {log_dir.properties.directory_id for log_dir in manager.log_dirs}
+    assert len(ids) == 2
+    for path in dirs:
+        assert (path / ".lock").exists()
+        lines = (path / "meta.properties").read_text().splitlines()
+        assert lines[:3] == ["version=0", "broker.id=1", "cluster.id=cluster"]
+        assert len(lines[3]) == len("directory.id=") + 22
+    manager.close()
+    again = opened(*reversed(dirs))  # in any order
+    assert {log_dir.properties.directory_id for log_dir in again.log_dirs} == ids
+    assert not any(log_dir.tail_lost for log_dir in again.log_dirs)
+    assert [log_of(again, partition).log_end_offset for partition in range(4)] == [3] * 4
+    again.unlock()
+
+
+def test_directories_of_two_clusters(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    manager.close()
+    meta_properties.write(dirs[1], 1, MetaProperties("another", "b" * 22))
+    with pytest.raises(UserError, match="several clusters"):
+        opened(*dirs)
+
+
+def test_a_copy_of_a_directory_is_not_another_one(dirs: tuple[Path, Path], manager: LogManager, tmp_path: Path) -> None:
+    manager.close()
+    shutil.copytree(dirs[0], tmp_path / "c")
+    with pytest.raises(UserError, match="is a copy of another"):
+        opened(*dirs, tmp_path / "c")
+
+
+def test_the_same_partition_in_two_directories(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    manager.close()
+    shutil.copytree(dirs[0] / "t-0", dirs[1] / "t-0")
+    with pytest.raises(UserError, match="t-0 and .*t-0 are the same partition"):
+        opened(*dirs)
+
+
+def test_a_directory_that_was_added_is_no_loss(dirs: tuple[Path, Path], manager: LogManager, tmp_path: Path) -> None:
+    """RULES 7.2: an empty volume in the place of another is one."""
+    manager.close()
+    added = opened(*dirs, tmp_path / "c")
+    assert not any(log_dir.tail_lost for log_dir in added.log_dirs)
+    added.create("t", key(4), {})
+    assert added.get(key(4)).log_dir.path == tmp_path / "c"
+    added.close()
+    shutil.rmtree(tmp_path / "c")
+    replaced = opened(*dirs, tmp_path / "c")
+    assert all(log_dir.tail_lost for log_dir in replaced.log_dirs)
+    replaced.unlock()
+
+
+def test_a_directory_that_was_taken_away_is_a_loss(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    manager.close()
+    alone = opened(dirs[0])
+    assert alone.log_dirs[0].tail_lost
+    alone.log_dirs[0].record_boot()
+    alone.unlock()
+    again = opened(dirs[0])
+    assert not again.log_dirs[0].tail_lost
+    again.unlock()
+
+
+# -- one fails at start ----------------------------------------------------------------------------------------------
+
+
+def spoil_with_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("no directory")
+
+
+def spoil_fences(path: Path) -> None:
+    (path / "fence-journal").write_bytes(b"damaged\ndamaged\n")
+
+
+@pytest.mark.parametrize("spoil", [spoil_with_a_file, spoil_fences])
+def test_a_directory_that_cannot_be_opened(dirs: tuple[Path, Path], manager: LogManager, spoil: Any) -> None:
+    """Its logs are not begun anew elsewhere, and no new log is made that might be one of them."""
+    manager.close()
+    spoil(dirs[0])
+    again = opened(*dirs)
+    assert [bool(log_dir.offline) for log_dir in again.log_dirs] == [True, False]
+    assert [log_of(again, partition).log_end_offset for partition in (1, 3)] == [3, 3]
+    lead(log_of(again, 1), batch())
+    for call in (
+        lambda: again.get(key(0)),
+        lambda: again.create("t", key(0), {}),
+        lambda: again.create("t", key(9), {}),
+        lambda: again.delete(key(0), -1),
+    ):
+        with refused(ErrorCode.LOG_STORAGE_ERROR, "offline and may hold the log"):
+            call()
+    assert not any(log_dir.tail_lost for log_dir in again.online_dirs)
+    again.close()
+    assert (dirs[1] / ".kafka_cleanshutdown").exists()
+
+
+def test_no_directory_can_be_opened(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    manager.close()
+    for path in dirs:
+        spoil_with_a_file(path)
+    with pytest.raises(UserError, match="cannot be used"):
+        opened(*dirs)
+
+
+def test_a_directory_that_cannot_be_read(
+    dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.close()
+    disk = FaultyDisk(dirs[0], monkeypatch)
+    disk.fail(READS)
+    again = opened(*dirs)
+    assert again.log_dirs[0].offline
+    for partition in (0, 2):  # they are known: nobody begins them anew
+        with refused(ErrorCode.LOG_STORAGE_ERROR):
+            again.get(key(partition)).online()
+    assert log_of(again, 1).log_end_offset == 3
+    again.create("t", key(9), {})
+    assert again.get(key(9)).log_dir.path == dirs[1]
+    disk.heal()
+    again.close()
+    assert (dirs[0] / ".kafka_cleanshutdown").exists()  # as it was: nothing has been written there
+    mended = opened(*dirs)
+    assert [log_of(mended, partition).log_end_offset for partition in range(4)] == [3] * 4
+    mended.unlock()
+
+
+# -- one fails while it is used --------------------------------------------------------------------------------------
+
+
+def expect_offline(manager: LogManager, dirs: tuple[Path, Path]) -> None:
+    """`a` is offline with its logs, `b` serves."""
+    assert [bool(log_dir.offline) for log_dir in manager.log_dirs] == [True, False]
+    for partition in (0, 2):
+        assert manager.get(key(partition)).offline_reason
+        with refused(ErrorCode.LOG_STORAGE_ERROR, "offline"):
+            manager.get(key(partition)).online()
+    for partition in (1, 3):
+        log = log_of(manager, partition)
+        lead(log, batch(2))
+        assert sum(header.record_count for header in read_all(log)) == log.log_end_offset
+    manager.create("u", PartitionKey(b"u" * 16, 0), {})
+    assert manager.get(PartitionKey(b"u" * 16, 0)).log_dir.path == dirs[1]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENODEV])
+def test_an_append_fails(
+    dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk = FaultyDisk(dirs[0], monkeypatch)
+    disk.fail((*WRITES, *SYNCS, *CHANGES), number)
+    with refused(ErrorCode.LOG_STORAGE_ERROR):
+        lead(log_of(manager, 0), batch())
+    expect_offline(manager, dirs)
+    disk.heal()
+    expect_offline(manager, dirs)  # until the next start
+    manager.unlock()
+    again = opened(*dirs)
+    assert [log_of(again, partition).log_end_offset for partition in (0, 2)] == [3, 3]
+    again.unlock()
+
+
+def test_a_read_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultyDisk(dirs[0], monkeypatch).fail(READS)
+    with refused(ErrorCode.LOG_STORAGE_ERROR):
+        log_of(manager, 0).read(0, -1, 1000)
+    expect_offline(manager, dirs)
+
+
+def test_a_flush_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultyDisk(dirs[0], monkeypatch).fail(SYNCS)
+    with refused(ErrorCode.LOG_STORAGE_ERROR):
+        log_of(manager, 0).flush()
+    expect_offline(manager, dirs)
+
+
+def test_a_checkpoint_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultyDisk(dirs[0], monkeypatch).fail(SYNCS)
+    with pytest.raises(OSError, match="Input/output"):
+        manager.write_checkpoints(manager.log_dirs[0])
+    expect_offline(manager, dirs)
+
+
+def test_a_fence_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    FaultyDisk(dirs[0], monkeypatch).fail(SYNCS)
+    fence = Fence(1, Role.LEADER, "rm", "ls")
+    with pytest.raises(OSError, match="Input/output"):
+        manager.log_dirs[0].record_fences({key(0): fence})
+    assert not manager.log_dirs[0].fences.written(key(0))
+    expect_offline(manager, dirs)
+
+
+@pytest.mark.parametrize("again", ["nothing", "a file", "another directory"])
+def test_a_directory_vanishes(dirs: tuple[Path, Path], manager: LogManager, again: str) -> None:
+    """Appends to open files would go on, into files that nobody finds again."""
+    dirs[0].rename(dirs[0].with_name("elsewhere"))
+    if again == "a file":
+        dirs[0].write_text("")
+    elif again == "another directory":
+        dirs[0].mkdir()
+        (dirs[0] / ".lock").touch()
+    assert not manager.log_dirs[0].disk.present()
+    expect_offline(manager, dirs)
+    assert manager.log_dirs[1].disk.present()
+
+
+def test_one_log_whose_files_are_gone(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    """A file that is missing says nothing of the directory."""
+    shutil.rmtree(dirs[0] / "t-0")
+    with refused(ErrorCode.LOG_STORAGE_ERROR):
+        log_of(manager, 0).flush()
+    assert manager.get(key(0)).offline_reason
+    assert not manager.log_dirs[0].offline
+    assert log_of(manager, 2).log_end_offset == 3
+
+
+def test_too_many_open_files_are_no_fault_of_the_disk(
+    dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk(dirs[0], monkeypatch)
+    disk.fail(("open",), errno.EMFILE)
+    log = log_of(manager, 0)
+    log.config = LogConfig(segment_bytes=1)
+    with refused(ErrorCode.LOG_STORAGE_ERROR, os.strerror(errno.EMFILE)):
+        lead(log, batch())
+    disk.heal()
+    assert lead(log, batch()).base_offset == 3
