@@ -48,6 +48,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+        .config("spark.sql.streaming.noDataProgressEventInterval", "100ms")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -138,7 +139,7 @@ def available_now(frame: DataFrame, checkpoint: Path, out: Path) -> list[dict[st
     return [json.loads(report.json) for report in query.recentProgress]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def delete_records(cluster: LocalCluster) -> Callable[[str, int, int], None]:
     """`delete_records(topic, partition, offset)`: everything before the offset."""
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from pyspark.sql import SparkSession
+from conftest import numbers, send, with_options
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client import TopicPartition
@@ -23,10 +25,12 @@ PARTITIONS = 3
 JOB = Path(__file__).with_name("archive_job.py")
 
 
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[LocalCluster]:
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three, all of them up at the end of each test."""
     settings = {"broker.session.timeout.ms": "3000", "controller.session.timeout.ms": "1000"}
-    running = LocalCluster(LocalClusterSettings(tmp_path / "cluster", brokers=3, port=0, settings=settings))
+    data = tmp_path_factory.mktemp("brokers")
+    running = LocalCluster(LocalClusterSettings(data, brokers=3, port=0, settings=settings))
     running.start()
     yield running
     running.kill()
@@ -114,3 +118,29 @@ def test_kill_9_of_the_query_and_of_a_broker_in_mid_stream(
     expected = all_records(brokers.bootstrap, topic)
     assert len(expected) == RECORDS
     assert archived == expected
+
+
+def test_a_partition_without_a_leader_fails_the_query(brokers: LocalCluster, spark: SparkSession, topic: str) -> None:
+    with Admin(brokers.bootstrap) as admin:
+        admin.create_topic(topic, 1, 1)
+        send(brokers, topic, range(10))
+        leader = admin.describe_topics([topic])[0].partitions[0].leader
+
+        def read(**options: str) -> DataFrame:
+            return with_options(spark.read, brokers, {"subscribe": topic, **options}).load()
+
+        planned = read(**{"kafkaConsumer.pollTimeoutMs": "2000"})
+        assert planned.rdd.getNumPartitions() == 1
+        brokers.kill_broker(leader)
+        try:
+            with pytest.raises(PySparkException, match=f"{topic}-0 has had no leader for 2 s: is its broker up"):
+                planned.collect()
+            with pytest.raises(PySparkException, match=f"{topic}-0 has no leader now: is its broker up"):
+                read(**{"highwater.request.timeout.ms": "3000"}).collect()
+            rows = spark.sql("select 'v' value")
+            late = with_options(rows.write, brokers, {"topic": topic, "highwater.delivery.timeout.ms": "3000"})
+            with pytest.raises(PySparkException, match=f"for {topic}-0 were not acknowledged within 3 s"):
+                late.mode("append").save()
+        finally:
+            brokers.start_broker(leader)
+        assert numbers(read()) == list(range(10))

@@ -54,7 +54,7 @@ async def lookup_offsets(
             leader = cluster.leader(*partition)
             if leader is None:
                 where = f"{partition.topic}-{partition.partition}"
-                errors[partition] = LeaderNotAvailableError(f"{where} has no leader now")
+                errors[partition] = LeaderNotAvailableError(f"{where} has no leader now: is its broker up?")
             else:
                 by_leader.setdefault(leader[0], []).append(partition)
         await asyncio.gather(
