@@ -44,6 +44,7 @@ class FakeBroker(replica_control_pb2_grpc.ReplicaControlServicer):
         self.address = ""
         self.controller_epoch = 0
         self.states: dict[PartitionKey, common_pb2.PartitionState] = {}
+        self.configs: dict[PartitionKey, dict[str, str]] = {}
         self.instructed_at: dict[PartitionKey, float] = {}
         self.stopped: list[PartitionKey] = []
         self.metadata: dict[str, replica_control_pb2.TopicState] = {}
@@ -117,6 +118,7 @@ class FakeBroker(replica_control_pb2_grpc.ReplicaControlServicer):
             error = ErrorCode.LOG_STORAGE_ERROR if each.topic == self.broken_topic else ErrorCode.NONE
             if error is ErrorCode.NONE:
                 self.states[key] = each.state
+                self.configs[key] = dict(each.config)
                 self.instructed_at[key] = asyncio.get_running_loop().time()
             tail = replica_control_pb2.LogTail(last_epoch=0, log_end_offset=0)
             results.append(

@@ -63,9 +63,18 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
     shown = run("topics", "describe", "t").out
     assert "segment.ms=60000" in shown
     assert str(described["topic_id"]) in shown
-    assert run("topics", "alter", "t", "--partitions", 5) == Result(0, "altered t: 5 partitions\n", "")
+    assert run("topics", "alter", "t", "--partitions", 5) == Result(
+        0, "altered t: 5 partitions, segment.ms=60000\n", ""
+    )
     (altered,) = run("topics", "describe", "t", "--json").rows
     assert [len(partition["isr"]) for partition in altered["partitions"]] == [3] * 5  # type: ignore[attr-defined]
+    changed = run("topics", "alter", "t", "--config", "retention.ms=5", "--delete-config", "segment.ms")
+    assert changed == Result(0, "altered t: 5 partitions, retention.ms=5\n", "")
+    rows = {str(row["key"]): row for row in run("topics", "describe", "t", "--config", "--json").rows}
+    assert rows["retention.ms"] == {"key": "retention.ms", "value": "5", "source": "topic"}
+    assert rows["segment.ms"] == {"key": "segment.ms", "value": None, "source": "brokers"}
+    listed = run("topics", "describe", "t", "--config").out
+    assert ["retention.ms", "5", "topic"] in [line.split()[1::2] for line in listed.splitlines()]
     run("topics", "alter", "t", "--partitions", 5).is_one_sentence("partitions can only be added")
     assert run("topics", "delete", "t") == Result(0, "deleted t\n", "")
     run("topics", "describe", "t").is_one_sentence("'t' does not exist")
@@ -84,7 +93,9 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
         (["describe", "absent"], "'absent' does not exist"),
         (["delete", "absent"], "'absent'"),
         (["alter", "absent", "--partitions", "2"], "'absent'"),
-        (["alter", "x"], "--partitions"),
+        (["alter", "x"], "nothing to alter"),
+        (["alter", "x", "--config", "retention"], "--config key=value"),
+        (["alter", "x", "--delete-config", "no.such"], "'no.such'"),
         (["describe"], "missing argument"),
         (["rename", "x"], "rename"),
         (["list", "--bootstrap", NO_CLUSTER], "is the cluster up?"),

@@ -185,8 +185,12 @@ async def test_what_cannot_be_created_is_refused_with_a_reason(world: World) -> 
 async def test_what_this_version_does_not_serve_is_unimplemented(world: World) -> None:
     stub = await world.acting()
     calls = (
-        stub.AlterConfigs(controller_pb2.AlterConfigsRequest()),
-        stub.DescribeConfigs(controller_pb2.DescribeConfigsRequest()),
+        stub.AlterConfigs(controller_pb2.AlterConfigsRequest(resource=controller_pb2.ConfigResource(name="1"))),
+        stub.DescribeConfigs(
+            controller_pb2.DescribeConfigsRequest(
+                resources=[controller_pb2.ConfigResource(type=controller_pb2.BROKER, name="1")]
+            )
+        ),
         stub.ReassignPartitions(controller_pb2.ReassignPartitionsRequest()),
         stub.ElectLeaders(controller_pb2.ElectLeadersRequest(type=controller_pb2.UNCLEAN)),
     )
@@ -273,6 +277,90 @@ async def test_a_growth_that_a_controller_left_half_done_is_finished(world: Worl
     await eventually(lambda: all(set(b.states) == wanted for b in world.brokers.values()), "states are made and sent")
     assert [state.leader for state in await world.states("grown", 3)] == [1, 2, 1]
     assert only(await stub.CreatePartitions(more_partitions("grown", 3))) is ErrorCode.INVALID_PARTITIONS
+
+
+def altered(name: str, **more: object) -> controller_pb2.AlterConfigsRequest:
+    resource = controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=name)
+    return controller_pb2.AlterConfigsRequest(resource=resource, **more)  # type: ignore[arg-type]
+
+
+async def test_a_changed_configuration_is_taken_everywhere_when_the_answer_comes(world: World) -> None:
+    stub = await world.cluster(2)
+    request = new_topic("t", 2, 2, config={"min.insync.replicas": "1", "retention.ms": "5"})
+    response = await stub.CreateTopics(request)
+    assert only(response) is ErrorCode.NONE
+    keys = {PartitionKey(response.results[0].topic_id, number) for number in range(2)}
+    answer = await stub.AlterConfigs(altered("t", set={"segment.bytes": "2048", "retention.ms": "6"}))
+    assert from_proto(answer.error) is ErrorCode.NONE, answer
+    wanted = {"min.insync.replicas": "1", "retention.ms": "6", "segment.bytes": "2048"}
+    for broker in world.brokers.values():
+        assert broker.configs == dict.fromkeys(keys, wanted)
+        assert dict(broker.metadata["t"].config) == wanted
+    assert {state.leader_epoch for state in await world.states("t", 2)} == {0}  # nothing is elected for it (RULES 1.3)
+    answer = await stub.AlterConfigs(altered("t", unset=["min.insync.replicas", "retention.ms"]))
+    assert from_proto(answer.error) is ErrorCode.NONE
+    assert world.brokers[1].configs == {key: {"segment.bytes": "2048"} for key in keys}
+    described = await stub.DescribeConfigs(
+        controller_pb2.DescribeConfigsRequest(
+            resources=[controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=name) for name in ("t", "absent")]
+        )
+    )
+    found = {entry.key: (entry.value, entry.is_default, entry.source) for entry in described.configs[0].entries}
+    assert found["segment.bytes"] == ("2048", False, "topic")
+    assert found["min.insync.replicas"] == ("2", True, "controller")
+    assert found["retention.ms"] == ("", True, "brokers")
+    assert from_proto(described.configs[1].error) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_configuration_that_cannot_be_is_refused_with_a_reason(world: World) -> None:
+    stub = await world.cluster(1)
+    await create(stub, "t", 1, 1)
+
+    async def refused(request: controller_pb2.AlterConfigsRequest) -> tuple[ErrorCode, str]:
+        error = (await stub.AlterConfigs(request)).error
+        return from_proto(error), error.message
+
+    for request, part in (
+        (altered("t", set={"retention.ms": "long"}), "retention.ms='long'"),
+        (altered("t", set={"retention.msec": "1"}), "'retention.msec'"),
+        (altered("t", unset=["retention.msec"]), "'retention.msec'"),
+    ):
+        error, message = await refused(request)
+        assert error is ErrorCode.INVALID_CONFIG
+        assert part in message
+    both = altered("t", set={"retention.ms": "1"}, unset=["retention.ms"])
+    assert (await refused(both))[0] is ErrorCode.INVALID_REQUEST
+    assert (await refused(altered("absent")))[0] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    checked = altered("t", set={"retention.ms": "1"}, validate_only=True)
+    assert (await refused(checked))[0] is ErrorCode.NONE
+    entry = await world.store.get(world.keys.topic_config("t"))
+    assert entry is not None
+    assert entry.value == b"{}"
+
+
+async def test_changes_of_one_configuration_at_once_are_all_made(world: World) -> None:
+    """RULES 2.2: each write compares what it was computed from."""
+    stub = await world.cluster(1)
+    (key,) = await create(stub, "t", 1, 1)
+    wanted = {"retention.ms": "1", "retention.bytes": "2", "segment.ms": "3", "flush.ms": "4"}
+    answers = await asyncio.gather(*(stub.AlterConfigs(altered("t", set={k: v})) for k, v in wanted.items()))
+    assert {from_proto(answer.error) for answer in answers} == {ErrorCode.NONE}
+    assert world.brokers[1].configs[key] == wanted
+
+
+async def test_a_configuration_may_make_an_unclean_election_possible(world: World) -> None:
+    """RULES 7.4: the controller looks at its partitions again when the configuration changes."""
+    stub = await world.cluster(2)
+    response = await stub.CreateTopics(new_topic("t", 1, 2, config={"min.insync.replicas": "1"}))
+    (key,) = [PartitionKey(response.results[0].topic_id, 0)]
+    (state,) = await world.states("t", 1)
+    leader, other = world.brokers[state.leader], world.brokers[3 - state.leader]
+    await joins_isr(world, "t", key, leader, (leader.broker_id,))
+    await leader.kill()
+    await eventually(lambda: other.states[key].leader == -1, "nobody may lead")
+    answer = await stub.AlterConfigs(altered("t", set={"unclean.leader.election.enable": "true"}))
+    assert from_proto(answer.error) is ErrorCode.NONE
+    await eventually(lambda: other.leads() == {key}, "the other one may")
 
 
 async def test_a_deleted_topic_is_gone_and_its_name_free_again(world: World) -> None:

@@ -18,6 +18,7 @@ from highwater.metadata.models import PartitionState, TopicAssignment
 from highwater.metadata.partition_states import Outcome, StateWrite
 from highwater.metadata.producer_ids import ProducerIdAllocator, allocate_block
 from highwater.metadata.store import Store
+from highwater.metadata.topic_configs import VersionedConfig, read_topic_config, write_topic_config
 from highwater.metadata.topics import (
     TopicExistsError,
     TopicMarkedForDeletionError,
@@ -135,6 +136,27 @@ async def test_a_topic_that_is_being_deleted_does_not_grow(store: Store, keys: K
     assert await mark_for_deletion(store, keys, term, made)
     assert await change_assignment(store, keys, term, made, longer) is None
     assert (await view(store, keys)).topics == {"t": made}
+
+
+async def test_a_configuration_is_written_over_the_one_that_was_read_and_no_other(
+    store: Store, keys: Keys, term: ControllerTerm
+) -> None:
+    made = await create_topic(store, keys, term, TOPIC, CONFIG)
+    read = await read_topic_config(store, keys, "t")
+    assert read.config == CONFIG
+    changed = {"retention.ms": "1"}
+    assert not await write_topic_config(store, keys, term, "t", made.create_revision - 1, read, changed)  # RULES 1.1
+    assert not await write_topic_config(store, keys, term, "t", made.create_revision, VersionedConfig({}, 0), changed)
+    assert await write_topic_config(store, keys, term, "t", made.create_revision, read, changed)
+    assert not await write_topic_config(store, keys, term, "t", made.create_revision, read, {})
+    assert (await view(store, keys)).topic_configs == {"t": changed}
+    assert (await read_topic_config(store, keys, "absent")) == VersionedConfig({}, 0)
+    assert await mark_for_deletion(store, keys, term, made)
+    read = await read_topic_config(store, keys, "t")
+    assert not await write_topic_config(store, keys, term, "t", made.create_revision, read, {})
+    await store.txn((), (Delete(keys.controller),))
+    with pytest.raises(ControllerDeposed):
+        await write_topic_config(store, keys, term, "t", made.create_revision, read, {})
 
 
 async def test_a_cluster_has_one_id(store: Store, keys: Keys) -> None:

@@ -17,7 +17,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
 from highwater.replica_manager.purge import Purge
-from highwater.replica_manager.storage import LogStorage, StorageError
+from highwater.replica_manager.storage import CreateAnswer, LogStorage, StorageError
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
@@ -35,7 +35,7 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
     creating, registered_anew = asyncio.Event(), asyncio.Event()
     create_log = LogStorage.create_log
 
-    async def slowly(storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str]) -> StorageError:
+    async def slowly(storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str]) -> CreateAnswer:
         creating.set()
         await registered_anew.wait()
         return await create_log(storage, topic, key, config)

@@ -27,15 +27,20 @@ def create(
     """Create a topic and wait until it takes records."""
     from highwater.client.blocking import Admin
 
+    settings = key_values(config)
+    with Admin(bootstrap) as admin:
+        made = admin.create_topic(topic, partitions, replication_factor, config=settings)
+    screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
+
+
+def key_values(items: list[str] | None) -> dict[str, str]:
     settings = {}
-    for item in config or []:
+    for item in items or []:
         key, equals, value = item.partition("=")
         if not equals:
             raise typer.BadParameter(f"{item!r}: write --config key=value")
         settings[key] = value
-    with Admin(bootstrap) as admin:
-        made = admin.create_topic(topic, partitions, replication_factor, config=settings)
-    screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
+    return settings
 
 
 @app.command("list")
@@ -67,10 +72,18 @@ def list_(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> Non
 
 
 @app.command("describe")
-def describe(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> None:
+def describe(
+    topic: Topic,
+    config: Annotated[bool, typer.Option("--config", help="its configuration instead, defaults too")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    json: AsJson = False,
+) -> None:
     """Show a topic's partitions: leader, leader epoch, replicas, in-sync replicas."""
     from highwater.client.blocking import Admin
 
+    if config:
+        _describe_config(topic, bootstrap, json=json)
+        return
     with Admin(bootstrap) as admin:
         (found,) = admin.describe_topics([topic])
     if json:
@@ -94,18 +107,50 @@ def describe(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJso
     )
 
 
-@app.command("alter")
-def alter(
-    topic: Topic,
-    partitions: Annotated[int, typer.Option(help="how many it is to have; more than it has")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-) -> None:
-    """Add partitions to a topic, and wait until they take records. A key may belong to another partition afterwards."""
+def _describe_config(topic: str, bootstrap: str, *, json: bool) -> None:
     from highwater.client.blocking import Admin
 
     with Admin(bootstrap) as admin:
-        grown = admin.create_partitions(topic, partitions)
-    screen.print(f"altered {topic}: {grown.partitions} partitions")
+        found = admin.describe_topic_config(topic)
+    if json:
+        for key, entry in found.items():
+            json_line({"key": key, "value": entry.value, "source": entry.source})
+        return
+    table(
+        topic,
+        ["key", "value", "set by"],
+        [[key, "" if entry.value is None else entry.value, entry.source] for key, entry in found.items()],
+    )
+
+
+@app.command("alter")
+def alter(
+    topic: Topic,
+    partitions: Annotated[
+        int | None, typer.Option(help="how many it is to have; more than it has, and keys may move to other partitions")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="e.g. retention.ms=3600000; may be repeated")
+    ] = None,
+    delete_config: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="back to the cluster's default; may be repeated")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Change a topic's configuration, or add partitions to it and wait until they take records."""
+    from highwater.client.blocking import Admin
+
+    settings = key_values(config)
+    if partitions is None and not settings and not delete_config:
+        raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
+    with Admin(bootstrap) as admin:
+        if settings or delete_config:
+            admin.alter_topic_config(topic, settings, delete_config or ())
+        if partitions is not None:
+            admin.create_partitions(topic, partitions)
+        (altered,) = admin.describe_topics([topic])
+    own = " ".join(f"{key}={value}" for key, value in sorted(altered.config.items()))
+    screen.print(f"altered {topic}: {len(altered.partitions)} partitions{own and ', '}{own}")
 
 
 @app.command("delete")

@@ -12,6 +12,7 @@ from highwater.client.delivery import BatchMetadata, Delivery, RecordMetadata, T
 from highwater.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    ConfigValue,
     NewTopic,
     PartitionDescription,
     TopicDescription,
@@ -53,6 +54,7 @@ __all__ = [
     "BufferExhaustedError",
     "ClientClosedError",
     "ClusterDescription",
+    "ConfigValue",
     "Consumer",
     "ConsumerRecord",
     "CorruptRecordError",

@@ -11,6 +11,7 @@ from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
 from highwater.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    ConfigValue,
     NewTopic,
     PartitionDescription,
     TopicDescription,
@@ -30,6 +31,8 @@ from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestam
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2, controller_pb2_grpc
+
+CONFIG_TIMEOUT_MS = 10_000  # the controller's time for a change of a configuration
 
 
 class Admin:
@@ -196,6 +199,34 @@ class Admin:
         answer = await self._retried(self._cluster.answer_of_all_topics)
         return sorted(info.topic for info in answer.topics if include_internal or not info.internal)
 
+    async def alter_topic_config(
+        self, topic: str, changed: Mapping[str, str], unset: Iterable[str] = (), *, validate_only: bool = False
+    ) -> None:
+        """Sets these keys, gives those of `unset` back to their defaults, and leaves all others. Returns when the live
+        brokers have taken it, or have not for two seconds; one that is away takes it when it is back.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: an unknown key or a bad value; nothing was changed.
+        """
+        request = controller_pb2.AlterConfigsRequest(
+            resource=_topic_resource(topic), set=dict(changed), unset=list(unset), validate_only=validate_only
+        )
+        await self._controller(lambda stub: stub.AlterConfigs, request, CONFIG_TIMEOUT_MS)
+
+    async def describe_topic_config(self, topic: str) -> dict[str, ConfigValue]:
+        """Every key that a topic may have, sorted. Raises `UnknownTopicError`."""
+        request = controller_pb2.DescribeConfigsRequest(resources=[_topic_resource(topic)])
+        response = await self._controller(lambda stub: stub.DescribeConfigs, request, CONFIG_TIMEOUT_MS)
+        (described,) = response.configs
+        code = from_proto(described.error)
+        if code is not ErrorCode.NONE:
+            raise error_for(code, described.error.message)
+        return {
+            entry.key: ConfigValue(None if entry.source == "brokers" else entry.value, entry.source)
+            for entry in described.entries
+        }
+
     async def _until_visible(self, results: Sequence[TopicResult]) -> None:
         """The controller has made the topics, or partitions of them; waits until a broker's metadata has all of them,
         with their leaders."""
@@ -309,6 +340,10 @@ class Admin:
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._backoff_max_s)
+
+
+def _topic_resource(topic: str) -> controller_pb2.ConfigResource:
+    return controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=topic)
 
 
 def _succeeded(results: list[TopicResult]) -> TopicResult:

@@ -26,7 +26,7 @@ from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers
 from highwater.client.cluster import DEFAULT_BOOTSTRAP
 from highwater.client.consumer_record import ConsumerRecord
 from highwater.client.delivery import Delivery, RecordMetadata, TableMetadata
-from highwater.client.descriptions import ClusterDescription, NewTopic, TopicDescription, TopicResult
+from highwater.client.descriptions import ClusterDescription, ConfigValue, NewTopic, TopicDescription, TopicResult
 from highwater.client.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import BufferExhaustedError, ClientClosedError, HighwaterError, InvalidRequestError
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
@@ -400,6 +400,14 @@ class Admin(_Blocking[async_admin.Admin]):
 
     def describe_topics(self, topics: Sequence[str] | None = None) -> list[TopicDescription]:
         return self._run(lambda: self._client.describe_topics(topics))
+
+    def alter_topic_config(
+        self, topic: str, changed: Mapping[str, str], unset: Iterable[str] = (), *, validate_only: bool = False
+    ) -> None:
+        self._run(lambda: self._client.alter_topic_config(topic, changed, unset, validate_only=validate_only))
+
+    def describe_topic_config(self, topic: str) -> dict[str, ConfigValue]:
+        return self._run(lambda: self._client.describe_topic_config(topic))
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         return self._run(lambda: self._client.list_topics(include_internal=include_internal))

@@ -31,6 +31,18 @@ class TopicResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """One key of a topic's configuration as it counts now."""
+
+    value: str | None  # None: each broker's own setting counts, which the controller does not know
+    source: str  # "topic": set there; "controller" or "brokers": their setting is the default
+
+    @property
+    def is_default(self) -> bool:
+        return self.source != "topic"
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDescription:
     partition: int
     leader: int | None  # None: no leader now

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from highwater.controller.configuration import Configuration
 from highwater.controller.reign import Reign
 from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topic_growth import NewPartitions, plan_growth
@@ -57,6 +58,7 @@ class Administration:
         self._store = store
         self._keys = keys
         self._settings = settings
+        self.configuration = Configuration(reign, store, keys, settings)
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool, timeout_s: float

@@ -6,7 +6,7 @@ after the other, UpdateMetadata beside them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from highwater.controller.actions import Send, SendLeaderAndIsr, SendMetadata, SendStopReplica, StopPartition
@@ -109,6 +109,10 @@ class Outbox:
     def unanswered(self, now_ms: int) -> tuple[PartitionKey, ...]:
         """Partitions of which LeaderAndIsr has gone unanswered for 5 s, each once (RULES 7.7)."""
         return self._instructions.overdue(now_ms, UNANSWERED_MS)
+
+    def told(self, keys: Iterable[PartitionKey]) -> bool:
+        """Whether the broker has answered for the latest instructions of these partitions."""
+        return not any(key in self._instructions for key in keys)
 
     def is_stopping(self, topic_id: bytes) -> bool:
         """Whether a replica of the topic is still to be stopped."""

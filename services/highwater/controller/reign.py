@@ -21,6 +21,7 @@ from highwater.controller.election import ElectionPolicy
 from highwater.controller.etcd_writer import EtcdWriter
 from highwater.controller.liveness import BrokerProbe, FastPath
 from highwater.controller.sender import BrokerSender
+from highwater.controller.topic_table import Topic
 from highwater.metadata.brokers import expel_broker
 from highwater.metadata.cluster_view import (
     BrokerChange,
@@ -260,6 +261,11 @@ class Reign:
     def everyone_knows(self) -> bool:
         """Whether every live broker has answered for all metadata there is."""
         return all(sender.outbox.metadata_told for sender, _ in self._senders.values())
+
+    def everyone_follows(self, topic: Topic) -> bool:
+        """Whether every live broker has answered for all metadata there is, and for the topic's instructions."""
+        keys = [partition.key for partition in topic.partitions]
+        return all(sender.outbox.metadata_told and sender.outbox.told(keys) for sender, _ in self._senders.values())
 
     # Time
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -11,6 +11,7 @@ import grpc.aio
 from highwater.controller import wire
 from highwater.controller.administration import Administration, TopicOutcome
 from highwater.controller.cluster import Cluster
+from highwater.controller.topic_admin import Refusal
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import ControllerDeposed
 from highwater.metadata.models import NO_LEADER, ControllerRegistration
@@ -146,12 +147,37 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Context
     ) -> controller_pb2.AlterConfigsResponse:
-        await _unimplemented(context, "AlterConfigs")
+        await _only_topics(context, [request.resource])
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.AlterConfigsResponse)
+        try:
+            refusal = await administration.configuration.alter_topic(
+                request.resource.name, dict(request.set), list(request.unset), validate_only=request.validate_only
+            )
+        except ControllerDeposed:
+            return self._elsewhere(controller_pb2.AlterConfigsResponse)
+        return controller_pb2.AlterConfigsResponse(error=None if refusal is None else to_proto(*refusal))
 
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
-        await _unimplemented(context, "DescribeConfigs")
+        await _only_topics(context, request.resources)
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.DescribeConfigsResponse)
+        response = controller_pb2.DescribeConfigsResponse()
+        for resource in request.resources:
+            described = response.configs.add(resource=resource)
+            found = administration.configuration.describe_topic(resource.name)
+            if isinstance(found, Refusal):
+                described.error.CopyFrom(to_proto(*found))
+                continue
+            for entry in found:
+                described.entries.add(
+                    key=entry.key, value=entry.value, is_default=entry.is_default, source=entry.source
+                )
+        return response
 
     async def ReassignPartitions(
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
@@ -184,6 +210,11 @@ def _topic_result(outcome: TopicOutcome) -> controller_pb2.TopicResult:
 
 def _timeout_s(timeout_ms: int) -> float:
     return min(timeout_ms if timeout_ms > 0 else DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS) / 1000
+
+
+async def _only_topics(context: Context, resources: Iterable[controller_pb2.ConfigResource]) -> None:
+    if any(resource.type != controller_pb2.TOPIC for resource in resources):
+        await _unimplemented(context, "the configuration of anything but a topic")
 
 
 async def _unimplemented(context: Context, what: str) -> NoReturn:

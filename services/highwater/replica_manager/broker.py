@@ -114,7 +114,6 @@ class Broker:
             )
             self.hosted[key] = hosted
             self.perform(hosted, partition.brokers_changed(self._live, self.now_ms()))
-        hosted.raw_config = dict(config)
         hosted.config = self.topic_config(config)
         return hosted
 

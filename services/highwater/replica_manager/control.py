@@ -16,7 +16,7 @@ from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.partition import Phase
 from highwater.replica_manager.purge import Purge
-from highwater.replica_manager.storage import StorageError
+from highwater.replica_manager.storage import CreateAnswer, StorageError
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.control")
@@ -90,7 +90,7 @@ class Control:
             if refused is not None:
                 return refused
             errors = [
-                self._instruct(instruction, error) for instruction, error in zip(instructions, created, strict=True)
+                self._instruct(instruction, answer) for instruction, answer in zip(instructions, created, strict=True)
             ]
         return Outcomes(
             ErrorCode.NONE,
@@ -167,30 +167,31 @@ class Control:
 
     # LeaderAndIsr
 
-    async def _create_logs(self, instructions: Sequence[PartitionInstruction]) -> list[StorageError | None]:
+    async def _create_logs(self, instructions: Sequence[PartitionInstruction]) -> list[CreateAnswer | None]:
+        """None: the log is there, and log-storage, as it runs now, has the configuration."""
         slots = asyncio.Semaphore(CONCURRENT_CREATIONS)
 
-        async def create(instruction: PartitionInstruction) -> StorageError | None:
+        async def create(instruction: PartitionInstruction) -> CreateAnswer | None:
             hosted = self._broker.hosted.get(instruction.key)
             if self._broker.broker_id not in instruction.replicas:
                 return None
             fenced = hosted is not None and hosted.partition.phase is not Phase.UNFENCED  # else its log may be gone
-            if hosted is not None and fenced and hosted.raw_config == instruction.config:
+            wanted = (self._broker.log_storage_incarnation, instruction.config)
+            if hosted is not None and fenced and hosted.log_config == wanted:
                 return None
             async with slots:
                 try:
                     return await self._create_log(instruction)
                 except StorageUnavailableError as error:
-                    return StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+                    return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
 
         return list(await asyncio.gather(*map(create, instructions)))
 
-    async def _create_log(self, instruction: PartitionInstruction) -> StorageError:
-        """A log that is there takes the configuration."""
+    async def _create_log(self, instruction: PartitionInstruction) -> CreateAnswer:
         storage, key = self._broker.storage, instruction.key
-        error = await storage.create_log(instruction.topic, key, instruction.config)
-        if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
-            return error
+        answer = await storage.create_log(instruction.topic, key, instruction.config)
+        if answer.error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
+            return answer
         # The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES 9.2).
         described = await storage.describe()
         earlier = [
@@ -201,24 +202,26 @@ class Control:
         await self._purge.delete(earlier)
         return await storage.create_log(instruction.topic, key, instruction.config)
 
-    def _instruct(self, instruction: PartitionInstruction, created: StorageError | None) -> StorageError:
+    def _instruct(self, instruction: PartitionInstruction, created: CreateAnswer | None) -> StorageError:
         broker = self._broker
         hosted = broker.hosted.get(instruction.key)
-        if created is not None and created.code is not ErrorCode.NONE:
+        if created is not None and created.error.code is not ErrorCode.NONE:
             logger.error(
                 "cannot host %s",
                 pairs(
                     topic=instruction.topic,
                     partition=instruction.key.partition,
-                    error=created.code.name,
-                    reason=created.message,
+                    error=created.error.code.name,
+                    reason=created.error.message,
                 ),
             )
-            return created
+            return created.error
         self._learn(instruction)
         if hosted is None and broker.broker_id not in instruction.replicas:
             return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
         hosted = broker.host(instruction.key, instruction.topic, instruction.config)
+        if created is not None:
+            hosted.log_config = (created.incarnation, instruction.config)
         minimum = instruction.config.get("min.insync.replicas")
         error, actions = hosted.partition.instruct(
             Instruction(

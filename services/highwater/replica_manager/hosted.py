@@ -40,7 +40,8 @@ class HostedPartition:
         self.topic = topic
         self.partition = partition
         self.config = config
-        self.raw_config: Mapping[str, str] = {}
+        # The topic's keys as the log has them, and the incarnation of log-storage that does: another one knows none.
+        self.log_config: tuple[str, Mapping[str, str]] | None = None
         self.pipeline: AppendPipeline | None = None  # while this broker leads
         self.fencing: asyncio.Future[FenceAnswer] | None = None  # the fence asked for last
         self.log_start_waits: set[DataWait] = set()  # DeleteRecords (RULES 5.8)

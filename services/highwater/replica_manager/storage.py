@@ -36,6 +36,12 @@ class StorageError:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateAnswer:
+    error: StorageError
+    incarnation: str = ""  # that has the configuration now
+
+
+@dataclass(frozen=True, slots=True)
 class ReadAnswer:
     error: StorageError
     records: bytes
@@ -105,12 +111,13 @@ class LogStorage:
         """The incarnation that answered an empty append (RULES 8.2)."""
         return await self.appends.probe(timeout_s)
 
-    async def create_log(self, topic: str, key: PartitionKey, config: Mapping[str, str]) -> StorageError:
-        """INCONSISTENT_TOPIC_ID: another topic's log is in the way (RULES 9.3)."""
+    async def create_log(self, topic: str, key: PartitionKey, config: Mapping[str, str]) -> CreateAnswer:
+        """A log that is there takes the configuration. INCONSISTENT_TOPIC_ID: another topic's log is in the way
+        (RULES 9.3)."""
         request = log_storage_pb2.CreateLogRequest(topic=topic, partition=to_key(key), config=dict(config))
         response = await _answered(self._stub.CreateLog(request, timeout=CALL_TIMEOUT_S))
         self._seen(response.incarnation)
-        return _error(response.error)
+        return CreateAnswer(_error(response.error), response.incarnation)
 
     async def delete_log(self, key: PartitionKey, leader_epoch: int) -> StorageError:
         request = log_storage_pb2.DeleteLogRequest(partition=to_key(key), leader_epoch=leader_epoch)

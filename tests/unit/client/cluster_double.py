@@ -359,6 +359,37 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
         return response
 
+    async def AlterConfigs(
+        self, request: controller_pb2.AlterConfigsRequest, context: Any
+    ) -> controller_pb2.AlterConfigsResponse:
+        error, hint = self._refusal()
+        if error.code == 0 and (topic := self.cluster.topics.get(request.resource.name)) is None:
+            error = to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {request.resource.name}")
+        elif error.code == 0 and "bad" in request.set:
+            error = to_proto(ErrorCode.INVALID_CONFIG, "unknown key 'bad'")
+        elif error.code == 0 and topic is not None and not request.validate_only:
+            topic.config.update(request.set)
+            for key in request.unset:
+                topic.config.pop(key, None)
+        return controller_pb2.AlterConfigsResponse(error=error, controller=hint)
+
+    async def DescribeConfigs(
+        self, request: controller_pb2.DescribeConfigsRequest, context: Any
+    ) -> controller_pb2.DescribeConfigsResponse:
+        error, hint = self._refusal()
+        response = controller_pb2.DescribeConfigsResponse(error=error, controller=hint)
+        for resource in request.resources if error.code == 0 else ():
+            described = response.configs.add(resource=resource)
+            topic = self.cluster.topics.get(resource.name)
+            if topic is None:
+                described.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is none"))
+                continue
+            for key, value in topic.config.items():
+                described.entries.add(key=key, value=value, source="topic")
+            described.entries.add(key="min.insync.replicas", value="2", is_default=True, source="controller")
+            described.entries.add(key="segment.ms", is_default=True, source="brokers")
+        return response
+
     async def DeleteTopics(
         self, request: controller_pb2.DeleteTopicsRequest, context: Any
     ) -> controller_pb2.DeleteTopicsResponse:

@@ -11,6 +11,7 @@ from highwater.client import (
     EARLIEST_TIMESTAMP,
     Admin,
     ClientClosedError,
+    ConfigValue,
     HighwaterError,
     InvalidRequestError,
     LeaderNotAvailableError,
@@ -86,6 +87,26 @@ async def test_an_answer_that_was_lost_does_not_make_a_success_a_failure(cluster
         cluster.lose_answers = 1
         with pytest.raises(InvalidRequestError, match="has 3"):
             await admin.create_partitions("t", 2)
+
+
+async def test_a_topics_configuration_is_changed_and_described(cluster: ClusterDouble) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        await admin.create_topic("t", config={"retention.ms": "1", "flush.ms": "5"})
+        await admin.alter_topic_config("t", {"retention.ms": "2"}, ["flush.ms"])
+        await admin.alter_topic_config("t", {"retention.ms": "3"}, validate_only=True)
+        assert await admin.describe_topic_config("t") == {
+            "retention.ms": ConfigValue("2", "topic"),
+            "min.insync.replicas": ConfigValue("2", "controller"),
+            "segment.ms": ConfigValue(None, "brokers"),
+        }
+        assert ConfigValue("2", "controller").is_default
+        with pytest.raises(InvalidRequestError, match="'bad'"):
+            await admin.alter_topic_config("t", {"bad": "1"})
+        with pytest.raises(UnknownTopicError):
+            await admin.describe_topic_config("absent")
+    async with Admin(cluster.bootstrap, request_timeout_ms=200) as admin:
+        with pytest.raises(UnknownTopicError, match="no topic absent"):
+            await admin.alter_topic_config("absent", {})
 
 
 async def test_the_acting_controller_is_found_through_one_that_is_not(cluster: ClusterDouble) -> None:
