@@ -6,12 +6,13 @@
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
+#   make bench-spark  Spark on Highwater, and on Kafka where KAFKA_PEER starts it (RECORDS=1000000 takes fewer)
 #   make clean        remove .venv and build/
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
-# Starts Apache Kafka: `up` prints the bootstrap list, `create TOPIC`, `pid N`, `start N`, `down`.
+# Starts Apache Kafka: `up` prints the bootstrap list, `create TOPIC`, `pid N`, `start N`, `spark-jars`, `down`.
 KAFKA_PEER ?= ../shared/peers/kafka
 # Spark has an environment of its own: what it asks of other packages is not asked of Highwater.
 PYSPARK ?= 4.2.0
@@ -19,7 +20,7 @@ SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark check bench bench-kafka clean
+.PHONY: demo test test-spark check bench bench-kafka bench-spark clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/flights.py
@@ -40,6 +41,9 @@ bench: $(VENV)/.bench
 
 bench-kafka: $(VENV)/.bench
 	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(BIN)/python -m bench --kafka
+
+bench-spark: $(SPARK_VENV)/.bench
+	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(SPARK_VENV)/bin/python -m bench.spark $(if $(RECORDS),--records $(RECORDS))
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Highwater needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
@@ -69,6 +73,11 @@ $(SPARK_VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS
 	$(PYTHON) -m venv $(SPARK_VENV)
 	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[local,spark,dev]' 'pyspark==$(PYSPARK)'
+	touch $@
+
+$(SPARK_VENV)/.bench: $(SPARK_VENV)/.installed
+	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[local,spark,bench]' 'pyspark==$(PYSPARK)'
 	touch $@
 
 clean:

@@ -60,7 +60,7 @@ def main() -> int:
             if not os.access(script, os.X_OK):
                 print(
                     f"HIGHWATER_KAFKA_PEER is {script or 'not set'}: it must name a program that starts Kafka "
-                    f"(bench/kafka_side.py says with which commands)",
+                    f"(bench/kafka_peer.py says with which commands)",
                     file=sys.stderr,
                 )
                 return 1

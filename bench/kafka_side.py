@@ -1,14 +1,9 @@
-"""The same measurements on Apache Kafka through confluent-kafka.
-
-The brokers are started by a script that `HIGHWATER_KAFKA_PEER` names: `up` prints the bootstrap list, `create TOPIC`,
-`pid N`, `start N`, `down`.
-"""
+"""The same measurements on Apache Kafka through confluent-kafka."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 
@@ -17,6 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from bench.events import events
+from bench.kafka_peer import KafkaPeer
 from bench.work import (
     FAILOVER_TIMEOUT_S,
     LATENCY_RATE,
@@ -33,32 +29,25 @@ class KafkaSide:
     name = "Kafka"
 
     def __init__(self, script: str, work: Work) -> None:
-        self.script = script
+        self.peer = KafkaPeer(script)
         self.work = work
-        self.bootstrap = ""
-
-    def _run(self, *arguments: str) -> str:
-        return subprocess.run([self.script, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
     def startup(self) -> float:
-        self._run("down")
-        started = time.monotonic()
-        self.bootstrap = self._run("up").splitlines()[-1]
-        return time.monotonic() - started
+        return self.peer.up()
 
     def stop(self) -> None:
-        self._run("down")
+        self.peer.down()
 
     def idle_rss(self) -> float:
-        return float(psutil.Process(int(self._run("pid", "1"))).memory_info().rss) / 1e6
+        return float(psutil.Process(self.peer.pid(1)).memory_info().rss) / 1e6
 
     def create(self, topic: str) -> None:
-        self._run("create", topic)
+        self.peer.create(topic)
 
     def _producer(self, **settings: object) -> Producer:
         return Producer(
             {
-                "bootstrap.servers": self.bootstrap,
+                "bootstrap.servers": self.peer.bootstrap,
                 "acks": "all",
                 "enable.idempotence": True,
                 "compression.type": "lz4",
@@ -95,7 +84,7 @@ class KafkaSide:
     def consume_records(self, topic: str) -> float:
         consumer = Consumer(
             {
-                "bootstrap.servers": self.bootstrap,
+                "bootstrap.servers": self.peer.bootstrap,
                 "group.id": "bench",
                 "enable.auto.commit": False,
                 "fetch.max.bytes": 55_000_000,
@@ -136,7 +125,7 @@ class KafkaSide:
         return percentile(kept, 50), percentile(kept, 99)
 
     def failover(self, topic: str) -> float:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.peer.bootstrap})
         partitions = admin.list_topics(topic).topics[topic].partitions
         victim = partitions[0].leader
         led = [number for number, partition in partitions.items() if partition.leader == victim]
@@ -144,7 +133,7 @@ class KafkaSide:
         for number in range(PARTITIONS):
             producer.produce(topic, b"before", partition=number)
         assert producer.flush(30) == 0
-        os.kill(int(self._run("pid", str(victim))), signal.SIGKILL)
+        os.kill(self.peer.pid(victim), signal.SIGKILL)
         killed = time.perf_counter()
         acknowledged: dict[int, float] = {}
 
@@ -158,7 +147,7 @@ class KafkaSide:
         for number in led:
             producer.produce(topic, b"after", partition=number, on_delivery=note(number))
         assert producer.flush(FAILOVER_TIMEOUT_S) == 0
-        self._run("start", str(victim))
+        self.peer.start(victim)
         deadline = time.monotonic() + FAILOVER_TIMEOUT_S
         while time.monotonic() < deadline:
             described = admin.list_topics(topic).topics[topic].partitions

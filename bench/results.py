@@ -31,6 +31,27 @@ AIMS = {
     "failover": Aim("s", 1.5, False),
     "idle_rss": Aim("MB", 300, False),
     "startup": Aim("s", 10.0, False),
+    "spark_read": Aim("rows/s", 2_500_000, True),
+    "spark_aggregate": Aim("rows/s", 2_500_000, True),
+    "spark_stream": Aim("rows/s", 2_000_000, True),
+    "spark_write": Aim("rows/s", 1_500_000, True),
+    # The first query of a new JVM.
+    "spark_read_cold": Aim("rows/s", 2_500_000, True),
+    "spark_aggregate_cold": Aim("rows/s", 2_500_000, True),
+    "spark_stream_cold": Aim("rows/s", 2_000_000, True),
+    "spark_write_cold": Aim("rows/s", 1_500_000, True),
+    "spark_first_batch": Aim("s", 5.0, False),
+    # The driver's memory with a topic of ten times the size, as a multiple.
+    "spark_driver_growth": Aim("×", 1.1, False),
+    "storage_append": Aim("% of write", 60, True),
+    "storage_fsync": Aim("% of unflushed", 50, True),
+    "storage_recovery": Aim("MB/s", 500, True),
+    "storage_compaction": Aim("s", 60, False),
+    "storage_compaction_memory": Aim("MB", 512, False),
+    "storage_open": Aim("s", 5, False),
+    "storage_lookup": Aim("ms", 1, False),
+    "storage_lookup_pages": Aim("index pages", 2, False),
+    "storage_lookup_ranges": Aim("data ranges", 1, False),
 }
 
 
@@ -44,6 +65,7 @@ class Result:
     peer: str | None = None
     peer_value: float | None = None
     ratio: float | None = None
+    null_value: float | None = None  # of a Python source or sink for Spark that does nothing
 
 
 def results(ours: dict[str, float], peer: str | None = None, theirs: dict[str, float] | None = None) -> list[Result]:
@@ -79,7 +101,8 @@ def publish(found: list[Result]) -> None:
         known[result.name] = {key: value for key, value in asdict(result).items() if value is not None}
     OUTPUT.write_text(json.dumps(list(known.values()), indent=1) + "\n")
     table = Table(title=hardware(), title_justify="left")
-    for column in ("name", "value", "aim", "met", "peer", "peer's value", "ratio"):
+    with_null = any(result.null_value is not None for result in found)
+    for column in ("name", "value", "aim", "met", "peer", "peer's value", "ratio", *(["null"] if with_null else [])):
         table.add_column(column, justify="left" if column in ("name", "met", "peer") else "right")
     for result in found:
         sign = "≥" if AIMS[result.name].higher_is_better else "≤"
@@ -91,8 +114,10 @@ def publish(found: list[Result]) -> None:
             result.peer or "",
             "" if result.peer_value is None else _number(result.peer_value),
             "" if result.ratio is None else f"{result.ratio:.2f}",
+            *([] if not with_null else ["" if result.null_value is None else _number(result.null_value)]),
         )
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=140)).print(table)
 
 
 def _number(value: float) -> str:
