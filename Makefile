@@ -5,6 +5,7 @@
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
+#   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
 #   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
 #   make bench-spark  Spark on Highwater, and on Kafka where KAFKA_PEER starts it (RECORDS=1000000 takes fewer)
 #   make clean        remove .venv and build/
@@ -20,7 +21,7 @@ SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark check bench bench-kafka bench-spark clean
+.PHONY: demo test test-spark check bench bench-storage bench-kafka bench-spark clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/flights.py
@@ -38,6 +39,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench
+
+bench-storage: $(VENV)/.bench
+	$(BIN)/python -m bench.storage
 
 bench-kafka: $(VENV)/.bench
 	HIGHWATER_KAFKA_PEER="$(KAFKA_PEER)" $(BIN)/python -m bench --kafka

@@ -352,7 +352,8 @@ class Segment:
         found = self.position_of(self.time_index.offset_before(timestamp))
         if found is None:
             return
-        for position, header in self.headers(found[0]):
+        file = self._opened()
+        for position, header in scan_batches(file.number, found[0], self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if header.max_timestamp >= timestamp:
                 yield position, header
 
