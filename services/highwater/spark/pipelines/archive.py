@@ -115,6 +115,8 @@ class Archive:
                     f"checkpoint {self._options.checkpoint} is of an archive that is no longer in {self._options.to}: "
                     "remove it to archive from the beginning"
                 )
+            if not paths and self._options.compact:
+                raise UserError(f"there is no archive in {self._options.to}")
             self._commits.begin(highest_commit(paths) + 1, self._offsets_of_files() if paths else {})
         self._files.delete(self._staging)
 

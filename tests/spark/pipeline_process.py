@@ -1,0 +1,63 @@
+"""Pipelines as processes of their own, for tests to kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import monotonic
+
+DEADLINE_S = 240
+
+
+class PipelineProcess:
+    """`highwater pipeline …`, again and again, with one log."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self._line = [sys.executable, "-m", f"highwater.spark.pipelines.{name}"]
+        self._log = log
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def start(self, arguments: Sequence[str]) -> None:
+        with self._log.open("ab") as log:
+            line = [*self._line, *arguments, "--master", "local[2]"]
+            self._running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits for a state of the outside; the process may not end before."""
+        assert self._running is not None
+        deadline = monotonic() + DEADLINE_S
+        while not holds():
+            assert monotonic() < deadline, self.said()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running.wait(0.001)
+                raise AssertionError(self.said())
+
+    def kill(self) -> None:
+        """Python and the JVM at once, as when a node is lost."""
+        if self._running is not None:
+            os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+            self._running = None
+
+    def end(self, status: int = 0) -> None:
+        """Waits for it to end by itself."""
+        assert self._running is not None
+        assert self._running.wait(DEADLINE_S) == status, self.said()
+        self._running = None
+
+    def said(self) -> str:
+        return self._log.read_text()[-4000:]
+
+
+@contextlib.contextmanager
+def pipeline_process(name: str, directory: Path) -> Iterator[PipelineProcess]:
+    process = PipelineProcess(name, directory / "log")
+    try:
+        yield process
+    finally:
+        process.kill()

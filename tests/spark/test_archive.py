@@ -1,0 +1,194 @@
+"""`highwater pipeline archive`: every record in the files once, whatever is killed when."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from archived import (
+    in_archive,
+    in_topic,
+    parquet_files,
+    pending,
+    produce_all_kinds,
+    visible_in_archive,
+)
+from conftest import send
+from pipeline_process import PipelineProcess, pipeline_process
+from pyspark.sql import SparkSession
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client.blocking import Admin
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archive import ArchiveOptions, run
+
+
+def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptions:
+    given = {"to": str(directory / "archive"), "checkpoint": str(directory / "checkpoint"), **more}
+    return ArchiveOptions(bootstrap=cluster.bootstrap, **given)
+
+
+@pytest.mark.timeout(300)
+def test_topics_in_files_by_hour(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    for name, partitions in (("a", 3), ("b", 1)):
+        admin.create_topic(f"{topic}-{name}", partitions, 1)
+        produce_all_kinds(cluster.bootstrap, f"{topic}-{name}", range(600))
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")  # a quarter of an hour beside the others
+    try:
+        given = options(cluster, tmp_path, pattern=f"{topic}-.", max_offsets_per_trigger=500)
+        run(given)
+        run(given)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    archive = tmp_path / "archive"
+    expected = {name: in_topic(cluster.bootstrap, f"{topic}-{name}") for name in "ab"}
+    everything = in_archive(archive)
+    for name, rows in expected.items():
+        assert len(rows) == 600
+        assert [row for row in everything if row["topic"] == f"{topic}-{name}"] == rows
+    for path in parquet_files(archive):
+        date, hour = path.split("/")[1:3]
+        table = pq.read_table(archive / path, partitioning=None)
+        times = table["timestamp"].to_pylist()
+        assert {(time.strftime("date=%Y-%m-%d"), time.strftime("hour=%H")) for time in times} == {(date, hour)}
+        order = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+        assert order == sorted(order)
+    assert not [path for path in archive.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
+    assert spark.read.parquet(str(archive)).count() == 1200
+
+
+@pytest.mark.timeout(300)
+def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    archive = tmp_path / "archive"
+    for number, lost in enumerate((None, "checkpoint", "archive/_commits", "both")):
+        produce_all_kinds(cluster.bootstrap, topic, range(number * 200, number * 200 + 200))
+        for path in ("checkpoint", "archive/_commits") if lost == "both" else (lost,) if lost else ():
+            shutil.rmtree(tmp_path / path)
+        run(options(cluster, tmp_path, topic=[topic]))
+        assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
+    admin.create_partitions(topic, 3)
+    produce_all_kinds(cluster.bootstrap, topic, range(300))
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(options(cluster, tmp_path, topic=[topic]))
+    rows = in_archive(archive)
+    assert rows == in_topic(cluster.bootstrap, topic)
+    assert {row["partition"] for row in rows} == {0, 1, 2}
+
+
+@pytest.mark.timeout(300)
+def test_small_files_are_merged(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 3, 1)
+    archive = tmp_path / "archive"
+    produce_all_kinds(cluster.bootstrap, topic, range(400))
+    run(options(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=200, compact_every=2))
+    produce_all_kinds(cluster.bootstrap, topic, range(400, 600), hours=2)
+    run(options(cluster, tmp_path, topic=[topic]))
+    assert len(parquet_files(archive)) > 3
+    run(options(cluster, tmp_path, compact=True))
+    files = parquet_files(archive)
+    assert len(files) == 3  # one an hour
+    assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
+    assert not list((tmp_path / "checkpoint" / "staging").glob("*"))
+    run(options(cluster, tmp_path, compact=True))
+    assert parquet_files(archive) == files
+    # An hour of now is not over: its files stay.
+    with_now = options(cluster, tmp_path, topic=[topic])
+    for _ in range(2):
+        send(cluster, topic, range(10))
+        run(with_now)
+    before = parquet_files(archive)
+    run(options(cluster, tmp_path, compact=True, closed_after="1d"))
+    assert parquet_files(archive) == before
+    assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
+
+
+@pytest.mark.timeout(900)
+def test_kill_9_of_the_archive_and_of_its_compaction(
+    cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 3, 1)
+    archive, staging = tmp_path / "archive", tmp_path / "checkpoint" / "staging"
+    common = ["--to", str(archive), "--checkpoint", str(tmp_path / "checkpoint")]
+    reading = [*common, "--topic", topic, "--bootstrap", cluster.bootstrap, "--max-offsets-per-trigger", "700"]
+
+    def archived() -> int:
+        return len(parquet_files(archive))
+
+    def more_than(before: int, process: PipelineProcess) -> None:
+        process.until(lambda: archived() > before)
+
+    def is_staged() -> bool:
+        return any(staging.glob("*/topic=*/**/*.parquet"))
+
+    def is_pending() -> bool:
+        return len(list((archive / "_commits").glob("*.json"))) > 1
+
+    with pipeline_process("archive", tmp_path) as process:
+        for number, killed_when in enumerate((is_staged, is_pending, lambda: True)):
+            produce_all_kinds(cluster.bootstrap, topic, range(number * 3000, number * 3000 + 3000), hours=24)
+            process.start([*reading, "--trigger", "10ms"])
+            more_than(archived(), process)
+            process.until(killed_when)
+            process.kill()
+            rows = in_topic(cluster.bootstrap, topic)
+            assert_each_once(in_archive(archive), rows)
+        process.start([*reading, "--trigger", "available-now"])
+        process.end()
+        assert in_archive(archive) == rows
+
+        small = archived()
+        merged: list[Any] = [
+            is_staged,
+            is_pending,
+            lambda: archived() < small * 2 // 3,
+            lambda: archived() < small // 2,
+        ]
+        for killed_when in merged:
+            process.start([*common, "--compact"])
+            process.until(killed_when)
+            process.kill()
+            assert visible_in_archive(archive) == rows
+            twice = in_archive(archive)
+            assert twice == rows or pending(archive) is not None
+        process.start([*common, "--compact"])
+        process.end()
+        assert archived() == 24
+        assert in_archive(archive) == rows
+
+
+def assert_each_once(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    """Some of the rows, each as it is, none twice."""
+    by_offset = {(row["partition"], row["offset"]): row for row in rows}
+    offsets = [(row["partition"], row["offset"]) for row in found]
+    assert len(offsets) == len(set(offsets))
+    assert all(by_offset[offset] == row for offset, row in zip(offsets, found, strict=True))
+
+
+def test_what_is_refused(cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="say which topics to read"):
+        options(cluster, tmp_path)
+    with pytest.raises(UserError, match="--closed-after is 'soon'; it is a duration"):
+        options(cluster, tmp_path, topic=[topic], closed_after="soon")
+    with pytest.raises(UserError, match=f"topic {topic} does not exist"):
+        run(options(cluster, tmp_path, topic=[topic]))
+    with pytest.raises(UserError, match="there is no archive in .*/nothing"):
+        run(options(cluster, tmp_path, compact=True, to=str(tmp_path / "nothing")))
+    with pytest.raises(UserError, match="are on two file systems"):
+        run(options(cluster, tmp_path, topic=[topic], checkpoint="/dev/shm/checkpoint"))
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(10))
+    run(options(cluster, tmp_path, topic=[topic]))
+    shutil.rmtree(tmp_path / "archive")
+    with pytest.raises(UserError, match="is of an archive that is no longer in .*: remove it"):
+        run(options(cluster, tmp_path, topic=[topic]))
