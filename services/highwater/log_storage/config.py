@@ -17,6 +17,7 @@ class LogConfig:
     index_interval_bytes: int = 4096
     index_max_bytes: int = 10 << 20
     roll_ms: int = 7 * 24 * 3600 * 1000
+    roll_jitter_ms: int = 0  # at most so much earlier, each segment by a share of its own
     message_max_bytes: int = 1_048_588
     flush_messages: int = _LONG_MAX  # records after which an append waits for the disk
     flush_ms: int = _LONG_MAX  # after which what has been appended is written to disk in the background
@@ -72,6 +73,7 @@ _TOPIC_KEYS = {
     "index.interval.bytes": ("index_interval_bytes", 0, 2**31 - 1),
     "segment.index.bytes": ("index_max_bytes", 12, 2**31 - 1),
     "segment.ms": ("roll_ms", 1, _LONG_MAX),
+    "segment.jitter.ms": ("roll_jitter_ms", 0, _LONG_MAX),
     "max.message.bytes": ("message_max_bytes", 1, 2**31 - 1),
     "retention.ms": ("retention_ms", -1, _LONG_MAX),
     "retention.bytes": ("retention_bytes", -1, _LONG_MAX),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from highwater.log_storage import producer_snapshots
 from highwater.log_storage.appending import NewBatch
 from highwater.log_storage.log_core import LogCore
@@ -52,12 +54,9 @@ class LogRolling(LogCore):
         first = batches[start]
         segment = self.segments[-1]
         limit = self.config.segment_bytes
-        old = (
-            segment.first_timestamp >= 0 and first.header.max_timestamp - segment.first_timestamp > self.config.roll_ms
-        )
         if segment.size_bytes and (
             segment.size_bytes + first.header.size_bytes > limit
-            or old
+            or self._is_old(segment, first.header.max_timestamp)
             or segment.full
             or not segment.takes(first.last_offset)
         ):
@@ -75,6 +74,19 @@ class LogRolling(LogCore):
                 break
             end += 1
         return end
+
+    def _is_old(self, segment: Segment, timestamp: int) -> bool:
+        """Whether a batch with this timestamp is too much younger than the segment's first one."""
+        if segment.first_timestamp < 0:
+            return False
+        roll_after_ms = self.config.roll_after_ms
+        if self.config.roll_jitter_ms:
+            # The segments of many logs that were begun together are not to be rolled together. What a segment's share
+            # of the jitter is follows from its name, so that it stays the same.
+            name = f"{self.directory.name}/{segment.base_offset}"
+            share = int.from_bytes(blake2b(name.encode(), digest_size=4).digest()) / 2**32
+            roll_after_ms -= int(share * min(self.config.roll_jitter_ms, roll_after_ms))
+        return timestamp - segment.first_timestamp > roll_after_ms
 
     def roll(self, base_offset: int, producers: ProducerStates) -> Segment:
         """Begins a new segment at `base_offset`, below which `producers` is what is known of them. Raises `OSError`,

@@ -54,6 +54,7 @@ class LogStorageService:
                 index_interval_bytes=settings.log_index_interval_bytes,
                 index_max_bytes=settings.log_index_size_max_bytes,
                 roll_ms=settings.log_roll_ms,
+                roll_jitter_ms=settings.log_roll_jitter_ms,
                 message_max_bytes=settings.message_max_bytes,
                 flush_messages=settings.flush_after_messages,
                 flush_ms=settings.log_flush_interval_ms,

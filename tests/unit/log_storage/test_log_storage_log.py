@@ -18,6 +18,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Appended
 from highwater.log_storage.log_core import LogState
 from highwater.log_storage.lookups import EARLIEST, LATEST, MAX_TIMESTAMP, FoundOffset
+from highwater.log_storage.recovery import Checkpointed
 from highwater.records import Record, decode, encode_columns, encode_rows, retain
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)
@@ -219,6 +220,47 @@ def test_segments_roll_by_age(tmp_path: Path) -> None:
     for timestamp in (10_000, 10_999, 11_000, 11_001, 12_001, 12_002):
         lead(log, batch(timestamp=timestamp))
     assert [segment.base_offset for segment in log.segments] == [0, 3, 5]
+
+
+def test_segments_roll_at_ages_of_their_own(tmp_path: Path) -> None:
+    """Each at one between `roll_ms` less the jitter and `roll_ms`, also where the log is opened again on the way."""
+    config = LogConfig(roll_ms=1_000, roll_jitter_ms=800)
+    ages = set()
+    for number in range(20):
+        log = make_log(tmp_path / f"topic-{number}", config)
+        lead(log, batch(timestamp=10_000))
+        age = 0
+        while len(log.segments) == 1:
+            age += 50
+            if number % 2:
+                log.close()
+                log = make_log(tmp_path / f"topic-{number}", config, Checkpointed(clean=True))
+            lead(log, batch(timestamp=10_000 + age))
+        assert 200 < age <= 1_050
+        ages.add(age)
+    assert len(ages) > 5
+
+
+def test_segments_roll_by_bytes_and_age_also_after_a_restart(tmp_path: Path) -> None:
+    """What a roll is decided by is found again in a log that is opened after a clean stop."""
+    for name, config in {
+        "bytes": LogConfig(segment_bytes=1024),
+        "age": LogConfig(roll_ms=20),
+    }.items():
+        whole = make_log(tmp_path / f"{name}-whole", config)
+        parts = make_log(tmp_path / f"{name}-parts", config)
+        for number in range(30):
+            records = batch(value=b"x" * 100, timestamp=10_000 + 10 * number)
+            lead(whole, records)
+            lead(parts, records)
+            parts.close()
+            parts = make_log(tmp_path / f"{name}-parts", config, Checkpointed(clean=True))
+        assert [segment.base_offset for segment in parts.segments] == [s.base_offset for s in whole.segments]
+        assert len(whole.segments) > 2
+        for mine, other in zip(parts.segments, whole.segments, strict=True):
+            assert (mine.size_bytes, mine.max_timestamp) == (other.size_bytes, other.max_timestamp)
+            assert mine.first_timestamp == other.first_timestamp
+            assert mine.offset_index.columns().tolist() == other.offset_index.columns().tolist()
 
 
 def test_segments_roll_when_a_relative_offset_overflows(tmp_path: Path) -> None:
