@@ -33,6 +33,14 @@ def fill_state(target: log_storage_pb2.LogState, state: LogState) -> None:
     target.log_end_offset, target.last_epoch, target.log_start_offset, target.high_watermark = state
 
 
+def fill_log(target: log_storage_pb2.LogState, hosted: HostedLog) -> None:
+    """The log's state, as far as it is known, and whether it is offline."""
+    if hosted.log is not None:
+        fill_state(target, hosted.log.state)
+    if hosted.offline_reason:
+        target.offline = True
+
+
 def describe(hosted: HostedLog, target: log_storage_pb2.LogDescription) -> None:
     target.topic = hosted.topic
     target.log_dir = str(hosted.log_dir.path)
@@ -42,9 +50,13 @@ def describe(hosted: HostedLog, target: log_storage_pb2.LogDescription) -> None:
         target.fenced_role = int(fence.role)  # type: ignore[assignment]
     if hosted.offline_reason:
         target.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, hosted.offline_reason))
+    fill_log(target.log, hosted)
+    if hosted.future is not None:
+        target.future_log_dir = str(hosted.future.log_dir.path)
+        target.future_log_end_offset = hosted.future.log.log_end_offset
+        target.future_size_bytes = hosted.future.log.size_bytes
     log = hosted.log
     if log is not None:
-        fill_state(target.log, log.state)
         target.size_bytes = log.size_bytes
         target.segments = len(log.segments)
         target.recovery_point = log.recovery_point

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from highwater.log_storage import checkpoints
-from highwater.log_storage.answers import fill_state, key_of, refuse
+from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.fencing import admit, check_decided_on
@@ -41,8 +41,8 @@ class Cutting(ServicerCore):
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
         except LogError as error:
             refuse(response, error)
-        if hosted is not None and hosted.log is not None:
-            fill_state(response.log, hosted.log.state)
+        if hosted is not None:
+            fill_log(response.log, hosted)
         return response
 
     async def RaiseLogStart(
@@ -58,6 +58,6 @@ class Cutting(ServicerCore):
             await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
         except LogError as error:
             refuse(response, error)
-        if hosted is not None and hosted.log is not None:
-            fill_state(response.log, hosted.log.state)
+        if hosted is not None:
+            fill_log(response.log, hosted)
         return response

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import fill_state, key_of, refuse
+from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.fencing import FOLLOWER, LEADER, admit
@@ -104,8 +104,9 @@ class DataPath(ServicerCore):
                     to_sync.append((hosted, log.log_end_offset, result))
             except LogError as error:
                 refuse(result, error)
-            if hosted is not None and hosted.log is not None:
-                fill_state(result.log, hosted.log.state)
+            if hosted is not None:
+                fill_log(result.log, hosted)
+        response.offline_logs = self._manager.offline_logs
         return _Unsynced(response, to_sync)
 
     async def _sync_appended(self, appended: _Unsynced) -> None:
@@ -169,8 +170,8 @@ class DataPath(ServicerCore):
                 self._read_bytes.inc(len(response.records))
         except LogError as error:
             refuse(response, error)
-        if hosted is not None and hosted.log is not None:
-            fill_state(response.log, hosted.log.state)
+        if hosted is not None:
+            fill_log(response.log, hosted)
         return response
 
     async def ListOffsets(

@@ -41,7 +41,7 @@ class Durability(ServicerCore):
                 response.errors.add(partition=key_proto(key), error=to_proto(error.code, error.message))
                 if hosted is not None:
                     failed.add(hosted.log_dir)
-        for log_dir in self._manager.log_dirs:
+        for log_dir in self._manager.online_dirs:
             try:
                 await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
                 if request.record_boot and log_dir not in failed:
@@ -99,13 +99,15 @@ class Durability(ServicerCore):
             if hosted.log is not None and hosted.log.high_watermark != hosted.high_watermark_written:
                 changed.setdefault(hosted.log_dir, []).append((hosted, hosted.log.high_watermark))
         for log_dir, written in changed.items():
+            if log_dir.offline:
+                continue
             await self._checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
             for hosted, high_watermark in written:
                 hosted.high_watermark_written = high_watermark
 
     async def checkpoint_recovery_points(self) -> None:
         """Recovery points and log starts of every directory. Raises `LogError`."""
-        for log_dir in self._manager.log_dirs:
+        for log_dir in self._manager.online_dirs:
             await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
             await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import fill_state, key_of, refuse
+from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
 from highwater.log_storage.hosted import HostedLog
@@ -109,8 +109,7 @@ class Fencing(ServicerCore):
             refuse(result, error)
         if hosted is not None:
             result.fenced_epoch = hosted.fence.leader_epoch if hosted.fence is not None else -1
-            if hosted.log is not None:
-                fill_state(result.log, hosted.log.state)
+            fill_log(result.log, hosted)
 
 
 def admit(hosted: HostedLog, role: Role, leader_epoch: int, incarnation: str) -> None:

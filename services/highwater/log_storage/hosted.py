@@ -16,12 +16,13 @@ from highwater.log_storage.log_dir import LogDir
 from highwater.metadata.models import PartitionKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class FutureLog:
     """The copy in another directory that is to take a log's place."""
 
     log_dir: LogDir
     log: Log
+    unflushed_bytes: int = 0  # that were copied since it was last flushed
 
 
 class HostedLog:

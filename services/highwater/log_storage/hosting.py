@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.answers import describe, key_of, key_proto, refuse
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.servicer_core import ServicerCore
+from highwater.log_storage.servicer_core import ServicerCore, remove_tree
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
 
@@ -40,7 +39,8 @@ class Hosting(ServicerCore):
                     async with hosted.alone():
                         removable = await self._in_thread(self._manager.delete, key, request.leader_epoch)
                     if removable is not None:
-                        self._to_thread(_remove_tree, removable)
+                        self._to_thread(remove_tree, removable)
+                    self._remove_left()
         except LogError as error:
             refuse(response, error)
         return response
@@ -62,6 +62,11 @@ class Hosting(ServicerCore):
                 path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
             )
             described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
+            described.full = log_dir.disk.full
+            described.directory_id = log_dir.properties.directory_id
+            if log_dir.offline:
+                described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, log_dir.offline))
+                continue
             try:
                 usage = shutil.disk_usage(log_dir.path)
                 described.total_bytes, described.usable_bytes = usage.total, usage.free
@@ -80,7 +85,3 @@ class Hosting(ServicerCore):
         except LogError as error:
             refuse(response, error)
         return response
-
-
-def _remove_tree(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)

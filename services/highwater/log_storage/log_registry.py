@@ -29,6 +29,7 @@ class LogRegistry:
         self.config = config
         self.log_dirs: list[LogDir] = []
         self.removable: list[Path] = []  # directories that were renamed to `.deleted`, to be removed
+        self.offline_logs = 0  # as `count_offline` last found
         self._now_ms = now_ms
         self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
         self._hosted: dict[PartitionKey, HostedLog] = {}
@@ -37,6 +38,9 @@ class LogRegistry:
     @property
     def online_dirs(self) -> list[LogDir]:
         return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
+
+    def count_offline(self) -> None:
+        self.offline_logs = sum(1 for hosted in self._hosted.values() if hosted.offline_reason)
 
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)

@@ -61,6 +61,16 @@ class LogReading(LogCore):
         self.check_online()
         return self._plan(offset, self.log_end_offset, max_bytes)
 
+    def bytes_from(self, offset: int) -> int:
+        """How many bytes of batches the log has from that offset on. Raises `LogError` as `plan_read`."""
+        self.check_online()
+        segments = self.segments[self._segment_number(offset) :]
+        plan = self._plan(offset, self.log_end_offset, 0)
+        if plan is None:
+            return 0
+        after = segments[segments.index(plan.segment) + 1 :]
+        return plan.segment.size_bytes - plan.position + sum(segment.size_bytes for segment in after)
+
     def _plan(self, offset: int, bound: int, max_bytes: int) -> ReadPlan | None:
         if offset >= bound:
             return None

@@ -78,6 +78,12 @@ class LogStorageService:
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
             lambda: sum(1 for hosted in manager if hosted.offline_reason)
         )
+        self.metrics.gauge("offline_log_dirs", "Log directories that have failed").set_function(
+            lambda: sum(1 for log_dir in manager.log_dirs if log_dir.offline)
+        )
+        self.metrics.gauge("full_log_dirs", "Log directories whose logs take no appends").set_function(
+            lambda: sum(1 for log_dir in manager.online_dirs if log_dir.disk.full)
+        )
         self._tasks = [
             asyncio.create_task(self._repeat(interval_ms, work))
             for interval_ms, work in (
@@ -86,8 +92,14 @@ class LogStorageService:
                 (settings.log_flush_scheduler_interval_ms, servicer.flush_due),
                 (settings.log_retention_check_interval_ms, servicer.retain),
                 (HOUSEKEEPING_MS, self._housekeep),
+                (HOUSEKEEPING_MS, self._look_after_dirs),
             )
         ]
+        self._tasks.append(
+            asyncio.create_task(
+                servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second), name="moves"
+            )
+        )
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
@@ -121,19 +133,31 @@ class LogStorageService:
             if hosted.log is not None and not hosted.busy:
                 hosted.log.producers.expire(before_ms)
 
+    async def _look_after_dirs(self) -> None:
+        """Notices a directory that is gone, and one that was full and has space again."""
+        assert self._manager is not None
+        for log_dir in self._manager.online_dirs:
+            run = asyncio.get_running_loop().run_in_executor
+            if await run(self._threads, log_dir.disk.present) and log_dir.disk.full:
+                await run(self._threads, log_dir.disk.keep_reserve)
+        self._manager.count_offline()
+
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
         assert self._manager is not None
         assert self._servicer is not None
         for hosted in self._manager:
             log = hosted.log
-            if log is None or log.failure is not None or hosted.busy:
+            if log is None or hosted.offline_reason or hosted.busy:
                 continue
             if log.removable:
                 self._to_remove.append((monotonic_ms() + log.config.file_delete_delay_ms, log.removable))
                 log.removable = []
-            if log.segments[-1].base_offset > log.recovery_point:
-                await self._servicer.flush(hosted)
+            if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
+                try:
+                    await self._servicer.flush(hosted)
+                except LogError as error:
+                    _log.error("%s", error)
         self._remove_due()
 
     def _remove_due(self, *, everything: bool = False) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any, TypeVar
 
-from highwater.errors import ErrorCode
 from highwater.log_storage.answers import key_of
-from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
@@ -38,6 +38,12 @@ class ServicerCore:
         while self._in_threads:
             await asyncio.wait(self._in_threads)
 
+    def _remove_left(self) -> None:
+        """Removes, in threads, the directories that deletions and moves have left."""
+        removable, self._manager.removable = self._manager.removable, []
+        for directory in removable:
+            self._to_thread(remove_tree, directory)
+
     async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
         hosted = self._manager.get(key_of(partition))
@@ -58,9 +64,7 @@ class ServicerCore:
         try:
             await self._in_thread(self._manager.write_checkpoint, log_dir, name)
         except OSError as error:
-            raise LogError(
-                ErrorCode.LOG_STORAGE_ERROR, f"cannot write {log_dir.path / name}: {error.strerror or error}"
-            ) from error
+            raise log_dir.disk.refusal(error, f"cannot write {log_dir.path / name}") from error
 
 
 async def to_its_end(work: asyncio.Future[Answer]) -> Answer:
@@ -76,6 +80,10 @@ async def to_its_end(work: asyncio.Future[Answer]) -> Answer:
         if not work.cancelled() and (error := work.exception()) is not None:
             _log.error("failed, and nobody waited for it: %s", error)
         raise
+
+
+def remove_tree(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def wall_clock_ms() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -67,7 +68,6 @@ class LogStorageSettings(ServiceSettings):
     log_index_interval_bytes: int = Field(4096, ge=0)
     log_index_size_max_bytes: int = Field(10 << 20, ge=12)
     log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
-    log_roll_jitter_ms: int = Field(0, ge=0)
     flush_messages: int = Field(2**63 - 1, ge=1)
     log_flush_interval_messages: int | None = Field(None, ge=1)
     log_flush_interval_ms: int = Field(2**63 - 1, ge=0)
@@ -83,6 +83,7 @@ class LogStorageSettings(ServiceSettings):
     log_retention_hours: int = Field(168, ge=-1)
     log_retention_bytes: int = Field(-1, ge=-1)
     log_retention_check_interval_ms: int = Field(300_000, ge=1)
+    replica_alter_log_dirs_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)
 
     @property
     def flush_after_messages(self) -> int:
