@@ -45,6 +45,8 @@ TABLE_SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, _HEADERS])
 def consumer_records(batch: Batch, topic: str, partition: int, from_offset: int) -> list[ConsumerRecord]:
     """The batch's records at `from_offset` and above."""
     rows: zip[tuple[object, ...]]
+    if not batch.header.record_count:
+        return []  # compaction has left the header alone
     if batch.header.columnar and not batch.header.has_headers:
         columns = batch.to_arrow()
         rows = zip(

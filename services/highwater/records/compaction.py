@@ -30,6 +30,8 @@ from highwater.records.header import (
 )
 from highwater.records.rows import encode_row_payload
 
+_NO_TIMESTAMP = -1
+
 
 def retain(
     buffer: ReadableBuffer,
@@ -104,7 +106,8 @@ def _pack(
     horizon: int | None,
 ) -> bytes:
     """The batch around its new payload; `timestamps` are the survivors'."""
-    base_timestamp, max_timestamp = header.base_timestamp, header.max_timestamp
+    # Without records there is no time that a look-up or retention could go by.
+    base_timestamp = max_timestamp = _NO_TIMESTAMP
     if len(timestamps):
         base_timestamp = int(timestamps[0])
         # Under log append time this is the same number: every record has the batch's.

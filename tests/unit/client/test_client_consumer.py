@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from cluster_double import ClusterDouble, PartitionDouble
@@ -22,7 +23,7 @@ from highwater.client import (
     UnknownTopicError,
 )
 from highwater.errors import ErrorCode
-from highwater.records import Codec, Record, encode_lists, encode_rows, read_header
+from highwater.records import Codec, Record, encode_lists, encode_rows, read_header, retain
 from highwater.v1 import broker_pb2
 
 T0 = TopicPartition("t", 0)
@@ -367,3 +368,28 @@ async def test_refusals_reach_the_caller(cluster: ClusterDouble) -> None:
     await consumer.stop()
     with pytest.raises(ClientClosedError, match="was stopped"):
         await consumer.poll()
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+async def test_what_compaction_has_left_is_read_over_gaps(cluster: ClusterDouble, columnar: bool) -> None:
+    partition = cluster.topics["t"].partitions[0]
+    for keep in ([1, 3], [], [], [9], []):
+        values = [b"%d" % number for number in range(10)]
+        rows = [Record(0, 5, value, value, ()) for value in values]
+        whole = encode_lists([5] * 10, values, values) if columnar else encode_rows(rows)
+        left = retain(whole, 0, np.isin(np.arange(10), keep))
+        assert partition.append(read_header(left), left)[0] is ErrorCode.NONE
+    expected = [1, 3, 39]
+    async with Consumer(bootstrap=cluster.bootstrap) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        assert [record.offset for record in await read(consumer, 3)] == expected
+        async with asyncio.timeout(10):
+            while await consumer.position(T0) < 50:  # the last batch has no record left
+                assert not await consumer.poll(10)
+        consumer.seek(T0, 4)
+        async with asyncio.timeout(10):
+            table = await consumer.poll_table(1000)
+            while not table.num_rows:
+                table = await consumer.poll_table(1000)
+        assert table.column("offset").to_pylist() == [39]
