@@ -8,12 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
@@ -23,6 +26,13 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 # Spark starts its Python workers with the python3 on the PATH unless it is told; they must be this one.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A first Spark job takes its time on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
@@ -133,10 +143,40 @@ def available_now(frame: DataFrame, checkpoint: Path, out: Path) -> list[dict[st
         .start()
     )
     try:
-        assert query.awaitTermination(60), "the query did not end"
+        assert query.awaitTermination(120), "the query did not end"
     finally:
         query.stop()
     return [json.loads(report.json) for report in query.recentProgress]
+
+
+def wait_until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
+    """With a deadline; `what` says what there was instead."""
+    deadline = monotonic() + 120
+    tick = Event()
+    while not holds():
+        assert monotonic() < deadline, what()
+        tick.wait(0.05)
+
+
+def waiting_for(path: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A step of a query that takes its first batch, and no more before the file is there."""
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            deadline = monotonic() + 120
+            while not path.exists():
+                assert monotonic() < deadline, "the test did not go on"
+                Event().wait(0.05)
+            yield batch
+
+    return step
+
+
+def started(work: Callable[[], object]) -> Thread:
+    """In a thread of its own, as Spark knows threads."""
+    thread = InheritableThread(target=work)
+    thread.start()
+    return thread
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
-from time import monotonic
 
 import pyarrow as pa
 import pytest
-from conftest import available_now
+from conftest import available_now, started, wait_until, waiting_for
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
@@ -24,14 +22,6 @@ RECORDS = 200_000
 Read = Callable[..., DataFrame]
 
 
-def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = monotonic() + 60
-    tick = Event()
-    while not holds():
-        assert monotonic() < deadline, what()
-        tick.wait(0.05)
-
-
 @pytest.fixture
 def filled(admin: Admin, cluster: LocalCluster, topic: str) -> str:
     """A topic of one partition, longer than what is buffered between a reader and what comes after it."""
@@ -42,28 +32,6 @@ def filled(admin: Admin, cluster: LocalCluster, topic: str) -> str:
     return topic
 
 
-def waiting_for(path: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A step of a query that takes its first batch, and no more before the file is there."""
-
-    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            deadline = monotonic() + 60
-            while not path.exists():
-                assert monotonic() < deadline, "the test did not go on"
-                Event().wait(0.05)
-            yield batch
-
-    return step
-
-
-def started(work: Callable[[], object]) -> Thread:
-    from pyspark import InheritableThread
-
-    thread = InheritableThread(target=work)
-    thread.start()
-    return thread
-
-
 def test_a_task_in_the_middle_of_its_range(filled: str, read: Read, spark: SparkSession, tmp_path: Path) -> None:
     go_on, drawn = tmp_path / "go-on", io.StringIO()
     frame = read(subscribe=filled, columns="value").mapInArrow(waiting_for(go_on), "value binary")
@@ -71,7 +39,7 @@ def test_a_task_in_the_middle_of_its_range(filled: str, read: Read, spark: Spark
     with progress_bar(spark, console=console) as bar:
         query = started(lambda: frame.write.format("noop").mode("append").save())
         try:
-            until(lambda: any(0 < one.done < one.total for one in bar.reads), lambda: (bar.reads, bar.stages))
+            wait_until(lambda: any(0 < one.done < one.total for one in bar.reads), lambda: (bar.reads, bar.stages))
             assert [(one.label, one.total) for one in bar.reads] == [(filled, RECORDS)]
             assert [(one.tasks_done, one.tasks) for one in bar.stages] == [(0, 1)]
         finally:
@@ -92,7 +60,7 @@ def test_without_reports_it_counts_tasks(
     with progress_bar(spark, console=Console(file=io.StringIO())) as bar:
         query = started(lambda: frame.write.format("noop").mode("append").save())
         try:
-            until(lambda: any(one.tasks == 4 for one in bar.stages), lambda: bar.stages)
+            wait_until(lambda: any(one.tasks == 4 for one in bar.stages), lambda: bar.stages)
         finally:
             go_on.touch()
             query.join()

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from conftest import numbers, send, with_options
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Consumer
+from highwater.spark.task_writes import WrittenRange
+from highwater.spark.writer import HighwaterStreamWriter, HighwaterWriter, TaskWritten
 
 Read = Callable[..., DataFrame]
 Write = Callable[..., None]
@@ -117,3 +121,35 @@ def test_where_nothing_can_be_written(topic: str, cluster: LocalCluster, spark: 
     overwriting = with_options(rows.write, cluster, {"topic": topic}).mode("overwrite")
     with pytest.raises(AnalysisException, match="a topic cannot be overwritten: use mode append"):
         overwriting.save()
+
+
+def test_a_task_says_where_its_rows_stand(admin: Admin, cluster: LocalCluster, topic: str) -> None:
+    """The commit message, of a task that runs here rather than in an executor."""
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(7), partition=1)
+    schema = StructType([StructField("value", StringType()), StructField("partition", IntegerType())])
+    options = {"highwater.bootstrap.servers": cluster.bootstrap, "topic": topic}
+    rows = pa.record_batch({"value": ["a", "b", "c"], "partition": pa.array([1, 0, 1], pa.int32())})
+    message = HighwaterWriter(options, schema, overwrite=False).write(iter([rows, rows]))
+    assert isinstance(message, TaskWritten)
+    assert message.ranges == (
+        WrittenRange(TopicPartition(topic, 0), 0, 2, 2),
+        WrittenRange(TopicPartition(topic, 1), 7, 11, 4),
+    )
+    assert message.producer_id >= 0
+    careless = HighwaterWriter({**options, "highwater.acks": "1"}, schema, overwrite=False).write(iter([rows]))
+    assert isinstance(careless, TaskWritten)
+    assert careless.producer_id == -1
+
+
+def test_what_a_failed_write_leaves_is_said_in_the_drivers_log(caplog: pytest.LogCaptureFixture) -> None:
+    schema = StructType([StructField("value", StringType())])
+    options = {"highwater.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+    messages = [None, TaskWritten((WrittenRange(TopicPartition("t", 0), 5, 9, 4),), 7)]
+    HighwaterWriter(options, schema, overwrite=False).abort(messages)
+    HighwaterStreamWriter(options, schema, overwrite=False).abort(messages, 12)
+    HighwaterWriter(options, schema, overwrite=False).abort([None])
+    assert caplog.messages == [
+        "the write failed, and these of its tasks' records stay: t-0 [5, 9): 4 records",
+        "micro-batch 12 failed, and these of its tasks' records stay: t-0 [5, 9): 4 records",
+    ]

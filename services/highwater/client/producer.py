@@ -320,6 +320,11 @@ class Producer:
         """How many partitions the topic has, as of the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""
         return len((await self._accumulator(topic)).partitions)
 
+    @property
+    def producer_id(self) -> int:
+        """Under which brokers know its batches (RULES 6.3); -1: it is not idempotent, or has sent nothing yet."""
+        return self._sender.producer_id
+
     # Topics
 
     def _check_running(self) -> None:

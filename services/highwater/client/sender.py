@@ -65,6 +65,10 @@ class Sender:
 
     # What the producer calls
 
+    @property
+    def producer_id(self) -> int:
+        return -1 if self._producer_id is None else self._producer_id[0]
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
 

@@ -1,13 +1,15 @@
 """`df.write.format("highwater")` and `df.writeStream.format("highwater")`: whole columns, at least once.
 
-A task sends its rows and ends when every one is acknowledged. A task that Spark runs again sends them again: the log
-may then hold rows twice, and never lacks any.
+A task sends its rows and ends when every one is acknowledged; its commit message says where they stand. A task that
+Spark runs again sends them again: the log may then hold rows twice, and never lacks any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -16,15 +18,19 @@ from pyspark.sql.types import StructType
 
 from highwater.client import Producer
 from highwater.client.blocking import Producer as BlockingProducer
+from highwater.client.delivery import BatchMetadata, TableDelivery, TableMetadata
 from highwater.spark.client_settings import client_settings
 from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import WriteOptions, lower_case, parse_write_options
 from highwater.spark.positions import OptionError
-from highwater.spark.write_rows import check_write_columns, rows_by_target
+from highwater.spark.task_writes import RangesWritten, WrittenRange, left_behind
+from highwater.spark.write_rows import Target, check_write_columns, rows_by_target
 
 # Spark hands over 10,000 rows at a time. Batches of the log come out better when more are cut at once.
 SEND_ROWS = 100_000
 SEND_BYTES = 32 * 1024 * 1024
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,38 @@ class WritePlan:
 
 
 @dataclass
-class RowsSent(WriterCommitMessage):
-    """What one task sent, by topic: all of it acknowledged."""
+class TaskWritten(WriterCommitMessage):
+    """What one task wrote, all of it acknowledged, and under which producer id: -1 where it had none."""
 
-    rows: dict[str, int] = field(default_factory=dict)
+    ranges: tuple[WrittenRange, ...]
+    producer_id: int
+
+
+class TableProducer(BlockingProducer):
+    """A producer that hands out the outcome of tables later, in a task's own thread."""
+
+    def begin_table(self, plan: WritePlan, target: Target) -> TableDelivery:
+        """Returns when all of it is in the producer's buffer."""
+        return self._run(
+            lambda: self._client.send_table(
+                target.topic,
+                target.rows,
+                timestamp_column="timestamp" if plan.options.include_timestamp else None,
+                headers_column="headers" if "headers" in plan.columns else None,
+                partition=target.partition,
+            )
+        )
+
+    def settled(self, delivery: TableDelivery) -> tuple[BatchMetadata, ...]:
+        """Waits for it. Raises its first failure."""
+
+        async def outcome() -> TableMetadata:
+            return await delivery
+
+        return self._run(outcome).batches
+
+    def producer_id(self) -> int:
+        return self._call(lambda: self._client.producer_id)
 
 
 class HighwaterWriter(DataSourceArrowWriter):
@@ -51,6 +85,9 @@ class HighwaterWriter(DataSourceArrowWriter):
         with OneSentence():
             return send_all(self._plan, iterator)
 
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        warn_of_what_stays("the write", messages)
+
 
 class HighwaterStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -59,6 +96,9 @@ class HighwaterStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         with OneSentence():
             return send_all(self._plan, iterator)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        warn_of_what_stays(f"micro-batch {batchId}", messages)
 
 
 def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WritePlan:
@@ -71,22 +111,25 @@ def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: boo
     return WritePlan(parsed, columns, client_settings(lower_case(options), Producer))
 
 
-def send_all(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> RowsSent:
+def send_all(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Sends every row; returns when all are acknowledged. Raises the SDK's errors."""
-    sent = RowsSent()
-    with BlockingProducer(plan.options.bootstrap, **plan.producer) as producer:
+    written = RangesWritten()
+    unsettled: deque[TableDelivery] = deque()  # small, and no longer held than the oldest of them may take
+    with TableProducer(plan.options.bootstrap, **plan.producer) as producer:
         for table in gathered(batches):
             for target in rows_by_target(table, plan.options.topic):
-                producer.send_table(
-                    target.topic,
-                    target.rows,
-                    timestamp_column="timestamp" if plan.options.include_timestamp else None,
-                    headers_column="headers" if "headers" in plan.columns else None,
-                    partition=target.partition,
-                    wait=False,
-                )
-                sent.rows[target.topic] = sent.rows.get(target.topic, 0) + target.rows.num_rows
-    return sent
+                unsettled.append(producer.begin_table(plan, target))
+                while unsettled and unsettled[0].done():
+                    written.add(producer.settled(unsettled.popleft()))
+        for delivery in unsettled:
+            written.add(producer.settled(delivery))
+        return TaskWritten(written.ranges(), producer.producer_id())
+
+
+def warn_of_what_stays(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Nothing is taken back: what a failed write left is read by whoever reads the topic."""
+    if left := left_behind([one.ranges if isinstance(one, TaskWritten) else None for one in messages]):
+        logger.warning("%s failed, and these of its tasks' records stay: %s", what, left)
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
