@@ -8,6 +8,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME, LogState
+from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -62,3 +63,12 @@ def describe(hosted: HostedLog, target: log_storage_pb2.LogDescription) -> None:
         target.recovery_point = log.recovery_point
         for entry in log.epochs.entries:
             target.epochs.add(leader_epoch=entry.leader_epoch, start_offset=entry.start_offset)
+
+
+def recovery_proto(progress: RecoveryProgress) -> log_storage_pb2.RecoveryProgress:
+    return log_storage_pb2.RecoveryProgress(
+        total_logs=progress.total_logs,
+        opened_logs=progress.opened_logs,
+        total_bytes=progress.total_bytes,
+        scanned_bytes=progress.scanned_bytes,
+    )

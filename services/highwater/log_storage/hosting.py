@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import describe, key_of, key_proto, refuse
+from highwater.log_storage.answers import describe, key_of, key_proto, recovery_proto, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.servicer_core import ServicerCore, remove_tree
 from highwater.rpc.errors import to_proto
@@ -63,6 +63,9 @@ class Hosting(ServicerCore):
             )
             described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
             described.full = log_dir.disk.full
+            progress = log_dir.recovery
+            if progress is not None:
+                described.recovery.CopyFrom(recovery_proto(progress))
             described.directory_id = log_dir.properties.directory_id
             if log_dir.offline:
                 described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, log_dir.offline))

@@ -23,6 +23,7 @@ from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
 from highwater.log_storage.meta_properties import MetaProperties
 from highwater.log_storage.partition_metadata import format_topic_id
 from highwater.log_storage.recovery import Checkpointed
+from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger
@@ -47,6 +48,7 @@ class LogDir:
         self.properties = MetaProperties()
         self.record: BootRecord | None = None  # how it was last used
         self.loaded = False  # which logs are in it is known
+        self.recovery: RecoveryProgress | None = None  # from the start on
         self.stale_checkpoints = False  # they may have entries of logs that are gone
         self._broker_id = broker_id
         self._flush_every_message = flush_every_message

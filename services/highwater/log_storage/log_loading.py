@@ -16,7 +16,8 @@ from highwater.log_storage.hosted import FutureLog, HostedLog
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_registry import DELETED, LogRegistry, monotonic_ms
 from highwater.log_storage.partition_metadata import PartitionMetadataError
-from highwater.log_storage.recovery import Checkpointed, open_log
+from highwater.log_storage.recovery import Checkpointed, open_log, unflushed_bytes
+from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger, pairs
@@ -125,6 +126,8 @@ class LogLoading(LogRegistry):
             else:
                 found.append(hosted)
         known = log_dir.checkpointed()
+        log_dir.recovery = RecoveryProgress(log_dir.path, self._now_ms)
+        log_dir.recovery.begin(len(found), sum(_unflushed_bytes(hosted, known) for hosted in found))
         with ThreadPoolExecutor(self._recovery_threads, "recovery") as threads:
             list(threads.map(lambda hosted: self._open(hosted, known(*hosted.topic_partition)), found))
         for hosted in found:
@@ -153,9 +156,12 @@ class LogLoading(LogRegistry):
         return HostedLog(PartitionKey(topic_id, partition), topic, log_dir, directory, None)
 
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:
-        disk = hosted.log_dir.disk
+        disk, progress = hosted.log_dir.disk, hosted.log_dir.recovery
+        assert progress is not None
         try:
-            hosted.log = open_log(hosted.directory, self.config, known, self._now_ms(), self._wall_offset_ms)
+            hosted.log = open_log(
+                hosted.directory, self.config, known, self._now_ms(), self._wall_offset_ms, progress.scanned
+            )
             hosted.log.disk = disk
             hosted.high_watermark_written = known.high_watermark
             future_files.unmark(hosted.directory)
@@ -164,6 +170,7 @@ class LogLoading(LogRegistry):
             if disk.note(cause) is not Trouble.FAILED:
                 _log.error("a log is offline: %s", error)
             hosted.failure = str(error)
+        progress.opened()
 
     # -- moves that were under way ------------------------------------------------------------------------------------
 
@@ -227,6 +234,13 @@ class LogLoading(LogRegistry):
         """Lets go of the directories without writing anything."""
         for log_dir in self.log_dirs:
             log_dir.close()
+
+
+def _unflushed_bytes(hosted: HostedLog, known: Callable[[str, int], Checkpointed]) -> int:
+    try:
+        return unflushed_bytes(hosted.directory, known(*hosted.topic_partition))
+    except (LogError, OSError):  # opening it will tell
+        return 0
 
 
 def _topic_id(directory: Path) -> bytes | None:

@@ -67,7 +67,7 @@ def open_log(
         if not segments:
             segments.append(new_segment(directory, known.log_start_offset, config))
         elif len(segments) <= len(trusted):
-            walk.go_on_from(segments[-1])
+            segments[-1].resume()  # appends go on behind what was flushed
         log_end_offset = segments[-1].end_offset
         if log_end_offset < walk.producers_from:  # the log has been cut below the snapshot
             producer_snapshots.remove_above(directory, log_end_offset)
@@ -145,14 +145,6 @@ class _Walk:
         """Replays what the last snapshot of the producers does not know of flushed segments."""
         producer_snapshots.replay(self.producers, segments, self.producers_from, self._now_ms)
 
-    def go_on_from(self, active: Segment) -> None:
-        """The last segment is one that was flushed: appends go on behind its last batch."""
-        epoch = active.resume()
-        known = self._file_epochs
-        if epoch >= 0 and known is not None and known.last_epoch_below(active.end_offset) != epoch:
-            _log.warning("%s: the epochs on file are not those of its batches", active.path)
-            self._file_epochs = None
-
     def check(self, segments: list[Segment], first: int) -> None:
         """Takes in the batches of the segments from the `first` on; drops from `segments` what must be dropped."""
         expected = segments[first].base_offset if first < len(segments) else 0
@@ -203,8 +195,9 @@ class _Walk:
         file = self._file_epochs.entries if self._file_epochs is not None else ()
         holds_batches = [segment for segment in trusted if segment.size_bytes]
         earlier = _before(file, checked, log_end_offset)
-        if not holds_batches or (earlier and earlier[0].start_offset <= holds_batches[0].base_offset):
+        if not holds_batches or _fits(earlier, holds_batches):
             return _joined(earlier, checked)
+        _log.info("%s: the leader epochs are found in the headers of all batches", holds_batches[0].path.parent)
         found = LeaderEpochCache()
         for segment in holds_batches:
             for _, header in segment.headers(0):
@@ -212,6 +205,13 @@ class _Walk:
                     found.assign(header.partition_leader_epoch, header.base_offset)
         all_found = _joined(_before(found.entries, checked, log_end_offset), checked).entries
         return _joined(_before(file, all_found, log_end_offset), all_found)
+
+
+def _fits(epochs: Sequence[EpochEntry], segments: Sequence[Segment]) -> bool:
+    """Whether they can be all the epochs of these segments: by the first batch and the last one."""
+    if not epochs or epochs[0].start_offset > segments[0].base_offset:
+        return False
+    return epochs[-1].leader_epoch == segments[-1].resume()
 
 
 def _before(entries: Sequence[EpochEntry], following: Sequence[EpochEntry], log_end_offset: int) -> list[EpochEntry]:

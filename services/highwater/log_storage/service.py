@@ -10,6 +10,7 @@ from pathlib import Path
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.gate import Gate
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.servicer import LogStorageServicer
@@ -45,7 +46,8 @@ class LogStorageService:
         return self._server.addresses
 
     async def start(self) -> None:
-        """Locks and opens the log directories, then serves. Raises `UserError`."""
+        """Locks the log directories, listens, opens the logs, then serves. Until then only DescribeLogs is answered,
+        with how far that is. Raises `UserError`."""
         settings = self._settings
         manager = LogManager(
             settings.log_dirs,
@@ -66,11 +68,14 @@ class LogStorageService:
             recovery_threads=settings.num_recovery_threads_per_data_dir,
         )
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, manager.load)
             servicer = LogStorageServicer(manager, self.incarnation, self._threads, self.metrics)
-            log_storage_pb2_grpc.add_LogStorageServicer_to_server(servicer, self._server.grpc)
+            gate = Gate(servicer)
+            log_storage_pb2_grpc.add_LogStorageServicer_to_server(gate, self._server.grpc)  # type: ignore[arg-type]
             await self._server.start([SERVICE_NAME])
+            await asyncio.get_running_loop().run_in_executor(self._threads, manager.load)
+            gate.open()
         except BaseException:
+            await self._server.stop()
             manager.unlock()
             raise
         self._manager, self._servicer = manager, servicer
