@@ -68,6 +68,7 @@ class LogStorageSettings(ServiceSettings):
     log_index_interval_bytes: int = Field(4096, ge=0)
     log_index_size_max_bytes: int = Field(10 << 20, ge=12)
     log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
+    log_roll_jitter_ms: int = Field(0, ge=0)
     flush_messages: int = Field(2**63 - 1, ge=1)
     log_flush_interval_messages: int | None = Field(None, ge=1)
     log_flush_interval_ms: int = Field(2**63 - 1, ge=0)
