@@ -26,6 +26,7 @@ otherwise; ISR proposals and reads wait for the scenario.
     etcd isr=1,3 [elr=..] [lost=..]              another writer changes the state, leader epoch kept
     etcd leader=2 epoch=6                        another leader is elected, which nobody has told us yet
     read                                         etcd is read and the state shown (ReadState's answer, or a watch)
+    log-fails                                    log-storage answers that this log is offline
     log-storage-restarts | registration-lost | resign | stop
     status
 
@@ -404,6 +405,9 @@ class Runner:
     def do_log_storage_restarts(self) -> None:
         self.incarnation = f"storage-{int(self.incarnation.split('-')[1]) + 1}"
         self.carry_out(self.partition.log_storage_restarted(self.incarnation))
+
+    def do_log_fails(self) -> None:
+        self.carry_out(self.partition.log_failed())
 
     def do_registration_lost(self) -> None:
         self.carry_out(self.partition.registration_lost())

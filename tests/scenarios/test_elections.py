@@ -13,6 +13,8 @@ Commands (`T-0` is a partition, brokers are numbers):
     shut-down 1                          asks for a controlled shutdown
     answer T-0 1 [tail=EPOCH,LEO]        answers LeaderAndIsr for the present leader epoch
     error T-0 1                          answers it with a storage error
+    log-offline T-0 1                    answers it with the error that its log is offline
+    reports-offline-logs 1               its registration says that more of its logs are offline
     silent T-0 1                         has not answered it for 5 s
     leader-writes T-0 isr=1,2 [elr=3]    the leader changes the ISR, and the controller sees it
     unseen-write T-0 isr=1,2             the same, but the watch is late
@@ -217,8 +219,21 @@ class World:
     def error(self, partition: str, broker: str) -> list[Action]:
         return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None)
 
-    def _answered(self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None) -> list[Action]:
-        answer = InstructionAnswer(self.key(partition), self.stored(partition).state.leader_epoch, error, tail)
+    def log_offline(self, partition: str, broker: str) -> list[Action]:
+        return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None, log_offline=True)
+
+    def reports_offline_logs(self, broker: str) -> list[Action]:
+        broker_id = int(broker)
+        known = self.brokers[broker_id]
+        changed = replace(known.registration, offline_log_reports=known.registration.offline_log_reports + 1)
+        self.brokers[broker_id] = replace(known, registration=changed)
+        return self.cluster.broker_seen(self.brokers[broker_id])
+
+    def _answered(
+        self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None, *, log_offline: bool = False
+    ) -> list[Action]:
+        epoch = self.stored(partition).state.leader_epoch
+        answer = InstructionAnswer(self.key(partition), epoch, error, tail, log_offline)
         return self.cluster.instruction_answered(int(broker), self.brokers[int(broker)].broker_epoch, [answer])
 
     def silent(self, partition: str, broker: str) -> list[Action]:

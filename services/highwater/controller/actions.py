@@ -100,6 +100,7 @@ class PartitionInstruction:
     versioned: VersionedState
     replicas: tuple[int, ...]
     config: Mapping[str, str]
+    offline_replicas: tuple[int, ...] = ()  # whose logs are offline (RULES 7.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +111,4 @@ class InstructionAnswer:
     leader_epoch: int
     error: ErrorCode = ErrorCode.NONE
     tail: LogTail | None = None
+    log_offline: bool = False  # with an error: until log-storage is started again

@@ -52,7 +52,14 @@ class Cluster:
         partition = self.topics.partition(key)
         if topic is None or topic.deletion is not None or partition is None or partition.versioned is None:
             return None
-        return PartitionInstruction(partition.topic, key, partition.versioned, partition.replicas, topic.config)
+        return PartitionInstruction(
+            partition.topic,
+            key,
+            partition.versioned,
+            partition.replicas,
+            topic.config,
+            partition.offline_replicas,
+        )
 
     def is_served(self, name: str, partitions: int = 0) -> bool:
         """Whether there are so many partitions at least, and every one's leader has taken up its leadership: a produce
@@ -116,7 +123,8 @@ class Cluster:
     # Brokers
 
     def broker_seen(self, broker: LiveBroker) -> list[Action]:
-        """A registration was put: a new one, or the present one with other contents."""
+        """A registration was put: a new one, or the present one with other contents. Where it has more logs offline, it
+        is told everything again, and its answers say which (RULES 7.7)."""
         broker_id = broker.registration.broker_id
         known = self.brokers.get(broker_id)
         if known is not None and (known.broker_epoch > broker.broker_epoch or known == broker):
@@ -128,6 +136,8 @@ class Cluster:
         actions = self._advance(self.topics.hosted(broker_id).values())
         if renewed:
             actions += self._tell_everything(broker)
+        elif known is not None and known.registration.offline_log_reports != broker.registration.offline_log_reports:
+            actions.append(SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id)))
         return actions + self._send_metadata()
 
     def broker_gone(self, broker_id: int, revision: int) -> list[Action]:
@@ -156,15 +166,17 @@ class Cluster:
         """The whole of LeaderAndIsr and of the metadata, for a broker that registered anew, even if that is nothing.
         Partitions with a write under way follow when it ended."""
         broker_id = broker.registration.broker_id
-        keys = tuple(
+        return [
+            SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id)),
+            SendMetadata(broker_id, broker.broker_epoch, full=True),
+        ]
+
+    def _tellable(self, broker_id: int) -> tuple[PartitionKey, ...]:
+        return tuple(
             key
             for key, partition in self.topics.hosted(broker_id).items()
             if partition.pending is None and self.instruction(key) is not None
         )
-        return [
-            SendLeaderAndIsr(broker_id, broker.broker_epoch, keys),
-            SendMetadata(broker_id, broker.broker_epoch, full=True),
-        ]
 
     def shut_down(self, broker_id: int, broker_epoch: int) -> list[Action]:
         """A registered broker is about to stop: leaderships move, and it leaves the ISRs that can spare it."""
@@ -319,14 +331,18 @@ class Cluster:
         """A broker answered LeaderAndIsr."""
         if not self.is_registered(broker_id, broker_epoch):
             return []
-        hosted = self.topics.hosted(broker_id)
-        return self._advance(
-            [
-                hosted[answer.key]
-                for answer in answers
-                if answer.key in hosted and hosted[answer.key].replica_states[broker_id].answered(broker_epoch, answer)
-            ]
-        )
+        changed = []
+        topic_ids = set()
+        for answer in answers:
+            partition = self.topics.hosted(broker_id).get(answer.key)
+            if partition is None:
+                continue
+            offline = partition.offline_replicas
+            if partition.replica_states[broker_id].answered(broker_epoch, answer):
+                changed.append(partition)
+            if partition.offline_replicas != offline:
+                topic_ids.add(answer.key.topic_id)
+        return self._advance(changed) + (self._send_metadata(frozenset(topic_ids)) if topic_ids else [])
 
     def instruction_unanswered(self, broker_id: int, broker_epoch: int, keys: Iterable[PartitionKey]) -> list[Action]:
         """A broker has not answered LeaderAndIsr for these partitions without error for 5 s."""

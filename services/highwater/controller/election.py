@@ -105,8 +105,9 @@ def elect_preferred(
 def leave_isr(
     state: PartitionState, broker_id: int, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
 ) -> PartitionState | None:
-    """Takes a follower that is shutting down out of the ISR, under the same leader epoch, so that the high watermark
-    does not wait for it once it stopped; None where it leads, is not in the ISR, or too few would remain in it."""
+    """Takes a follower that is shutting down, or whose log is offline, out of the ISR, under the same leader epoch, so
+    that the high watermark does not wait for it; None where it leads, is not in the ISR, or too few would remain in
+    it."""
     remaining = [member for member in state.isr if member != broker_id]
     if broker_id in (state.leader, NO_LEADER) or len(remaining) == len(state.isr):
         return None

@@ -68,7 +68,7 @@ class PartitionStateMachine:
         tails = {}
         not_live = set()
         for broker_id, replica in self.replica_states.items():
-            if replica.status is ReplicaStatus.OFFLINE:
+            if not replica.live:
                 not_live.add(broker_id)
             tail = replica.tail_at(view.broker_epochs.get(broker_id), leader_epoch)
             if tail is not None:
@@ -86,7 +86,18 @@ class PartitionStateMachine:
         electorate = self.electorate(view, tail_lost)
         if self.versioned is None:
             return self._write(initial_state(electorate, controller_epoch))
-        return self._write(elect(self.versioned.state, electorate, policy, controller_epoch))
+        elected = elect(self.versioned.state, electorate, policy, controller_epoch)
+        return self._write(elected) or self._let_go(electorate, policy, controller_epoch)
+
+    def _let_go(self, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int) -> WriteState | None:
+        """The ISR without a follower whose log is offline: it copies nothing, and the high watermark would wait for it
+        until the leader's patience ends."""
+        assert self.versioned is not None
+        state = self.versioned.state
+        for broker_id in self.offline_replicas:
+            if broker_id in state.isr and not leader_failed(state, electorate):
+                return self._write(leave_isr(state, broker_id, electorate, policy, controller_epoch))
+        return None
 
     def prefer(self, view: BrokerView, policy: ElectionPolicy, controller_epoch: int) -> WriteState | None:
         """The preferred leader's election."""
@@ -131,6 +142,12 @@ class PartitionStateMachine:
             self.pending = None
         if found is not None:
             self.seen(found)
+
+    @property
+    def offline_replicas(self) -> tuple[int, ...]:
+        """Those whose logs are offline (RULES 7.7)."""
+        found = (replica for replica in self.replica_states.values() if replica.status is ReplicaStatus.LOG_OFFLINE)
+        return tuple(replica.broker_id for replica in found)
 
     @property
     def served(self) -> bool:

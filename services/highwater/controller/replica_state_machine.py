@@ -15,11 +15,12 @@ class ReplicaStatus(Enum):
     NEW = "new"  # has not answered an instruction yet
     ONLINE = "online"  # answered its last instruction without error
     OFFLINE = "offline"  # a storage error, or no answer for too long: not live for this partition (RULES 7.7)
+    LOG_OFFLINE = "log offline"  # the same, and it says that its log is lost to it: it copies nothing either
 
 
 @dataclass(slots=True)
 class ReplicaStateMachine:
-    """One (partition, broker). `answered_epoch` and `tail` belong to the broker epoch; being OFFLINE outlives a
+    """One (partition, broker). `answered_epoch` and `tail` belong to the broker epoch; not being live outlives a
     restart, until an instruction is answered without error."""
 
     broker_id: int
@@ -33,7 +34,7 @@ class ReplicaStateMachine:
         if broker_epoch != self.broker_epoch:
             self._restarted(broker_epoch)
         if answer.error is ErrorCode.LOG_STORAGE_ERROR:
-            return self._become(ReplicaStatus.OFFLINE)
+            return self._become(ReplicaStatus.LOG_OFFLINE if answer.log_offline else ReplicaStatus.OFFLINE)
         if answer.error is not ErrorCode.NONE:
             # It knows a newer state than it was told, or is not ready: it will be told again, and if that goes on
             # for too long `unanswered` follows.
@@ -47,7 +48,12 @@ class ReplicaStateMachine:
 
     def unanswered(self) -> bool:
         """No answer to LeaderAndIsr for 5 s (RULES 7.7)."""
-        return self._become(ReplicaStatus.OFFLINE)
+        return self.live and self._become(ReplicaStatus.OFFLINE)
+
+    @property
+    def live(self) -> bool:
+        """RULES 7.7, as far as is known."""
+        return self.status not in (ReplicaStatus.OFFLINE, ReplicaStatus.LOG_OFFLINE)
 
     def serves(self, broker_epoch: int, leader_epoch: int) -> bool:
         """Whether this registration has answered for this leader epoch without error."""
@@ -70,6 +76,7 @@ class ReplicaStateMachine:
             self.status = ReplicaStatus.NEW
 
     def _become(self, status: ReplicaStatus) -> bool:
-        was_offline = self.status is ReplicaStatus.OFFLINE
+        """Whether an election may depend on the change."""
+        was, was_live = self.status, self.live
         self.status = status
-        return was_offline != (status is ReplicaStatus.OFFLINE)
+        return status is not was and not (was_live and self.live)

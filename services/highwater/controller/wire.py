@@ -32,7 +32,9 @@ def endpoint(broker: LiveBroker) -> common_pb2.BrokerEndpoint:
     )
 
 
-def partition_state(versioned: VersionedState, replicas: Iterable[int]) -> common_pb2.PartitionState:
+def partition_state(
+    versioned: VersionedState, replicas: Iterable[int], offline_replicas: Iterable[int]
+) -> common_pb2.PartitionState:
     state = versioned.state
     return common_pb2.PartitionState(
         leader=state.leader,
@@ -45,6 +47,7 @@ def partition_state(versioned: VersionedState, replicas: Iterable[int]) -> commo
         controller_epoch=state.controller_epoch,
         state_revision=versioned.revision,
         replicas=replicas,
+        offline_replicas=offline_replicas,
     )
 
 
@@ -52,7 +55,7 @@ def instruction(told: PartitionInstruction) -> replica_control_pb2.PartitionInst
     return replica_control_pb2.PartitionInstruction(
         topic=told.topic,
         partition=partition_key(told.key),
-        state=partition_state(told.versioned, told.replicas),
+        state=partition_state(told.versioned, told.replicas, told.offline_replicas),
         config=told.config,
     )
 
@@ -70,7 +73,8 @@ def topic_state(topic: Topic) -> replica_control_pb2.TopicState:
         config=topic.config,
         partitions=[
             replica_control_pb2.IndexedPartitionState(
-                partition=partition.key.partition, state=partition_state(partition.versioned, partition.replicas)
+                partition=partition.key.partition,
+                state=partition_state(partition.versioned, partition.replicas, partition.offline_replicas),
             )
             for partition in topic.partitions
             if partition.versioned is not None
@@ -90,7 +94,7 @@ def answers(
             if result.HasField("tail"):
                 tail = LogTail(result.tail.last_epoch, result.tail.log_end_offset)
             epoch = told[key].versioned.state.leader_epoch
-            found.append(InstructionAnswer(key, epoch, from_proto(result.error), tail))
+            found.append(InstructionAnswer(key, epoch, from_proto(result.error), tail, result.log_offline))
     return found
 
 

@@ -103,6 +103,7 @@ class BrokerRegistration:
     rack: str = ""
     tail_lost: bool = False  # RULES 7.2
     shutting_down: bool = False
+    offline_log_reports: int = 0  # grows whenever more of its logs went offline: ask it which (RULES 7.7)
     extra: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:

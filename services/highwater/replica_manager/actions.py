@@ -75,6 +75,7 @@ class FenceAnswer:
     high_watermark: int = 0
     incarnation: str = ""  # log-storage's
     epochs: tuple[tuple[int, int], ...] = ()  # the leader epoch cache: (leader epoch, start offset), ascending
+    offline: bool = False  # with an error: the log takes nothing any more until log-storage is started again (7.7)
 
 
 @dataclass(frozen=True, slots=True)

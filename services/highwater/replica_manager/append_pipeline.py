@@ -37,7 +37,7 @@ def refused(error: ErrorCode, message: str = "") -> AppendAnswer:
 
 class AppendPipeline:
     """`send` hands an append to the stream. `interrupted` is called, once, where leadership cannot go on: an outcome is
-    not known, or the fence is another's."""
+    not known, or the fence is another's. So is `log_failed`: the log is offline (RULES 7.7)."""
 
     def __init__(
         self,
@@ -47,11 +47,13 @@ class AppendPipeline:
         *,
         send: Callable[[Append], None],
         interrupted: Callable[[], None],
+        log_failed: Callable[[], None],
     ) -> None:
         self.key = key
         self.leader_epoch = leader_epoch
         self._send = send
         self._interrupted = interrupted
+        self._log_failed = log_failed
         self._expected = log_end_offset  # by the next append that is sent
         self._log_end_offset = log_end_offset  # in the latest answer
         self._in_flight: deque[_Item] = deque()
@@ -104,6 +106,11 @@ class AppendPipeline:
             self._end()  # RULES 3.4, 5.4
             return
         item = self._in_flight.popleft()
+        if answer.offline:
+            item.done(answer)
+            self.close()
+            self._log_failed()
+            return
         if answer.log_end_offset >= 0:
             self._log_end_offset = answer.log_end_offset
         if self._log_end_offset != item.expected_offset + item.offsets:

@@ -52,6 +52,7 @@ class AppendAnswer:
     last_epoch: int
     log_start_offset: int
     incarnation: str
+    offline: bool = False  # the log takes nothing any more until log-storage is started again (RULES 7.7)
 
 
 @dataclass(slots=True)
@@ -73,15 +74,23 @@ class _Sent:
 
 
 class AppendStream:
-    """Re-connects by itself. `incarnation` is called with the incarnation in each answer."""
+    """Re-connects by itself. `incarnation` is called with the incarnation in each answer, `offline_logs` with how many
+    logs are offline where that is another number than in the answer before."""
 
-    def __init__(self, channel: grpc.aio.Channel, incarnation: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        incarnation: Callable[[str], None],
+        offline_logs: Callable[[int], None] = lambda count: None,
+    ) -> None:
         self._open = channel.stream_stream(
             _METHOD,
             request_serializer=_serialize,
             response_deserializer=log_storage_pb2.AppendResponse.FromString,
         )
         self._seen_incarnation = incarnation
+        self._seen_offline_logs = offline_logs
+        self._offline_logs = 0
         self._pending: deque[Append] = deque()
         self._probes: deque[asyncio.Future[str]] = deque()
         self._sent: deque[_Sent] = deque()
@@ -205,6 +214,9 @@ class AppendStream:
                 )
             self._connected = True
             self._seen_incarnation(response.incarnation)
+            if response.offline_logs != self._offline_logs:
+                self._offline_logs = response.offline_logs
+                self._seen_offline_logs(response.offline_logs)
             if sent.probe is not None and not sent.probe.done():
                 sent.probe.set_result(response.incarnation)
             for append, result in zip(sent.appends, response.results, strict=True):
@@ -224,6 +236,7 @@ def _answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAns
         log.last_epoch,
         log.log_start_offset,
         incarnation,
+        log.offline,
     )
 
 

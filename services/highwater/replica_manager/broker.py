@@ -17,6 +17,7 @@ from highwater.replica_manager.following import Followed, Following, FollowingWa
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.isr_writer import IsrChanges
 from highwater.replica_manager.metadata_cache import Endpoint, MetadataCache
+from highwater.replica_manager.offline_logs import OfflineLogs
 from highwater.replica_manager.partition import Partition
 from highwater.replica_manager.sessions import FetchSessions
 from highwater.replica_manager.storage import LogStorage
@@ -63,6 +64,8 @@ class Broker:
         self.waits = waits
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
+        self.offline_logs = OfflineLogs(storage, self._log_failed)
+        self.report_offline_logs: Callable[[], None] = lambda: None  # tells the controller to ask for them
         self._log_storage_incarnation = ""
         self._live = act.LiveBrokers()
         self._follows: dict[PartitionKey, tuple[str, act.Follow]] = {}
@@ -163,6 +166,7 @@ class Broker:
             log_end_offset,
             send=self.storage.append,
             interrupted=functools.partial(self._append_unknown, hosted, leader_epoch),
+            log_failed=lambda: self.offline_logs.seen([hosted.key]),
         )
         hosted.started(pipeline, incarnation, log_end_offset)
         for wait in self.leadership_waits:
@@ -171,7 +175,18 @@ class Broker:
     def _append_unknown(self, hosted: HostedPartition, leader_epoch: int) -> None:
         self.perform(hosted, hosted.partition.append_unknown(leader_epoch, self.now_ms()))
 
+    def _log_failed(self, key: PartitionKey) -> None:
+        """RULES 7.7: this partition alone; the others are served as before."""
+        hosted = self.hosted.get(key)
+        if hosted is not None:
+            self.perform(hosted, hosted.partition.log_failed())
+            self.report_offline_logs()
+
     def _fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
+        if answer.offline:
+            self.offline_logs.seen([key])
+        elif answer.error is ErrorCode.NONE:
+            self.offline_logs.serves(key)
         hosted = self.hosted.get(key)
         if hosted is not None:
             self.perform(hosted, hosted.partition.fenced(answer, self.now_ms()))
@@ -275,6 +290,7 @@ class Broker:
 
     def log_storage_restarted(self, incarnation: str) -> None:
         self._log_storage_incarnation = incarnation
+        self.offline_logs.restarted()
         for hosted in self.hosted.values():
             self.perform(hosted, hosted.partition.log_storage_restarted(incarnation))
         self._publish_soon()

@@ -486,5 +486,7 @@ def _partition_metadata(
         leader_epoch=state.leader_epoch,
         replicas=partition.replicas,
         isr=state.isr,
-        offline_replicas=[replica for replica in partition.replicas if replica not in brokers],
+        offline_replicas=[
+            replica for replica in partition.replicas if replica not in brokers or replica in partition.offline_replicas
+        ],
     )

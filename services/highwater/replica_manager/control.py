@@ -40,6 +40,7 @@ class PartitionInstruction:
     state: VersionedState
     replicas: tuple[int, ...]
     config: Mapping[str, str]
+    offline_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class InstructionOutcome:
     message: str = ""
     last_epoch: int = -1  # of the log, as log-storage last answered
     log_end_offset: int = -1
+    log_offline: bool = False  # with an error: until log-storage is started again (RULES 7.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Control:
         self.controller_epoch = 0  # read from etcd before the first instruction is taken (RULES 1.2)
         # Instructions are taken one request after the other; what they start in log-storage is not waited for inside.
         self._lock = asyncio.Lock()
+        self._complaints: dict[PartitionKey, StorageError] = {}  # why a partition cannot be hosted
 
     async def leader_and_isr(
         self, sender: Sender, instructions: Sequence[PartitionInstruction], endpoints: Sequence[Endpoint]
@@ -116,6 +119,7 @@ class Control:
                     outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.FENCED_LEADER_EPOCH)
                     continue
                 self._broker.evict(stop.key)
+                self._complaints.pop(stop.key, None)
                 outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.NONE)
                 if stop.delete_log:
                     doomed.append(stop.key)
@@ -206,16 +210,11 @@ class Control:
         broker = self._broker
         hosted = broker.hosted.get(instruction.key)
         if created is not None and created.error.code is not ErrorCode.NONE:
-            logger.error(
-                "cannot host %s",
-                pairs(
-                    topic=instruction.topic,
-                    partition=instruction.key.partition,
-                    error=created.error.code.name,
-                    reason=created.error.message,
-                ),
-            )
+            self._complain(instruction, created.error)
+            if created.incarnation and created.error.code is ErrorCode.LOG_STORAGE_ERROR:
+                broker.offline_logs.seen([instruction.key])
             return created.error
+        self._complaints.pop(instruction.key, None)
         self._learn(instruction)
         if hosted is None and broker.broker_id not in instruction.replicas:
             return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
@@ -234,9 +233,26 @@ class Control:
         broker.perform(hosted, actions)
         return StorageError(error)
 
+    def _complain(self, instruction: PartitionInstruction, error: StorageError) -> None:
+        """When it begins: the instruction is sent again every second."""
+        if self._complaints.get(instruction.key) == error:
+            return
+        self._complaints[instruction.key] = error
+        logger.error(
+            "cannot host %s",
+            pairs(
+                topic=instruction.topic,
+                partition=instruction.key.partition,
+                error=error.code.name,
+                reason=error.message,
+            ),
+        )
+
     def _learn(self, instruction: PartitionInstruction) -> None:
         """An instruction is metadata too, and often earlier than UpdateMetadata."""
-        partition = CachedPartition(instruction.state.state, instruction.state.revision, instruction.replicas)
+        partition = CachedPartition(
+            instruction.state.state, instruction.state.revision, instruction.replicas, instruction.offline_replicas
+        )
         self._broker.metadata.update(
             [
                 CachedTopic(
@@ -251,10 +267,11 @@ class Control:
 
     async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
         hosted = self._broker.hosted.get(key)
-        if error.code is not ErrorCode.NONE or hosted is None:
-            return InstructionOutcome(key, error.code, error.message)
-        code = await self._fenced(hosted)
-        return InstructionOutcome(key, code, "", *hosted.log_tail)
+        code, message, tail = error.code, error.message, (-1, -1)
+        if code is ErrorCode.NONE and hosted is not None:
+            code, message, tail = await self._fenced(hosted), "", hosted.log_tail
+        offline = code is ErrorCode.LOG_STORAGE_ERROR and key in self._broker.offline_logs
+        return InstructionOutcome(key, code, message, *tail, log_offline=offline)
 
     @staticmethod
     async def _fenced(hosted: HostedPartition) -> ErrorCode:

@@ -39,6 +39,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
                     _state(each.state),
                     tuple(each.state.replicas),
                     dict(each.config),
+                    tuple(each.state.offline_replicas),
                 )
                 for each in request.partitions
             ],
@@ -106,7 +107,9 @@ def _topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
     partitions = {}
     for each in topic.partitions:
         versioned = _state(each.state)
-        partitions[each.partition] = CachedPartition(versioned.state, versioned.revision, tuple(each.state.replicas))
+        partitions[each.partition] = CachedPartition(
+            versioned.state, versioned.revision, tuple(each.state.replicas), tuple(each.state.offline_replicas)
+        )
     return CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions)
 
 
@@ -115,6 +118,7 @@ def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResu
         partition=to_key(outcome.key),
         error=to_proto(outcome.error, outcome.message),
         tail=replica_control_pb2.LogTail(last_epoch=outcome.last_epoch, log_end_offset=outcome.log_end_offset),
+        log_offline=outcome.log_offline,
     )
 
 

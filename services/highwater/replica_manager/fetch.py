@@ -269,6 +269,8 @@ class Fetching:
         except StorageUnavailableError as error:
             result.error, result.message = ErrorCode.LOG_STORAGE_ERROR, str(error)
             return
+        if answer.offline:
+            self._broker.offline_logs.seen([part.key])
         still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
         if ask.role is not FetchRole.DEBUG and not still_leads:
             # What was read may be another leader's by now, copied over ours.

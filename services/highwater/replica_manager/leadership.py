@@ -289,10 +289,11 @@ class Leadership:
         return True
 
     def _is_about_to_join(self, replica: Replica, now_ms: int) -> bool:
-        """Caught up lately, so that the high watermark must not run away from it; a killed one must not hold it
-        (5.1)."""
+        """Caught up lately, so that the high watermark must not run away from it; one that was killed, or taken out of
+        the ISR because it copies nothing any more (7.7), must not hold it (5.1)."""
         return (
             now_ms - replica.last_caught_up_ms <= self._settings.replica_lag_time_max_ms
+            and replica.fetched_since_leaving
             and replica.session_open
             and self.live.epochs.get(replica.broker_id) == replica.broker_epoch
         )

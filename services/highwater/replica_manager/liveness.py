@@ -7,6 +7,7 @@ import contextlib
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.etcd_errors import StoreError
@@ -67,6 +68,10 @@ class Liveness:
         self._running: asyncio.Task[None] | None = None
         self._tail: asyncio.Task[None] | None = None
         self._shutting_down = False
+        self._updating = asyncio.Lock()  # each update is made from what the one before it wrote
+        self._offline_log_reports = 0
+        self._reports_due = asyncio.Event()
+        self._reporting: asyncio.Task[None] | None = None
 
     def lease_confirmed(self) -> bool:
         """RULES 8.1: whether the lease was confirmed within its TTL."""
@@ -86,16 +91,37 @@ class Liveness:
 
     def start(self) -> None:
         self._running = asyncio.create_task(self._run(), name="liveness")
+        self._reporting = asyncio.create_task(self._report(), name="offline-log-reports")
 
     async def announce_shutdown(self) -> None:
         """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
         self._shutting_down = True
-        registration = self._registrar.registration
-        if registration is not None:
-            await self._registrar.update(replace(registration, shutting_down=True))
+        await self._update(shutting_down=True)
+
+    def report_offline_logs(self) -> None:
+        """More logs are offline: the controller asks for them when it sees the registration change (RULES 7.7)."""
+        self._offline_log_reports += 1
+        self._reports_due.set()
+
+    async def _report(self) -> None:
+        while True:
+            await self._reports_due.wait()
+            self._reports_due.clear()
+            try:
+                await self._update(offline_log_reports=self._offline_log_reports)
+            except StoreError as error:
+                logger.warning("offline logs are not reported yet: %s", error)
+                self._reports_due.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _update(self, **changes: Any) -> bool:
+        """Whether the registration, if there is one, has these fields now."""
+        async with self._updating:
+            registration = self._registrar.registration
+            return registration is not None and await self._registrar.update(replace(registration, **changes))
 
     async def stop(self, *, deregister: bool) -> None:
-        for task in (self._running, self._tail):
+        for task in (self._running, self._tail, self._reporting):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -155,6 +181,7 @@ class Liveness:
             rack=self._rack,
             tail_lost=described.tail_lost,
             shutting_down=self._shutting_down,
+            offline_log_reports=self._offline_log_reports,
         )
         broker_epoch = await self._registrar.register(registration)
         if self._due.is_set():
@@ -186,9 +213,7 @@ class Liveness:
         try:
             if registration.tail_lost:
                 await self._tail_settled(broker_epoch)
-            if registration.tail_lost and not await self._registrar.update(
-                replace(registration, tail_lost=False, shutting_down=self._shutting_down)
-            ):
+            if registration.tail_lost and not await self._update(tail_lost=False):
                 return
             await self._broker.storage.record_boot()
         except (StorageUnavailableError, StoreError) as error:

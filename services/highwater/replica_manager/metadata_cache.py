@@ -24,6 +24,7 @@ class CachedPartition:
     state: PartitionState
     revision: int  # state revision (RULES 1.3)
     replicas: tuple[int, ...]  # the assignment, preferred leader first
+    offline_replicas: tuple[int, ...] = ()  # whose logs are offline (RULES 7.7)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -349,6 +349,14 @@ class Partition:
         self._refence_from_ms = None
         return (LeadershipInterrupted(leader_epoch), Fence(Role.LEADER, leader_epoch))
 
+    def log_failed(self) -> Sequence[Action]:
+        """log-storage answered that the log is offline (7.7). A leader gives up, a follower stops; the instruction sent
+        again is answered with the error, until the log can be fenced again or another leads."""
+        if self._phase is Phase.FOLLOWER:
+            self._phase = Phase.UNFENCED
+            return (StopFollowing(),)
+        return self.resign()
+
     def _settled(self, answer: FenceAnswer, now_ms: int) -> Sequence[Action]:
         leadership = self._leadership
         assert leadership is not None

@@ -60,7 +60,7 @@ class ReplicaManagerService:
         self._counted = ReplicaManagerMetrics(self._metrics)
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
-        storage = LogStorage(settings.log_storage, self._log_storage_seen)
+        storage = LogStorage(settings.log_storage, self._log_storage_seen, self._offline_logs_changed)
         self.broker = Broker(
             settings.broker_id,
             PartitionSettings(
@@ -93,6 +93,7 @@ class ReplicaManagerService:
             registered=self._registered,
             failed=self._fail,
         )
+        self.broker.report_offline_logs = self.liveness.report_offline_logs
         self._purge = Purge(
             settings.broker_id,
             storage,
@@ -187,6 +188,7 @@ class ReplicaManagerService:
         assert self.broker.isr_changes is not None
         await self.broker.isr_changes.stop()
         await self.broker.fencer.stop()
+        await self.broker.offline_logs.stop()
         await self.broker.storage.stop()
         await self._store.close()
 
@@ -206,6 +208,9 @@ class ReplicaManagerService:
 
     def _log_storage_seen(self, incarnation: str) -> None:
         self.liveness.log_storage_seen(incarnation)
+
+    def _offline_logs_changed(self, count: int) -> None:
+        self.broker.offline_logs.count_changed(count)
 
     def _lease_confirmed(self) -> bool:
         return self.liveness.lease_confirmed()

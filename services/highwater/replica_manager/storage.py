@@ -48,6 +48,7 @@ class ReadAnswer:
     log_end_offset: int
     log_start_offset: int
     incarnation: str
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class LogDescription:
     log_end_offset: int
     high_watermark: int
     last_epoch: int
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +87,22 @@ def from_key(key: common_pb2.PartitionKey) -> PartitionKey:
 
 
 class LogStorage:
-    """`incarnation` is called with the incarnation of every answer. A broken append stream is settled partition by
-    partition, by what was outstanding on it (RULES 3.4)."""
+    """`incarnation` is called with the incarnation of every answer, `offline_logs` with the number of logs that are
+    offline whenever it has changed. A broken append stream is settled partition by partition, by what was outstanding
+    on it (RULES 3.4)."""
 
-    def __init__(self, address: str, incarnation: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        incarnation: Callable[[str], None],
+        offline_logs: Callable[[int], None] = lambda count: None,
+    ) -> None:
         # Two connections: a long read must not stand before an append in the transport's queue.
         self._append_channel = open_channel(address)
         self._channel = open_channel(address)
         self._seen = incarnation
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
-        self.appends = AppendStream(self._append_channel, incarnation)
+        self.appends = AppendStream(self._append_channel, incarnation, offline_logs)
 
     def start(self) -> None:
         self.appends.start()
@@ -150,6 +158,7 @@ class LogStorage:
                 high_watermark=result.log.high_watermark,
                 incarnation=response.incarnation,
                 epochs=tuple((entry.leader_epoch, entry.start_offset) for entry in result.epochs),
+                offline=result.log.offline,
             )
             for (_, leader_epoch), result in zip(partitions, response.results, strict=True)
         ]
@@ -168,6 +177,7 @@ class LogStorage:
             response.log.log_end_offset,
             response.log.log_start_offset,
             response.incarnation,
+            response.log.offline,
         )
 
     async def list_offsets(self, key: PartitionKey, timestamp: int, max_offset: int) -> OffsetAnswer:
@@ -218,6 +228,7 @@ class LogStorage:
                     log.log.log_end_offset,
                     log.log.high_watermark,
                     log.log.last_epoch,
+                    log.log.offline,
                 )
                 for log in response.logs
             ),

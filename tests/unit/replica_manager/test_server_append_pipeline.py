@@ -50,7 +50,14 @@ class FakeLog:
 
 def pipeline_over(log: FakeLog, interruptions: list[str] | None = None) -> AppendPipeline:
     interruptions = [] if interruptions is None else interruptions
-    return AppendPipeline(KEY, 3, 0, send=log.send, interrupted=lambda: interruptions.append("interrupted"))
+    return AppendPipeline(
+        KEY,
+        3,
+        0,
+        send=log.send,
+        interrupted=lambda: interruptions.append("interrupted"),
+        log_failed=lambda: interruptions.append("log failed"),
+    )
 
 
 def test_appends_are_sent_at_once_with_the_offsets_that_those_before_will_leave() -> None:
@@ -120,6 +127,37 @@ def test_an_unknown_outcome_ends_the_leadership_and_fails_all_that_is_outstandin
     assert interruptions == ["interrupted"]
     log.answer_all()  # what comes late is not listened to
     assert len(errors) == 3
+
+
+def test_a_log_that_is_offline_ends_the_leadership_with_a_definite_answer_to_the_append_that_found_it() -> None:
+    """RULES 7.7."""
+    log = FakeLog()
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    errors: list[ErrorCode] = []
+    for records in (b"a", b"b"):
+        pipeline.append(records, 1, lambda answer: errors.append(answer.error))
+    error = ErrorCode.LOG_STORAGE_ERROR
+    log.sent[0].answered(AppendAnswer(error, "EIO", -1, -1, False, -1, 0, 0, 0, "one", offline=True))
+    assert errors == [error, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    assert interruptions == ["log failed"]
+    log.answer_all()
+    assert len(errors) == 2
+
+
+def test_a_full_disk_refuses_an_append_and_leadership_goes_on() -> None:
+    log = FakeLog()
+    interruptions: list[str] = []
+    pipeline = pipeline_over(log, interruptions)
+    errors: list[ErrorCode] = []
+    pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
+    full = AppendAnswer(ErrorCode.STORAGE_FULL, "", -1, -1, False, -1, 0, 0, 0, "one")
+    log.sent.popleft().answered(full)
+    pipeline.append(b"b", 1, lambda answer: errors.append(answer.error))
+    log.answer_all()
+    assert errors == [ErrorCode.STORAGE_FULL, ErrorCode.NONE]
+    assert log.appended == [b"b"]
+    assert interruptions == []
 
 
 def test_a_fence_of_another_ends_the_leadership() -> None:

@@ -1,0 +1,81 @@
+"""Which of this broker's logs are offline, as log-storage says (RULES 7.7).
+
+A log that went offline takes nothing until log-storage is started again, so the set only grows under one incarnation.
+It is learned from whichever answer says so first: an append, a read or a fence of the log itself, or the number of
+offline logs in every answer of the append stream (a broker that only follows appends nothing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage import LogStorage
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.offline_logs")
+
+RETRY_S = 0.5
+
+
+class OfflineLogs:
+    """`failed` is called with each log once, when it is found offline."""
+
+    def __init__(self, storage: LogStorage, failed: Callable[[PartitionKey], None]) -> None:
+        self._storage = storage
+        self._failed = failed
+        self._known: set[PartitionKey] = set()
+        self._asking: asyncio.Task[None] | None = None
+        self._ask_again = False
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def seen(self, keys: Iterable[PartitionKey]) -> None:
+        """log-storage answered that these are offline."""
+        for key in keys:
+            if key not in self._known:
+                self._known.add(key)
+                logger.error("a log is offline %s", pairs(partition=key))
+                self._failed(key)
+
+    def serves(self, key: PartitionKey) -> None:
+        """log-storage fenced or made this log."""
+        self._known.discard(key)
+
+    def restarted(self) -> None:
+        """Another incarnation of log-storage: whatever was offline may be sound again."""
+        self._known.clear()
+
+    def count_changed(self, count: int) -> None:
+        """The number of offline logs is another one than before: which they are is asked for."""
+        if not count:
+            return
+        self._ask_again = True
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(), name="offline-logs")
+
+    async def stop(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self) -> None:
+        try:
+            while self._ask_again:
+                self._ask_again = False
+                try:
+                    described = await self._storage.describe()
+                except StorageUnavailableError as error:
+                    logger.warning("which logs are offline is not known yet: %s", error)
+                    self._ask_again = True
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self.seen(log.key for log in described.logs if log.offline)
+        finally:
+            self._asking = None
