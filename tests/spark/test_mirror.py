@@ -24,6 +24,8 @@ from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 
+pytestmark = pytest.mark.timeout(600)  # many small jobs of Spark
+
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -67,7 +69,6 @@ def produce_all_kinds(cluster: LocalCluster, topic: str, count: int) -> None:
             )
 
 
-@pytest.mark.timeout(400)
 def test_records_arrive_as_they_were(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -89,7 +90,6 @@ def test_records_arrive_as_they_were(
     assert made.config["segment.bytes"] == "1048576"
 
 
-@pytest.mark.timeout(600)
 def test_kill_9_of_the_mirror(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:

@@ -26,6 +26,10 @@ WRITE_COLUMNS: Mapping[str, tuple[str, ...]] = {
 _TIMESTAMPS = ("timestamp", "timestamp_ntz")
 NO_PARTITION = -1
 
+# Spark hands over 10,000 rows at a time. Batches of the log come out better when more are cut at once.
+SEND_ROWS = 100_000
+SEND_BYTES = 32 * 1024 * 1024
+
 
 class Target(NamedTuple):
     topic: str
@@ -53,6 +57,22 @@ def check_write_columns(types: Mapping[str, str], *, topic: str | None, include_
         if found is not None and found not in allowed and not _is_bytes(found, allowed):
             raise OptionError(f"column {name} is {found}; it must be {' or '.join(allowed)}: cast it")
     return frozenset(name for name in wanted if name in types)
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of about `SEND_ROWS` rows, or `SEND_BYTES`."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+        if rows >= SEND_ROWS or size >= SEND_BYTES:
+            yield pa.Table.from_batches(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def rows_by_target(table: pa.Table, topic: str | None) -> Iterator[Target]:

@@ -24,11 +24,7 @@ from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import WriteOptions, lower_case, parse_write_options
 from highwater.spark.positions import OptionError
 from highwater.spark.task_writes import RangesWritten, WrittenRange, left_behind
-from highwater.spark.write_rows import Target, check_write_columns, rows_by_target
-
-# Spark hands over 10,000 rows at a time. Batches of the log come out better when more are cut at once.
-SEND_ROWS = 100_000
-SEND_BYTES = 32 * 1024 * 1024
+from highwater.spark.write_rows import Target, check_write_columns, gathered, rows_by_target
 
 logger = logging.getLogger(__name__)
 
@@ -130,19 +126,3 @@ def warn_of_what_stays(what: str, messages: Sequence[WriterCommitMessage | None]
     """Nothing is taken back: what a failed write left is read by whoever reads the topic."""
     if left := left_behind([one.ranges if isinstance(one, TaskWritten) else None for one in messages]):
         logger.warning("%s failed, and these of its tasks' records stay: %s", what, left)
-
-
-def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Tables of about `SEND_ROWS` rows, or `SEND_BYTES`."""
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        if batch.num_rows:
-            held.append(batch)
-            rows += batch.num_rows
-            size += batch.nbytes
-        if rows >= SEND_ROWS or size >= SEND_BYTES:
-            yield pa.Table.from_batches(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.Table.from_batches(held)

@@ -185,8 +185,11 @@ def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | N
     if options.master is not None or not under_spark_submit:
         builder = builder.master(options.master or "local[*]")
     own = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", **(defaults or {})}
-    if not under_spark_submit:
-        own.setdefault("spark.ui.enabled", "false")
+    if under_spark_submit:
+        submitted_with = _submitted_conf()
+        own = {key: value for key, value in own.items() if key not in submitted_with}
+    else:
+        own["spark.ui.enabled"] = "false"
     spark = builder.config(map={**own, **given}).getOrCreate()
     if not under_spark_submit:
         spark.sparkContext.setLogLevel("OFF")  # a failure is told once, by the pipeline itself
@@ -194,6 +197,14 @@ def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | N
 
     register(spark)
     return spark
+
+
+def _submitted_conf() -> set[str]:
+    """The settings of Spark that `spark-submit` was given."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return {key for key, _ in SparkConf().getAll()}
 
 
 def _spark_session_class() -> Any:

@@ -16,7 +16,7 @@ from highwater.spark.options import Subscription
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 from highwater.spark.topic_offsets import TopicOffsets
-from highwater.spark.writer import gathered
+from highwater.spark.write_rows import gathered
 
 COPIED_SCHEMA = "topic string, partition int, sent bigint, there bigint"
 _COMPARED = ("key", "value", "timestamp", "headers")
