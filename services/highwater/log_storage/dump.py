@@ -10,10 +10,10 @@ from pathlib import Path
 
 from highwater.log_storage.index_file import IndexFile
 from highwater.log_storage.offset_index import OffsetIndex
-from highwater.log_storage.scan import scan_batches
+from highwater.log_storage.scan import checked_batches
 from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from highwater.log_storage.time_index import TimeIndex
-from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, Record, decode, read_header
+from highwater.records import BatchHeader, CorruptBatchError, Record, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,20 @@ def dump_segment(path: Path, *, records: bool = False) -> Iterator[DumpedBatch]:
     """Every batch of a `.log` file. One with a bad CRC is reported and passed over; behind a bad header nothing can be
     found. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        position = 0
-        while position < size:
-            batch = _dump_batch(file.fileno(), position, size, records)
-            yield batch
-            if batch.header is None:
-                return
-            position += batch.header.size_bytes
+        descriptor = file.fileno()
+        for batch in checked_batches(descriptor, os.fstat(descriptor).st_size):
+            if batch.header is None or batch.problem or not records:
+                yield DumpedBatch(batch.position, batch.header, batch.problem)
+            else:
+                yield _with_records(descriptor, batch.position, batch.header)
 
 
-def _dump_batch(descriptor: int, position: int, size: int, records: bool) -> DumpedBatch:
+def _with_records(descriptor: int, position: int, header: BatchHeader) -> DumpedBatch:
     try:
-        header = read_header(os.pread(descriptor, HEADER_BYTES, position))
-    except CorruptBatchError as error:
-        return DumpedBatch(position, None, error.reason)
-    try:
-        end = min(position + header.size_bytes, size)
-        for _ in scan_batches(descriptor, position, end, verify=True):
-            pass
-        if not records:
-            return DumpedBatch(position, header, "")
         decoded = decode(os.pread(descriptor, header.size_bytes, position)).records()
-        return DumpedBatch(position, header, "", tuple(decoded))
     except CorruptBatchError as error:
         return DumpedBatch(position, header, error.reason)
+    return DumpedBatch(position, header, "", tuple(decoded))
 
 
 def dump_index(path: Path) -> Iterator[DumpedEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
 from highwater.records.header import CHECKED_FROM, crc32c
@@ -42,6 +43,33 @@ def scan_batches(
             _verify(descriptor, position, header, source[inside : inside + header.size_bytes])
         yield position, header
         position += header.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBatch:
+    position: int
+    header: BatchHeader | None  # None: no header stands there, and nothing behind it can be found
+    problem: str  # empty: it is whole
+
+
+def checked_batches(descriptor: int, size: int) -> Iterator[CheckedBatch]:
+    """Every batch of an open segment file up to `size`, CRCs checked. One with a bad CRC is reported and passed over.
+    Raises `OSError`."""
+    position = 0
+    while position < size:
+        try:
+            for place, header in scan_batches(descriptor, position, size, verify=True):
+                yield CheckedBatch(place, header, "")
+                position = place + header.size_bytes
+            return
+        except CorruptBatchError as error:
+            try:
+                header = read_header(os.pread(descriptor, HEADER_BYTES, error.position))
+            except CorruptBatchError:
+                yield CheckedBatch(error.position, None, error.reason)
+                return
+            yield CheckedBatch(error.position, header, error.reason)
+            position = error.position + header.size_bytes
 
 
 def _verify(descriptor: int, position: int, header: BatchHeader, begin: bytes | memoryview) -> None:

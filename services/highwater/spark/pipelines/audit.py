@@ -1,0 +1,331 @@
+"""`audit`: whether the replicas of partitions hold the same, read from the segment files of every log directory in
+parallel, beside the brokers that write them.
+
+Below its high watermark, and above its log start, each replica has to hold every batch, whole, and the same as the
+others. What compaction has gone over (by the cleaner's checkpoint of any replica, or where the cluster says that the
+topic is compacted) is judged by its records: those of one offset have to be the same in all replicas that still have
+them, and a key's last one has to be in every replica, unless it is a tombstone and the replica has nothing of the key.
+
+What is found is looked for a second time, in files read anew: retention, compaction and truncation may have passed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from highwater.cli.output import json_line, screen, table
+from highwater.client.cluster import bootstrap_addresses
+from highwater.client.topic_partition import TopicPartition
+from highwater.log_storage.segment_walk import Damage
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines import audit_scan
+from highwater.spark.pipelines.audit_findings import TOLD, Finding, Version, blame, merged
+from highwater.spark.pipelines.audit_replicas import Found, Replica, find, only, read_cluster
+from highwater.spark.pipelines.audit_scan import AuditTask
+from highwater.spark.pipelines.common import PipelineOptions, pipeline_command, session, spark_errors, submitted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TASK_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(PipelineOptions):
+    directories: Annotated[
+        list[str], typer.Argument(help="every directory of log.dirs of every broker, as Spark's executors see them")
+    ]
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(
+            help="a cluster that is running on them: then its high watermarks, replicas and topics count, too",
+            show_default=False,
+        ),
+    ] = None
+    pattern: Annotated[
+        str | None, typer.Option(help="a regular expression for the names of topics; default: all", show_default=False)
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object for each finding, and one with sums")] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.wanted()
+
+    def wanted(self) -> Callable[[str], bool]:
+        """Raises `UserError`."""
+        if self.pattern is None:
+            return lambda topic: True
+        try:
+            pattern = re.compile(self.pattern)
+        except re.error as error:
+            raise UserError(f"--pattern is not a regular expression: {self.pattern!r} ({error})") from None
+        return lambda topic: pattern.fullmatch(topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    findings: tuple[Finding, ...]
+    partitions: int = 0
+    replicas: int = 0
+    segments: int = 0
+    batches: int = 0
+    size_bytes: int = 0
+    unbounded: int = 0  # replicas of which no high watermark is known: nothing was asked of them
+
+
+def audit(options: AuditOptions) -> Audited:
+    """Raises `UserError`, the SDK's errors, `OSError`."""
+    found = _find(options)
+    spark = session("audit", options)
+    with spark_errors():
+        first = _look(spark, found)
+        if not first.findings:
+            return first
+        suspects = {TopicPartition(one.topic, one.partition) for one in first.findings}
+        second = _look(spark, only(_find(options), suspects))
+    return replace(first, findings=second.findings)
+
+
+def run(options: AuditOptions) -> None:
+    """Prints what was found; raises `UserError` where that is anything."""
+    audited = audit(options)
+    if options.json:
+        for one in audited.findings:
+            json_line(one.to_json())
+        sums = {name: getattr(audited, name) for name in ("partitions", "replicas", "segments", "batches")}
+        json_line({**sums, "bytes": audited.size_bytes, "findings": len(audited.findings)})
+    elif audited.findings:
+        table(
+            "",
+            ["partition", "broker", "offsets", "", "problem", "file"],
+            [
+                [f"{one.topic}-{one.partition}", one.broker, one.offsets, one.kind.value, one.problem, one.file]
+                for one in audited.findings
+            ],
+        )
+    read = (
+        f"{audited.partitions:,} partitions, {audited.replicas:,} replicas, {audited.segments:,} segments, "
+        f"{audited.batches:,} batches, {audited.size_bytes:,} bytes"
+    )
+    if audited.findings:
+        count = len(audited.findings)
+        raise UserError(f"{count} {'finding' if count == 1 else 'findings'} in {read}")
+    if not options.json:
+        screen.print(f"{read}: every replica holds what it should")
+        if audited.unbounded:
+            screen.print(f"{audited.unbounded:,} of the replicas have no high watermark yet: nothing was asked of them")
+
+
+def _find(options: AuditOptions) -> Found:
+    wanted = options.wanted()
+    cluster = read_cluster(bootstrap_addresses(options.bootstrap), wanted) if options.bootstrap is not None else None
+    return find(options.directories, wanted, cluster)
+
+
+def _look(spark: SparkSession, found: Found) -> Audited:
+    replicas = found.replicas
+    bounds = {
+        group: tuple(sorted({bound for one in members for bound in (one.start, one.end)}))
+        for group, members in _groups(replicas).items()
+    }
+    tasks = [
+        AuditTask(replicas[number].group, number, task, bounds[replicas[number].group])
+        for number, task in found.tasks()
+    ]
+    findings = [*_without_reading(found)]
+    scanned = _run(spark, tasks, audit_scan.scan, audit_scan.SCAN_SCHEMA).persist()
+    try:
+        for row in scanned.where(scanned.what.isin(*audit_scan.KINDS)).limit(TOLD).collect():
+            findings.append(
+                _finding(replicas[row.replica], Damage(row.what), row.first, row.last, row.file, row.problem)
+            )
+        sums = scanned.where(scanned.what == audit_scan.SEGMENT).selectExpr("sum(batches)", "sum(bytes)").first()
+        findings += _differing_batches(spark, scanned, tasks, replicas)
+    finally:
+        scanned.unpersist()
+    findings += _differing_records(spark, tasks, replicas)
+    return Audited(
+        tuple(merged(findings)),
+        len({one.partition for one in replicas}),
+        len(replicas),
+        len(tasks),
+        sums[0] or 0 if sums else 0,
+        sums[1] or 0 if sums else 0,
+        sum(one.end == 0 for one in replicas),
+    )
+
+
+def _without_reading(found: Found) -> Iterator[Finding]:
+    for problem in found.problems:
+        yield Finding(Damage.CORRUPT, "", -1, "", 0, -1, "", problem)
+    for broker, (topic, partition) in found.lost:
+        yield Finding(Damage.MISSING, topic, partition, broker, 0, -1, "", "the log's directory is gone")
+    for one in found.replicas:
+        begins = one.files.segments[0].base_offset if one.files.segments else one.end
+        if max(one.start, one.compacted_to) < min(begins, one.end):
+            problem = f"the first segment begins at {begins}" if one.files.segments else "there is no segment"
+            yield _finding(one, Damage.MISSING, one.start, min(begins, one.end) - 1, one.files.directory, problem)
+
+
+def _differing_batches(
+    spark: SparkSession, scanned: DataFrame, tasks: list[AuditTask], replicas: tuple[Replica, ...]
+) -> Iterator[Finding]:
+    """Stretches whose digests differ, then their batches."""
+    from pyspark.sql import functions as f
+
+    stretches: dict[int, set[tuple[int, int]]] = {}
+    suspect = (
+        scanned.where(scanned.what == audit_scan.DIGEST)
+        .groupBy("group", "stretch", "part", "replica")
+        .agg(f.bit_xor("digest").alias("digest"))
+        .groupBy("group", "stretch", "part")
+        .agg(f.countDistinct("digest").alias("versions"))
+        .where("versions > 1")
+        .limit(TOLD)
+    )
+    for row in suspect.collect():
+        stretches.setdefault(row.group, set()).add((row.stretch, row.part))
+    again = [
+        replace(task, stretches=frozenset(stretches[task.group]))
+        for task in tasks
+        if task.group in stretches and _overlaps(task, stretches[task.group])
+    ]
+    if not again:
+        return
+    found = _run(spark, again, audit_scan.batches, audit_scan.BATCH_SCHEMA)
+    differing = (
+        found.groupBy("group", "base")
+        .agg(
+            f.collect_list(f.struct(*Version._fields)).alias("versions"),
+            f.countDistinct("last", "epoch", "crc", "size").alias("distinct"),
+        )
+        .where("distinct > 1")
+        .limit(TOLD)
+    )
+    brokers = {number: one.files.broker for number, one in enumerate(replicas)}
+    for row in differing.collect():
+        for version, problem in blame([Version(*one) for one in row.versions], brokers):
+            told = f"position {version.position}: {problem}"
+            one = replicas[version.replica]
+            yield _finding(one, Damage.DIFFERS, version.base, version.last, version.file, told)
+
+
+def _overlaps(task: AuditTask, stretches: Iterable[tuple[int, int]]) -> bool:
+    segment = task.segment
+    return any(
+        segment.base_offset < (number + 1) * audit_scan.STRETCH
+        and (segment.until is None or number * audit_scan.STRETCH < segment.until)
+        for number, _ in stretches
+    )
+
+
+def _differing_records(spark: SparkSession, tasks: list[AuditTask], replicas: tuple[Replica, ...]) -> Iterator[Finding]:
+    """Below what compaction has gone over: records of one offset that differ, and last records of a key that a replica
+    lacks."""
+    from pyspark.sql import functions as f
+
+    compacted = [task for task in tasks if task.segment.base_offset < task.segment.compacted_to]
+    if not compacted:
+        return
+    records = _run(spark, compacted, audit_scan.records, audit_scan.RECORD_SCHEMA).persist()
+    try:
+        differing = (
+            records.groupBy("group", "offset")
+            .agg(
+                f.countDistinct("digest").alias("distinct"),
+                f.collect_list(f.struct("replica", "file", "digest")).alias("versions"),
+            )
+            .where("distinct > 1")
+            .limit(TOLD)
+        )
+        brokers = {number: one.files.broker for number, one in enumerate(replicas)}
+        for row in differing.collect():
+            # As batches of one record each.
+            versions = [
+                Version(one.replica, one.file, 0, row.offset, row.offset, 0, one.digest, 0) for one in row.versions
+            ]
+            names = ", ".join(sorted(brokers[one.replica] for one in versions))
+            for version, _ in blame(versions, brokers):
+                told = f"the record is not the same in the brokers {names}"
+                yield _finding(replicas[version.replica], Damage.DIFFERS, row.offset, row.offset, version.file, told)
+        for row in _lacking(spark, records, replicas).limit(TOLD).collect():
+            one = replicas[row.replica]
+            told = "the last record of its key: another replica has it"
+            yield _finding(one, Damage.MISSING, row.offset, row.offset, one.files.directory, told)
+    finally:
+        records.unpersist()
+
+
+def _lacking(spark: SparkSession, records: DataFrame, replicas: tuple[Replica, ...]) -> DataFrame:
+    """Replica and offset of what is missing: the last record of a key, where the replica has an older one or, of a
+    record that is no tombstone, none at all."""
+    from pyspark.sql import functions as f
+
+    own = records.groupBy("group", "key", "replica").agg(f.max("offset").alias("own"))
+    keys = records.groupBy("group", "key").agg(f.max(f.struct("offset", "tombstone")).alias("last"))
+    members = spark.createDataFrame(
+        [(one.group, number, one.start, one.end) for number, one in enumerate(replicas) if one.compacted_to],
+        "group int, replica int, start bigint, end bigint",
+    )
+    return (
+        keys.join(f.broadcast(members), "group")
+        .where("last.offset >= start and last.offset < end")
+        .join(own, ["group", "key", "replica"], "left")
+        .where("own < last.offset or (own is null and not last.tombstone)")
+        .selectExpr("replica", "last.offset as offset")
+    )
+
+
+def _run(spark: SparkSession, tasks: list[AuditTask], work: audit_scan.Task, schema: str) -> DataFrame:
+    context = spark.sparkContext
+    rows = [(bytearray(pickle.dumps(some)),) for some in shared_out(tasks, context.defaultParallelism)]
+    frame = spark.createDataFrame(context.parallelize(rows, max(len(rows), 1)), audit_scan.TASKS_SCHEMA)
+    return frame.mapInArrow(work, schema)
+
+
+def shared_out(tasks: Iterable[AuditTask], least: int) -> list[list[AuditTask]]:
+    """What each task of Spark reads: about `_TASK_BYTES`, one segment at least; less where there would be fewer than
+    `least`."""
+    ordered = sorted(tasks, key=lambda task: (-task.segment.size_bytes, task.segment.path))
+    total = sum(task.segment.size_bytes for task in ordered)
+    count = min(max(-(-total // _TASK_BYTES), least), len(ordered))
+    shares: list[list[AuditTask]] = [[] for _ in range(count)]
+    for number, task in enumerate(ordered):
+        shares[number % count].append(task)  # by falling size: about the same for each
+    return shares
+
+
+def _finding(one: Replica, kind: Damage, first: int, last: int, file: str, problem: str) -> Finding:
+    return Finding(kind, one.files.topic, one.files.partition, one.files.broker, first, last, file, problem)
+
+
+def _groups(replicas: Iterable[Replica]) -> Mapping[int, list[Replica]]:
+    found: dict[int, list[Replica]] = {}
+    for one in replicas:
+        found.setdefault(one.group, []).append(one)
+    return found
+
+
+command: Any = pipeline_command(
+    AuditOptions,
+    run,
+    "Compare the replicas in log directories, batch by batch. Exit status 1 where one is damaged or lacks something.",
+)
+
+
+def main(argv: list[str]) -> int:
+    """For `spark-submit`; the exit status."""
+    return submitted(command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

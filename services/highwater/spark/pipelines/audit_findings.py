@@ -1,0 +1,95 @@
+"""What an audit found, and whose fault it is where replicas differ. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from highwater.log_storage.segment_walk import Damage
+
+TOLD = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Offsets `first` to `last` of a replica, which are all of a log's where `first` is above `last`."""
+
+    kind: Damage
+    topic: str
+    partition: int
+    broker: str
+    first: int
+    last: int
+    file: str
+    problem: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def offsets(self) -> str:
+        return f"{self.first}-{self.last}" if self.first <= self.last else ""
+
+
+class Version(NamedTuple):
+    """A batch as one replica has it."""
+
+    replica: int
+    file: str
+    position: int
+    base: int
+    last: int
+    epoch: int
+    crc: int
+    size: int
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        return self[3:]
+
+
+def blame(versions: Sequence[Version], brokers: Mapping[int, str]) -> list[tuple[Version, str]]:
+    """Of batches with one base offset that are not all the same: those that differ from what most replicas have, and
+    how; every one, where there is no majority."""
+    by_identity: dict[tuple[int, ...], list[Version]] = defaultdict(list)
+    for version in versions:
+        by_identity[version.identity].append(version)
+    majority = max(by_identity.values(), key=len)
+    if 2 * len(majority) <= len(versions):
+        told = "; ".join(f"{_named(same, brokers)}: {_described(same[0])}" for same in by_identity.values())
+        return [(version, f"no two of three agree, {told}") for version in versions]
+    return [
+        (version, f"{_described(version)}; {_named(majority, brokers)}: {_described(majority[0])}")
+        for same in by_identity.values()
+        if same is not majority
+        for version in same
+    ]
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Sorted, and what goes on from one batch to the next as one."""
+    found: list[Finding] = []
+    order = sorted(findings, key=lambda one: (one.topic, one.partition, one.broker, one.kind, one.first, one.last))
+    for one in order:
+        before = found[-1] if found else None
+        if before is not None and _goes_on(before, one):
+            found[-1] = replace(before, last=max(one.last, before.last))
+        else:
+            found.append(one)
+    return found
+
+
+def _goes_on(before: Finding, one: Finding) -> bool:
+    same = (before.kind, before.topic, before.partition, before.broker, before.file)
+    return same == (one.kind, one.topic, one.partition, one.broker, one.file) and one.first <= before.last + 1
+
+
+def _named(versions: Sequence[Version], brokers: Mapping[int, str]) -> str:
+    names = sorted(brokers[version.replica] for version in versions)
+    return f"broker {names[0]}" if len(names) == 1 else f"brokers {', '.join(names)}"
+
+
+def _described(version: Version) -> str:
+    return f"epoch {version.epoch}, {version.size} bytes, crc {version.crc:08x}, to offset {version.last}"
