@@ -69,6 +69,8 @@ class LocalClusterSettings:
     """One acts, the others wait to take over."""
     tcp_only: bool = False
     """No Unix sockets: each of a broker's three processes at a `host:port`, as if on a host of its own."""
+    log_dirs: int = 1
+    """Of each broker: `broker-<n>`, and where there are more `broker-<n>/logs-<m>`."""
 
 
 class LocalCluster:
@@ -182,10 +184,8 @@ class LocalCluster:
         storage, manager, fetcher = (self._inner_address(f"{broker}-{service}") for service in SERVICES)
         address = f"{self.settings.host}:{port}"
         common = {"broker.id": str(broker)}
-        directory = self.settings.data / f"broker-{broker}"
-        self._add_service(
-            f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": str(directory)}
-        )
+        log_dirs = ",".join(map(str, self.log_dirs(broker)))
+        self._add_service(f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": log_dirs})
         self._add_service(
             f"replica-manager-{broker}",
             "replica_manager",
@@ -259,6 +259,12 @@ class LocalCluster:
         return len(found.brokers) == self.settings.brokers
 
     # --- one broker
+
+    def log_dirs(self, broker: int) -> list[Path]:
+        directory = self.settings.data / f"broker-{broker}"
+        if self.settings.log_dirs == 1:
+            return [directory]
+        return [directory / f"logs-{number}" for number in range(self.settings.log_dirs)]
 
     def broker_processes(self, broker: int) -> list[ChildProcess]:
         return [self.processes[f"{service}-{broker}"] for service in SERVICES]

@@ -12,6 +12,7 @@ from highwater.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
     ConfigValue,
+    LogDirDescription,
     NewTopic,
     PartitionDescription,
     TopicDescription,
@@ -25,6 +26,7 @@ from highwater.client.exceptions import (
     UnknownTopicError,
     error_for,
 )
+from highwater.client.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from highwater.client.metadata import NO_LEADER, TopicInfo
 from highwater.client.offset_lookup import lookup_offsets
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
@@ -276,6 +278,33 @@ class Admin:
             response.offline_partitions,
             response.under_replicated_partitions,
         )
+
+    async def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
+        """The log directories of these brokers (all that are registered), by broker and path."""
+        self._check_running()
+
+        async def attempt() -> list[LogDirDescription]:
+            await self._cluster.refresh()
+            return await describe_log_dirs(self._cluster, brokers)
+
+        described: list[LogDirDescription] = await self._retried(attempt)
+        return described
+
+    async def alter_replica_log_dirs(
+        self, moves: Mapping[tuple[tuple[str, int], int], str]
+    ) -> dict[tuple[TopicPartition, int], HighwaterError | None]:
+        """Moves replicas, each ((topic, partition), broker), to other directories of their brokers, in the background;
+        what became of each order. `describe_log_dirs` shows the copies as long as they are being made. To the
+        directory where a replica is: ends its move."""
+        self._check_running()
+        wanted = {(TopicPartition(*partition), broker): path for (partition, broker), path in moves.items()}
+        await asyncio.gather(
+            *(self._cluster.topic(topic, self._cluster.request_timeout_s) for topic in {p.topic for p, _ in wanted})
+        )
+        outcomes: dict[tuple[TopicPartition, int], HighwaterError | None] = await self._retried(
+            lambda: alter_replica_log_dirs(self._cluster, wanted)
+        )
+        return outcomes
 
     async def list_offsets(
         self,

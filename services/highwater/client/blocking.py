@@ -26,7 +26,14 @@ from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers
 from highwater.client.cluster import DEFAULT_BOOTSTRAP
 from highwater.client.consumer_record import ConsumerRecord
 from highwater.client.delivery import Delivery, RecordMetadata, TableMetadata
-from highwater.client.descriptions import ClusterDescription, ConfigValue, NewTopic, TopicDescription, TopicResult
+from highwater.client.descriptions import (
+    ClusterDescription,
+    ConfigValue,
+    LogDirDescription,
+    NewTopic,
+    TopicDescription,
+    TopicResult,
+)
 from highwater.client.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import BufferExhaustedError, ClientClosedError, HighwaterError, InvalidRequestError
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
@@ -414,6 +421,14 @@ class Admin(_Blocking[async_admin.Admin]):
 
     def describe_cluster(self) -> ClusterDescription:
         return self._run(self._client.describe_cluster)
+
+    def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
+        return self._run(lambda: self._client.describe_log_dirs(brokers))
+
+    def alter_replica_log_dirs(
+        self, moves: Mapping[tuple[tuple[str, int], int], str]
+    ) -> dict[tuple[TopicPartition, int], HighwaterError | None]:
+        return self._run(lambda: self._client.alter_replica_log_dirs(moves))
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int] | Iterable[TopicPartition]

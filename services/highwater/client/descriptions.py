@@ -83,3 +83,27 @@ class ClusterDescription:
     partitions: int
     offline_partitions: int
     under_replicated_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirReplica:
+    """A replica in a log directory, or the copy of one that moves there."""
+
+    topic: str
+    partition: int
+    size_bytes: int
+    is_future: bool  # the copy
+    offset_lag: int  # of a copy: how many offsets it is behind
+    error: str | None  # why it is offline
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirDescription:
+    broker_id: int
+    path: str
+    directory_id: str
+    error: str | None  # why it is offline
+    full: bool
+    total_bytes: int  # of the volume; 0 where it is offline
+    usable_bytes: int
+    replicas: tuple[LogDirReplica, ...]

@@ -102,6 +102,7 @@ class LogLoading(LogRegistry):
         for log_dir in self.online_dirs:
             self._in(log_dir, self._settle)
         self._check_usable()
+        self.count_offline()
 
     def _in(self, log_dir: LogDir, work: Callable[[LogDir], None]) -> None:
         try:

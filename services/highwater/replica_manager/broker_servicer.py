@@ -16,6 +16,8 @@ from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.batch_lists import list_batches
+from highwater.replica_manager.log_dirs import LogDirs
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
 from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
 from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
@@ -55,6 +57,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._producer_ids = producer_ids
         self._topic_creation = topic_creation
         self._cluster_id = cluster_id
+        self._log_dirs = LogDirs(broker)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         generated = _GeneratedHandlers()
@@ -235,6 +238,27 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                     low_watermark=each.low_watermark,
                 )
                 for each in deleted
+            ]
+        )
+
+    async def ListBatches(
+        self, request: broker_pb2.ListBatchesRequest, context: Context
+    ) -> broker_pb2.ListBatchesResponse:
+        return await list_batches(self._broker, request)
+
+    async def DescribeLogDirs(
+        self, request: broker_pb2.DescribeLogDirsRequest, context: Context
+    ) -> broker_pb2.DescribeLogDirsResponse:
+        return await self._log_dirs.describe([from_key(key) for key in request.partitions])
+
+    async def AlterReplicaLogDirs(
+        self, request: broker_pb2.AlterReplicaLogDirsRequest, context: Context
+    ) -> broker_pb2.AlterReplicaLogDirsResponse:
+        errors = await self._log_dirs.alter([(from_key(move.partition), move.log_dir) for move in request.moves])
+        return broker_pb2.AlterReplicaLogDirsResponse(
+            results=[
+                broker_pb2.ReplicaLogDirResult(partition=move.partition, error=to_proto(error.code, error.message))
+                for move, error in zip(request.moves, errors, strict=True)
             ]
         )
 

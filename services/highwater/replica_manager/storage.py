@@ -236,6 +236,22 @@ class LogStorage:
             frozenset(directory.cluster_id for directory in response.log_dirs),
         )
 
+    async def describe_logs(self, keys: Sequence[PartitionKey] = ()) -> log_storage_pb2.DescribeLogsResponse:
+        """As log-storage answers it; no keys: all."""
+        request = log_storage_pb2.DescribeLogsRequest(partitions=map(to_key, keys))
+        response = await _answered(self._stub.DescribeLogs(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return response
+
+    async def alter_log_dirs(self, moves: Sequence[tuple[PartitionKey, str]]) -> list[StorageError]:
+        """`moves` are (key, directory); the answers come in their order."""
+        request = log_storage_pb2.AlterLogDirsRequest(
+            moves=[log_storage_pb2.LogDirMove(partition=to_key(key), log_dir=log_dir) for key, log_dir in moves]
+        )
+        response = await _answered(self._stub.AlterReplicaLogDirs(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return [_error(result.error) for result in response.results]
+
     async def record_boot(self) -> None:
         """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2)."""
         await self._flush(log_storage_pb2.FlushRequest(record_boot=True))
