@@ -25,7 +25,7 @@ from highwater.v1 import broker_pb2
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 # One broker's time for a metadata request; then the next one is asked.
 METADATA_TIMEOUT_S = 2.0
-# Between two refreshes, however many ask for one.
+# Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
 MIN_REFRESH_INTERVAL_S = 0.1
 # A topic that no broker knows may just have been made: how long to look for it.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
@@ -66,6 +66,7 @@ class Cluster:
         self._on_change = on_change
         self._allow_auto_topic_creation = allow_auto_topic_creation
         self._tracked: set[str] = set()
+        self._asked_for: set[str] = set()  # topics of the last refresh
         self._connections: dict[str, Connection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
@@ -191,8 +192,10 @@ class Cluster:
                     await self._asked.wait()
             except TimeoutError:
                 pass
-            await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
+            if self._tracked <= self._asked_for:
+                await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
             self._asked.clear()
+            self._asked_for = set(self._tracked)
             waiting, self._refreshed = self._refreshed, None
             self._last_refresh = monotonic()
             try:

@@ -342,6 +342,15 @@ async def test_a_slow_broker_is_waited_for_at_the_start(
     slow.awake.set()
 
 
+async def test_a_topic_not_asked_for_before_does_not_wait_between_refreshes(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("highwater.client.cluster.MIN_REFRESH_INTERVAL_S", 3600.0)
+    async with Consumer(bootstrap=cluster.bootstrap) as consumer:
+        async with asyncio.timeout(30):
+            assert await consumer.end_offsets([("t", 0)]) == {TopicPartition("t", 0): 0}
+
+
 async def test_paused_partitions_rest(cluster: ClusterDouble) -> None:
     for partition in cluster.topics["t"].partitions:
         fill(partition, 0, 10)
