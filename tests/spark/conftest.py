@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -104,8 +106,10 @@ def write(cluster: LocalCluster) -> Callable[..., None]:
     return writing
 
 
-def with_options(builder: Any, cluster: LocalCluster, options: dict[str, Any]) -> Any:
-    builder = builder.format("highwater").option("highwater.bootstrap.servers", cluster.bootstrap)
+def with_options(builder: Any, cluster: LocalCluster | None, options: dict[str, Any]) -> Any:
+    builder = builder.format("highwater")
+    if cluster is not None:
+        builder = builder.option("highwater.bootstrap.servers", cluster.bootstrap)
     for name, value in options.items():
         builder = builder.option(name, json.dumps(value) if isinstance(value, dict) else str(value))
     return builder
@@ -177,6 +181,13 @@ def started(work: Callable[[], object]) -> Thread:
     thread = InheritableThread(target=work)
     thread.start()
     return thread
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Python and the JVM at once, as when a node is lost. Also where it has ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @pytest.fixture(scope="session")

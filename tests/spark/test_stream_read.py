@@ -10,6 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import available_now, numbers, send, written
 from pyspark.errors import StreamingQueryException
@@ -35,7 +37,7 @@ def in_memory(frame: DataFrame, name: str, checkpoint: Path, **trigger: Any) -> 
 
 def until(query: StreamingQuery, holds: Callable[[], bool], what: str) -> None:
     """Waits for it with a deadline; a query that failed fails the test with its error."""
-    deadline = monotonic() + 60
+    deadline = monotonic() + 120
     while not holds():
         assert monotonic() < deadline, what
         if query.awaitTermination(0.1):
@@ -127,6 +129,53 @@ def test_new_partitions_are_found_while_it_runs(
         assert numbers(spark.table("found")) == list(range(200))
     finally:
         query.stop()
+
+
+def test_partitions_that_are_added_while_it_runs(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    query = in_memory(read_stream(subscribe=topic), "added", tmp_path / "checkpoint")
+    try:
+        until(query, lambda: query.lastProgress is not None, "no progress")
+        admin.create_partitions(topic, 3)
+        for partition in range(3):
+            send(cluster, topic, range(partition * 100, partition * 100 + 100), partition=partition)
+        until(query, lambda: spark.table("added").count() >= 300, "not all was read")
+        query.processAllAvailable()
+        assert numbers(spark.table("added")) == list(range(300))
+        nothing = {TopicPartition(topic, partition): 0 for partition in range(3)}
+        until(query, lambda: lag(query.lastProgress) == nothing, "the lag of the new partitions was not reported")
+    finally:
+        query.stop()
+
+
+def test_a_query_that_was_down_while_its_topics_grew(
+    cluster: LocalCluster, admin: Admin, topic: str, read: ReadStream, read_stream: ReadStream, tmp_path: Path
+) -> None:
+    """Records, partitions and topics came meanwhile: it goes on where it was, and tells how far behind it is."""
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    admin.create_topic(f"{topic}-0", 2, 1)
+    send(cluster, f"{topic}-0", range(300))
+    pattern = f"{topic}-.*"
+    frame = read_stream(subscribePattern=pattern, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+    available_now(frame, checkpoint, out)
+    send(cluster, f"{topic}-0", range(300, 450))
+    admin.create_partitions(f"{topic}-0", 4)
+    send(cluster, f"{topic}-0", range(450, 500), partition=3)
+    admin.create_topic(f"{topic}-1", 1, 1)
+    send(cluster, f"{topic}-1", range(500, 600))
+    progress = [report for report in available_now(frame, checkpoint, out) if report["numInputRows"]]
+    assert sum(rows_of(progress)) == 300
+    assert sum(lag(progress[0]).values()) == 300 - rows_of(progress)[0]
+    assert set(lag(progress[0])) == {*(TopicPartition(f"{topic}-0", one) for one in range(4)), (f"{topic}-1", 0)}
+    assert set(lag(progress[-1]).values()) == {0}
+    there = read(subscribePattern=pattern).selectExpr("topic", "partition", "offset", "cast(value as string) value")
+    files = [pq.read_table(path) for path in sorted(out.glob("*.parquet"))]
+    archived = pa.concat_tables(files).select(["topic", "partition", "offset", "value"]).to_pylist()
+    expected = sorted((one.topic, one.partition, one.offset, one.value) for one in there.collect())
+    assert sorted(tuple(one.values()) for one in archived) == expected
+    assert len(expected) == 600
 
 
 def test_few_records_wait_for_more(
