@@ -71,6 +71,19 @@ class LogReading(LogCore):
         after = segments[segments.index(plan.segment) + 1 :]
         return plan.segment.size_bytes - plan.position + sum(segment.size_bytes for segment in after)
 
+    def place_of(self, offset: int) -> tuple[list[Segment], int]:
+        """The segments from the one that holds `offset` on, and the position in the first from which a walk leads to
+        it; 0 where a damaged batch hides it. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        self.check_online()
+        segments = self.segments[self._segment_number(offset) :]
+        try:
+            found = segments[0].position_of(offset)
+        except CorruptBatchError:
+            found = None
+        except OSError as error:
+            raise self._refusal(error) from error
+        return segments, 0 if found is None else found[0]
+
     def _plan(self, offset: int, bound: int, max_bytes: int) -> ReadPlan | None:
         if offset >= bound:
             return None

@@ -276,6 +276,10 @@ class Segment:
         file = self._opened()
         yield from scan_batches(file.number, position, self.size_bytes, verify=checked)
 
+    def peek(self, position: int, size_bytes: int) -> bytes:
+        """So many bytes of the file, fewer at its end. Raises `OSError`."""
+        return os.pread(self._opened().number, size_bytes, position)
+
     def begin_reindex(self) -> None:
         """Empties the indexes: every batch will be noted anew."""
         self.offset_index.reset()

@@ -8,11 +8,12 @@ from highwater.log_storage.data_path import DataPath
 from highwater.log_storage.durability import Durability
 from highwater.log_storage.fencing import Fencing
 from highwater.log_storage.hosting import Hosting
+from highwater.log_storage.listing import Listing
 from highwater.log_storage.moving import Moving
 from highwater.v1 import log_storage_pb2_grpc
 
 
 class LogStorageServicer(  # type: ignore[misc]  # grpc's stub knows of no bidirectional stream that is read and written
-    DataPath, Fencing, Cutting, Hosting, Moving, Durability, log_storage_pb2_grpc.LogStorageServicer
+    DataPath, Listing, Fencing, Cutting, Hosting, Moving, Durability, log_storage_pb2_grpc.LogStorageServicer
 ):
     """All of the service's calls."""

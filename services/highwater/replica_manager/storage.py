@@ -23,6 +23,8 @@ from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for so long is not live
 
+LISTING_TIMEOUT_S = 20.0  # some ten megabytes may be read from a slow disk
+
 _Response = TypeVar("_Response")
 _ROLES = {Role.LEADER: log_storage_pb2.LEADER, Role.FOLLOWER: log_storage_pb2.FOLLOWER}
 
@@ -187,6 +189,17 @@ class LogStorage:
         response = await _answered(self._stub.ListOffsets(request, timeout=CALL_TIMEOUT_S))
         self._seen(response.incarnation)
         return OffsetAnswer(_error(response.error), response.offset, response.timestamp, response.leader_epoch)
+
+    async def list_batches(
+        self, key: PartitionKey, offset: int, max_batches: int, *, check_crcs: bool
+    ) -> log_storage_pb2.LogListBatchesResponse:
+        """As log-storage answers it."""
+        request = log_storage_pb2.LogListBatchesRequest(
+            partition=to_key(key), offset=offset, max_batches=max_batches, check_crcs=check_crcs
+        )
+        response = await _answered(self._stub.ListBatches(request, timeout=LISTING_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return response
 
     async def raise_log_start(
         self, key: PartitionKey, leader_epoch: int, log_start_offset: int
