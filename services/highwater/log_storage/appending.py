@@ -115,12 +115,13 @@ def _sequence_message(header: BatchHeader, producers: ProducerStates) -> str:
 def check_replicated(
     batches: Iterable[GivenBatch], log_end_offset: int, last_epoch: int, fenced_epoch: int
 ) -> list[NewBatch]:
-    """A follower's batches continue the log, and their epochs neither decrease nor exceed the fence's. Raises
-    `LogError` (OFFSET_MISMATCH, CORRUPT_MESSAGE)."""
+    """A follower's batches continue the log, and their epochs neither decrease nor exceed the fence's. Between batches
+    offsets may be missing, where the leader's log was compacted before. Raises `LogError` (OFFSET_MISMATCH,
+    CORRUPT_MESSAGE)."""
     expected = log_end_offset
     taken = []
     for position, header in batches:
-        if header.base_offset != expected:
+        if header.base_offset < expected:
             raise LogError(
                 ErrorCode.OFFSET_MISMATCH,
                 f"a batch begins at offset {header.base_offset}, the log goes on at {expected}",
@@ -129,10 +130,10 @@ def check_replicated(
         if not max(last_epoch, 0) <= epoch <= fenced_epoch:
             raise LogError(
                 ErrorCode.CORRUPT_MESSAGE,
-                f"the batch at offset {expected} has leader epoch {epoch}: the log has reached {last_epoch}, the fence "
-                f"stands at {fenced_epoch}",
+                f"the batch at offset {header.base_offset} has leader epoch {epoch}: the log has reached "
+                f"{last_epoch}, the fence stands at {fenced_epoch}",
             )
         last_epoch = epoch
-        taken.append(NewBatch(position, header, expected))
+        taken.append(NewBatch(position, header, header.base_offset))
         expected = header.next_offset
     return taken

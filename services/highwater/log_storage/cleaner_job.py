@@ -76,9 +76,10 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class PassFailed:
-    """A pass that cannot be done; what is wrong."""
+    """A pass that was not done, and why. `uncleanable`: another one would fail as well."""
 
     message: str
+    uncleanable: bool
 
 
 Answer = CleanedGroup | PassReport | PassFailed

@@ -80,8 +80,10 @@ def main() -> None:
 def _outcome(job: CleanJob, limits: PassLimits, moved: Callable[[int], None]) -> PassReport | PassFailed:
     try:
         return run_pass(job, limits, _answer, moved)
-    except (CleanerError, OSError, ValueError) as error:
-        return PassFailed(str(error))
+    except (CleanerError, ValueError) as error:
+        return PassFailed(str(error), True)
+    except (OSError, MemoryError) as error:
+        return PassFailed(str(error) or "there is no memory left", False)
 
 
 def _read_jobs(jobs: Queue[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints
 from highwater.log_storage.answers import key_of, key_proto
+from highwater.log_storage.cleaner_states import CleaningState
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.fencing import admit
@@ -82,15 +83,21 @@ class Durability(ServicerCore):
         """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
         they are renamed; the others go on."""
         for hosted in self._manager:
-            await hosted.idle()
-            try:
-                if hosted.offline_reason or not hosted.configured or not hosted.online().expired(wall_clock_ms()):
-                    continue
-                async with hosted.alone():
-                    released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
-                self._deleted_segments.inc(released)
-            except LogError as error:
-                _log.error("%s", error)
+            # Of a log that is being compacted, which this would stop, it is the turn when that is done.
+            if hosted.cleaning.state is CleaningState.NONE:
+                await self.retain_log(hosted)
+
+    async def retain_log(self, hosted: HostedLog) -> None:
+        """The same of one log."""
+        await hosted.idle()
+        try:
+            if hosted.offline_reason or not hosted.configured or not hosted.online().expired(wall_clock_ms()):
+                return
+            async with hosted.alone():
+                released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
+            self._deleted_segments.inc(released)
+        except LogError as error:
+            _log.error("%s", error)
 
     async def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""

@@ -46,8 +46,7 @@ class Flush:
 
 class LogFlushing(LogCore):
     def begin_flush(self) -> Flush:
-        first = self._segment_number(self.recovery_point)
-        return Flush(self.directory, self.segments[first:], self.epochs.entries, self.log_end_offset)
+        return Flush(self.directory, self._segments_from(self.recovery_point), self.epochs.entries, self.log_end_offset)
 
     def finish_flush(self, flush: Flush) -> None:
         """After `flush.run`; the log must not have been truncated in between."""
@@ -76,7 +75,7 @@ class LogFlushing(LogCore):
 
     def begin_sync(self) -> tuple[Sequence[Segment], int]:
         """The segments to `sync_batches`, and the log end that `finish_sync` may then be told of."""
-        return self.segments[self._segment_number(self.synced_offset) :], self.log_end_offset
+        return self._segments_from(self.synced_offset), self.log_end_offset
 
     def finish_sync(self, log_end_offset: int) -> None:
         self.synced_offset = max(self.synced_offset, log_end_offset)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.cleaner_states import Cleaning, CleaningState
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import Log
@@ -29,7 +30,9 @@ class HostedLog:
     """`log` is None where it could not be opened; `failure` says why.
 
     Appends and reads run in the event loop and never interleave. What runs in a thread takes `maintenance` (one at a
-    time: flush, truncation, deletion), and `alone` where appends and reads have to wait as well.
+    time: flush, truncation, deletion), and `alone` where appends and reads have to wait as well. Compaction reads files
+    in a process of its own beside all that; it takes `maintenance` to put its segments into the log, and is stopped by
+    who takes the log `alone`.
     """
 
     def __init__(self, key: PartitionKey, topic: str, log_dir: LogDir, directory: Path, log: Log | None) -> None:
@@ -49,6 +52,10 @@ class HostedLog:
         self._idle = asyncio.Event()
         self._idle.set()
         self.maintenance = asyncio.Lock()
+        self.cleaning = Cleaning()
+        self.abort_cleaning: Callable[[], None] | None = None  # while the log is being cleaned
+        self.uncleanable = ""  # why compaction leaves it alone
+        self._cleaning_stopped = asyncio.Event()
 
     @property
     def topic_partition(self) -> tuple[str, int]:
@@ -79,7 +86,7 @@ class HostedLog:
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Nothing else happens to the log meanwhile."""
-        async with self.maintenance:
+        async with self._uncleaned(), self.maintenance:
             self.busy = True
             self._idle.clear()
             try:
@@ -87,3 +94,23 @@ class HostedLog:
             finally:
                 self.busy = False
                 self._idle.set()
+
+    @asynccontextmanager
+    async def _uncleaned(self) -> AsyncIterator[None]:
+        """Stops compaction, and keeps it from beginning."""
+        self.cleaning.pause()
+        try:
+            while self.cleaning.state is CleaningState.ABORTED:
+                if self.abort_cleaning is not None:
+                    self.abort_cleaning()
+                self._cleaning_stopped.clear()
+                await self._cleaning_stopped.wait()
+            yield
+        finally:
+            self.cleaning.resume()
+
+    def end_cleaning(self) -> None:
+        """Compaction writes nothing any more in the log's directory."""
+        self.cleaning.end()
+        self.abort_cleaning = None
+        self._cleaning_stopped.set()

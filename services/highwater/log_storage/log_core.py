@@ -24,6 +24,8 @@ from highwater.records import BatchHeader, CorruptBatchError
 
 NO_OFFSET = -1
 NO_TIME = -1
+# An empty file in a log's directory: between its batches offsets may be missing (RULES 10.2).
+OFFSET_GAPS = "offset-gaps"
 
 
 class LogState(NamedTuple):
@@ -46,6 +48,7 @@ class LogCore:
         high_watermark: int,
         recovery_point: int,
         wall_offset_ms: int = 0,
+        gaps: bool = False,
     ) -> None:
         """Takes over what `recovery.open_log` has found; `segments` has at least one. `wall_offset_ms`: from the time
         that is passed in as `now_ms` to ms since the epoch."""
@@ -65,6 +68,7 @@ class LogCore:
         self.disk = Disk()  # of its log directory, once it is hosted in one
         self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
+        self._gaps = gaps
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
         self._wall_offset_ms = wall_offset_ms
 
@@ -102,6 +106,13 @@ class LogCore:
             return self._refusal(error)
         return self.fail(error)
 
+    def note_gaps(self) -> None:
+        """Before offsets are missing between two batches for the first time: recovery would take that for damage.
+        Raises `OSError`."""
+        if not self._gaps:
+            (self.directory / OFFSET_GAPS).touch()
+            self._gaps = True
+
     def raise_high_watermark(self, offset: int) -> None:
         """To `min(offset, log end)` at most, never down (RULES 4.6)."""
         self.high_watermark = max(self.high_watermark, min(offset, self.log_end_offset))
@@ -109,8 +120,10 @@ class LogCore:
     def _new_segment(self, base_offset: int) -> Segment:
         return new_segment(self.directory, base_offset, self.config)
 
-    def _segment_number(self, offset: int) -> int:
-        return max(bisect_right(self.segments, offset, key=_base_offset) - 1, 0)
+    def _segments_from(self, offset: int) -> list[Segment]:
+        """The one that holds the offset, and those behind it."""
+        segments = self.segments  # a thread may put another list in its place (`replacing.py`)
+        return segments[max(bisect_right(segments, offset, key=_base_offset) - 1, 0) :]
 
     def _set_end(self, offset: int) -> None:
         self.log_end_offset = offset

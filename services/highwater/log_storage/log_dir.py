@@ -166,11 +166,16 @@ class LogDir:
         recovery_points = self._read(checkpoints.RECOVERY_POINTS)
         log_starts = self._read(checkpoints.LOG_STARTS)
         high_watermarks = self._read(checkpoints.HIGH_WATERMARKS)
+        cleaned_to = self._read(checkpoints.CLEANER_OFFSETS)
 
         def of(topic: str, partition: int) -> Checkpointed:
             key = (topic, partition)
             return Checkpointed(
-                self.clean, recovery_points.get(key, 0), log_starts.get(key, 0), high_watermarks.get(key, 0)
+                self.clean,
+                recovery_points.get(key, 0),
+                log_starts.get(key, 0),
+                high_watermarks.get(key, 0),
+                cleaned_to.get(key),
             )
 
         return of

@@ -109,15 +109,16 @@ class LogRegistry:
                 if hosted.topic_partition in before:
                     yield hosted.topic_partition, before[hosted.topic_partition]
         for hosted in self.in_directory(log_dir):
-            if hosted.log is not None:
-                yield hosted.topic_partition, read(hosted.log)
+            if hosted.log is not None and (offset := read(hosted.log)) is not None:
+                yield hosted.topic_partition, offset
         for hosted in self.moving_to(log_dir):
-            if hosted.future is not None:
-                yield hosted.topic_partition, read(hosted.future.log)
+            if hosted.future is not None and (offset := read(hosted.future.log)) is not None:
+                yield hosted.topic_partition, offset
 
 
-_CHECKPOINTED: dict[str, Callable[[Log], int]] = {
+_CHECKPOINTED: dict[str, Callable[[Log], int | None]] = {
     checkpoints.RECOVERY_POINTS: lambda log: log.recovery_point,
     checkpoints.HIGH_WATERMARKS: lambda log: log.high_watermark,
     checkpoints.LOG_STARTS: lambda log: log.log_start_offset,
+    checkpoints.CLEANER_OFFSETS: lambda log: log.cleaned_to,
 }

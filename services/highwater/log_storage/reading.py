@@ -64,7 +64,7 @@ class LogReading(LogCore):
     def bytes_from(self, offset: int) -> int:
         """How many bytes of batches the log has from that offset on. Raises `LogError` as `plan_read`."""
         self.check_online()
-        segments = self.segments[self._segment_number(offset) :]
+        segments = self._segments_from(offset)
         plan = self._plan(offset, self.log_end_offset, 0)
         if plan is None:
             return 0
@@ -75,7 +75,7 @@ class LogReading(LogCore):
         """The segments from the one that holds `offset` on, and the position in the first from which a walk leads to
         it; 0 where a damaged batch hides it. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self.check_online()
-        segments = self.segments[self._segment_number(offset) :]
+        segments = self._segments_from(offset)
         try:
             found = segments[0].position_of(offset)
         except CorruptBatchError:
@@ -88,7 +88,7 @@ class LogReading(LogCore):
         if offset >= bound:
             return None
         try:
-            for segment in self.segments[self._segment_number(offset) :]:
+            for segment in self._segments_from(offset):
                 found = segment.position_of(offset)
                 if found is not None:
                     position, header = found

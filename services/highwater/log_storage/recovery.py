@@ -17,7 +17,7 @@ from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.left_overs import base_offset_of, finish_interrupted
 from highwater.log_storage.log import Log
-from highwater.log_storage.log_core import new_segment
+from highwater.log_storage.log_core import OFFSET_GAPS, new_segment
 from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
@@ -36,6 +36,7 @@ class Checkpointed:
     recovery_point: int = 0
     log_start_offset: int = 0
     high_watermark: int = 0
+    cleaned_to: int | None = None
 
 
 def open_log(
@@ -92,7 +93,10 @@ def open_log(
         high_watermark=known.high_watermark,
         recovery_point=log_end_offset if known.clean else known.recovery_point,
         wall_offset_ms=wall_offset_ms,
+        gaps=walk.gaps,
     )
+    if known.cleaned_to is not None:
+        log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
         log.truncate_fully_and_start_at(log_start_offset)
@@ -137,6 +141,7 @@ class _Walk:
         self._known = known
         self._now_ms = now_ms
         self._scanned = scanned
+        self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
         self._file_epochs = _read_epochs(directory)
         self._last_epoch = 0
@@ -166,8 +171,8 @@ class _Walk:
     def _check_segment(self, segment: Segment) -> None:
         expected = segment.base_offset
         for position, header in segment.headers(0, checked=True):
-            # Compaction leaves gaps, and only below the recovery point.
-            gap = header.base_offset > expected and header.base_offset > self._known.recovery_point
+            # A base offset is not under the CRC. Where batches may have gaps between them, only a lower one shows.
+            gap = header.base_offset > expected and header.base_offset > self._known.recovery_point and not self.gaps
             if header.base_offset < expected or gap:
                 raise CorruptBatchError(position, f"base offset {header.base_offset}, the log goes on at {expected}")
             if header.partition_leader_epoch < self._last_epoch:

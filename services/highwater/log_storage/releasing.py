@@ -37,11 +37,12 @@ class LogReleasing(LogRolling):
         limits = Limits(UNLIMITED, UNLIMITED)
         if self.config.deletes:
             limits = Limits(self.config.retention_ms, self.config.retention_bytes)
-        ends = [*(segment.base_offset for segment in self.segments[1:]), self.log_end_offset]
+        segments = self.segments
+        ends = [*(segment.base_offset for segment in segments[1:]), self.log_end_offset]
         try:
             aged = [
                 Aged(end, segment.size_bytes, segment.newest_ms)
-                for segment, end in zip(self.segments, ends, strict=True)
+                for segment, end in zip(segments, ends, strict=True)
             ]
         except OSError as error:
             raise self._refusal(error) from error
@@ -77,8 +78,10 @@ class LogReleasing(LogRolling):
             if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
                 # Of an epoch whose batches all go, only the file will know.
                 checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs.entries)
-            while len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
-                with self.structure:
+            while True:
+                with self.structure:  # cleaned segments may be about to replace these
+                    if len(self.segments) < 2 or self.segments[1].base_offset > self.log_start_offset:
+                        break
                     self.removable += self.segments.pop(0).mark_deleted()
                 released = True
             if released:

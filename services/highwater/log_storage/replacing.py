@@ -20,17 +20,17 @@ class LogReplacing(LogCore):
         `new` removed, where one of `old` is not in the log any more: a fetcher's append may raise the log start at any
         time.
 
-        The recovery point must be at or above the end of `old`, in the checkpoint on disk too: above it recovery takes
-        an offset that is missing for a hole, and cuts the log there. After a crash at any point the log opens with all
-        of `old` or all of `new`. Who reads one of `old` still has its file open. Appends and reads may go on meanwhile,
-        in another thread; a flush, truncation or retention may not (`HostedLog.maintenance`).
+        The recovery point must be at or above the end of `old`. After a crash at any point the log opens with all of
+        `old` or all of `new`. Who reads one of `old` still has its file open. Appends and reads may go on meanwhile, in
+        another thread; a flush, truncation or retention may not (`HostedLog.maintenance`).
 
         Raises `LogError` (LOG_STORAGE_ERROR): the log is offline then."""
         assert new[0].base_offset == old[0].base_offset
         assert old[-1].end_offset <= self.recovery_point
         self.check_online()
         try:
-            self._remove_other_cleaned(new)
+            self.note_gaps()
+            self._remove_earlier_cleaned(new)
             # The first one last: while it is `.cleaned`, recovery knows that nothing has been replaced.
             for segment in reversed(new):
                 segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
@@ -48,18 +48,20 @@ class LogReplacing(LogCore):
             for segment in new:
                 segment.remove()
             return False
-        self.segments[place : place + len(old)] = new
+        # Another list: who walks over the present one beside this meets all of `old`.
+        self.segments = [*self.segments[:place], *new, *self.segments[place + len(old) :]]
         for segment in old:
             self.removable += segment.mark_deleted()
         for segment in reversed(new):
             segment.change_suffix(SWAP_SUFFIX, "")
         return True
 
-    def _remove_other_cleaned(self, new: Sequence[Segment]) -> None:
-        """What a cleaning that failed has left."""
-        names = {path.name for segment in new for path in segment.paths()}
+    def _remove_earlier_cleaned(self, new: Sequence[Segment]) -> None:
+        """What a cleaning that failed has left, which would tell that this one has not come to its end. Later ones are
+        being written."""
+        first = min(path.name for path in new[0].paths())
         for path in self.directory.glob(f"*{CLEANED_SUFFIX}"):
-            if path.name not in names:
+            if path.name < first:
                 path.unlink()
 
     def move_to(self, directory: Path) -> None:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from highwater.log_storage import producer_snapshots
 from highwater.log_storage.appending import NewBatch
 from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.records import CorruptBatchError, ReadableBuffer
@@ -18,7 +19,11 @@ class LogRolling(LogCore):
         self.disk.check_room()
         active, size = self.segments[-1], self.segments[-1].size_bytes
         try:
-            start = 0
+            start, next_offset = 0, self.log_end_offset
+            for batch in batches:
+                if batch.base_offset > next_offset:
+                    self.note_gaps()
+                next_offset = batch.last_offset + 1
             while start < len(batches):
                 end = self._roll_if_full(batches, start, now_ms)
                 run = batches[start:end]
@@ -65,7 +70,9 @@ class LogRolling(LogCore):
                 producers = producers.copy()
                 for batch in batches[:start]:
                     producers.update(batch.header, batch.base_offset, now_ms)
-            segment = self.roll(first.base_offset, producers)
+            # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
+            contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
+            segment = self.roll(segment.end_offset if contiguous else first.base_offset, producers)
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
         while end < len(batches):

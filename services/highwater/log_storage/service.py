@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from highwater.log_storage.cleaner_job import PassLimits
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.gate import Gate
+from highwater.log_storage.log_cleaner import CleanerSettings, LogCleaner
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.servicer import LogStorageServicer
@@ -63,6 +65,10 @@ class LogStorageService:
                 retention_ms=settings.retention_ms,
                 retention_bytes=settings.log_retention_bytes,
                 file_delete_delay_ms=settings.file_delete_delay_ms,
+                min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
+                min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
+                max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,
+                delete_retention_ms=settings.log_cleaner_delete_retention_ms,
             ),
             broker_id=settings.broker_id,
             recovery_threads=settings.num_recovery_threads_per_data_dir,
@@ -105,6 +111,11 @@ class LogStorageService:
                 servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second), name="moves"
             )
         )
+        if settings.log_cleaner_enable:
+            cleaner = LogCleaner(
+                manager, self._threads, self.metrics, _cleaner_settings(settings), cleaned=servicer.retain_log
+            )
+            self._tasks.append(asyncio.create_task(cleaner.run()))
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
@@ -172,3 +183,15 @@ class LogStorageService:
         for paths in due:
             for path in paths:
                 path.unlink(missing_ok=True)
+
+
+def _cleaner_settings(settings: LogStorageSettings) -> CleanerSettings:
+    """What is for all processes together is shared out equally."""
+    processes = settings.log_cleaner_threads
+    limits = PassLimits(
+        map_bytes=settings.log_cleaner_dedupe_buffer_size // processes,
+        load_factor=settings.log_cleaner_io_buffer_load_factor,
+        io_bytes=settings.log_cleaner_io_buffer_size // processes,
+        bytes_per_second=settings.log_cleaner_io_max_bytes_per_second / processes,
+    )
+    return CleanerSettings(processes, limits, settings.log_cleaner_backoff_ms)

@@ -42,7 +42,7 @@ class LogTruncation(LogCore):
         if offset <= self.segments[0].base_offset:
             return max(offset, 0)
         try:
-            for segment in self.segments[self._segment_number(offset) :]:
+            for segment in self._segments_from(offset):
                 found = segment.position_of(offset)
                 if found is not None:
                     return min(found[1].base_offset, offset)
@@ -98,6 +98,9 @@ class LogTruncation(LogCore):
         """Lowers recovery point and high watermark before a cut, so that the checkpoints can be written first: after a
         crash they must not speak for what was dropped. Whether they have to be written."""
         changed = cut < self.recovery_point or cut < self.high_watermark
+        if self.cleaned_to is not None and cut < self.cleaned_to:
+            self.cleaned_to = cut
+            changed = True
         self.recovery_point = min(self.recovery_point, cut)
         self.synced_offset = min(self.synced_offset, cut)
         self.high_watermark = min(self.high_watermark, cut)

@@ -85,6 +85,17 @@ class LogStorageSettings(ServiceSettings):
     log_retention_bytes: int = Field(-1, ge=-1)
     log_retention_check_interval_ms: int = Field(300_000, ge=1)
     replica_alter_log_dirs_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)
+    log_cleaner_enable: bool = True
+    log_cleaner_threads: int = Field(1, ge=1)
+    log_cleaner_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)
+    log_cleaner_dedupe_buffer_size: int = Field(128 << 20, ge=1024)
+    log_cleaner_io_buffer_size: int = Field(512 << 10, ge=1024)
+    log_cleaner_io_buffer_load_factor: float = Field(0.9, gt=0, le=0.99)
+    log_cleaner_backoff_ms: int = Field(15_000, ge=1)
+    log_cleaner_min_cleanable_ratio: float = Field(0.5, ge=0, le=1)
+    log_cleaner_min_compaction_lag_ms: int = Field(0, ge=0)
+    log_cleaner_max_compaction_lag_ms: int = Field(2**63 - 1, ge=1)
+    log_cleaner_delete_retention_ms: int = Field(86_400_000, ge=0)
 
     @property
     def flush_after_messages(self) -> int:

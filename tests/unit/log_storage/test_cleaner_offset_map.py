@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.log_storage.key_hash import LONGEST_IN_COLUMNS, hash_keys
@@ -23,6 +23,7 @@ def hashes(keys: list[bytes | None]) -> list[tuple[int, int]]:
     return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(KEYS, max_size=60), st.data())
 def test_a_keys_hash_depends_on_the_key_alone(keys: list[bytes], data: st.DataObject) -> None:
     by_key = {key: found for key in set(keys) for found in hashes([key])}
@@ -58,6 +59,7 @@ def test_long_keys_that_differ_in_their_last_byte_only() -> None:
     assert any(len(key) > LONGEST_IN_COLUMNS for key in long)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 60).map(lambda number: b"%d" % number), max_size=40), max_size=8),
     st.integers(1, 50),

@@ -1,7 +1,7 @@
 """Which log is cleaned next, which part of it, and which segments become one."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from highwater.log_storage.cleaner_selection import (
@@ -97,6 +97,7 @@ SIZES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(1, 200), st.integers(1, 200))
 def test_groups_are_runs_within_the_limits(
     given_sizes: list[tuple[int, int, int, int]], max_bytes: int, max_index_bytes: int
