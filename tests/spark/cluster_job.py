@@ -26,6 +26,7 @@ def main(bootstrap: str, topic: str, directory: str) -> None:
     spark = (
         SparkSession.builder.master("local-cluster[2,1,1024]")
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         .getOrCreate()
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from conftest import kill_group
 
 from highwater.cli.local_cluster import LocalCluster
@@ -17,6 +18,7 @@ RECORDS = 200_000
 JOB = Path(__file__).with_name("cluster_job.py")
 
 
+@pytest.mark.timeout(600)
 def test_a_job_on_two_executors(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
     for name in (topic, f"{topic}-copy"):
         admin.create_topic(name, 2, 1)
@@ -32,7 +34,7 @@ def test_a_job_on_two_executors(cluster: LocalCluster, admin: Admin, topic: str,
             start_new_session=True,
         )
         try:
-            said, _ = job.communicate(timeout=240)
+            said, _ = job.communicate(timeout=540)
         finally:
             kill_group(job)
     assert job.returncode == 0, log.read_text()[-4000:]
