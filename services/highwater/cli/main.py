@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from highwater.cli import cluster, consume, log, log_dirs, pipeline, produce, topics, up
+from highwater.cli import cluster, consume, log, log_dirs, pipeline, produce, replicas, topics, up
 from highwater.cli.exit_status import exit_status
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("cluster")(cluster.cluster)
 app.add_typer(log.app, name="log")
+app.add_typer(replicas.app, name="replicas")
 app.add_typer(log_dirs.app, name="log-dirs")
 app.add_typer(pipeline.app, name="pipeline")
 

@@ -38,6 +38,7 @@ from highwater.client.exceptions import (
     UnknownTopicError,
 )
 from highwater.client.producer import Producer
+from highwater.client.replica_verification import DamagedRange, PartitionVerification, ReplicaVerification
 from highwater.client.topic_partition import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -60,6 +61,7 @@ __all__ = [
     "Consumer",
     "ConsumerRecord",
     "CorruptRecordError",
+    "DamagedRange",
     "Delivery",
     "DeliveryTimeoutError",
     "HighwaterError",
@@ -72,9 +74,11 @@ __all__ = [
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
     "PartitionDescription",
+    "PartitionVerification",
     "Producer",
     "RecordMetadata",
     "RecordTooLargeError",
+    "ReplicaVerification",
     "RequestTimedOutError",
     "RetriableError",
     "SequenceBrokenError",

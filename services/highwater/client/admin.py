@@ -29,6 +29,7 @@ from highwater.client.exceptions import (
 from highwater.client.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from highwater.client.metadata import NO_LEADER, TopicInfo
 from highwater.client.offset_lookup import lookup_offsets
+from highwater.client.replica_verification import PartitionVerification, verify_partition
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
@@ -305,6 +306,30 @@ class Admin:
             lambda: alter_replica_log_dirs(self._cluster, wanted)
         )
         return outcomes
+
+    async def verify_replicas(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        check_crcs: bool = False,
+        progress: Callable[[int, int], None] = lambda offset, high_watermark: None,
+    ) -> PartitionVerification:
+        """Whether all replicas of a partition hold the same batches up to the high watermark, as every broker is asked
+        for its own. Retention and compaction may be at work meanwhile. With `check_crcs` the brokers read the payloads
+        too, so that what is damaged on a disk is found. `progress` is called with the offset that the comparison has
+        come to and the high watermark.
+
+        Raises:
+            UnknownTopicError: there is no such topic or partition.
+        """
+        self._check_running()
+        self._cluster.track([topic])
+        await self._retried(self._cluster.refresh)
+        info = await self._cluster.topic(topic, self._cluster.request_timeout_s)
+        if not 0 <= partition < len(info.partitions):
+            raise UnknownTopicError(f"topic {topic!r} has partitions 0 to {len(info.partitions) - 1}, not {partition}")
+        return await verify_partition(self._cluster, info, partition, check_crcs=check_crcs, progress=progress)
 
     async def list_offsets(
         self,

@@ -36,6 +36,7 @@ from highwater.client.descriptions import (
 )
 from highwater.client.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import BufferExhaustedError, ClientClosedError, HighwaterError, InvalidRequestError
+from highwater.client.replica_verification import PartitionVerification
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 
 __all__ = ["Admin", "Consumer", "PendingDelivery", "Producer"]
@@ -415,6 +416,18 @@ class Admin(_Blocking[async_admin.Admin]):
 
     def describe_topic_config(self, topic: str) -> dict[str, ConfigValue]:
         return self._run(lambda: self._client.describe_topic_config(topic))
+
+    def verify_replicas(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        check_crcs: bool = False,
+        progress: Callable[[int, int], None] = lambda offset, high_watermark: None,
+    ) -> PartitionVerification:
+        return self._run(
+            lambda: self._client.verify_replicas(topic, partition, check_crcs=check_crcs, progress=progress)
+        )
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         return self._run(lambda: self._client.list_topics(include_internal=include_internal))

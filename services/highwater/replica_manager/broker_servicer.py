@@ -13,10 +13,10 @@ import grpc.aio
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.replica_manager.batch_lists import list_batches
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
-from highwater.replica_manager.batch_lists import list_batches
 from highwater.replica_manager.log_dirs import LogDirs
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
 from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
