@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
@@ -42,6 +44,8 @@ _FAILED = frozenset(
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 _log = get_logger("log_storage.disk")
+
+Done = TypeVar("Done")
 
 
 class Trouble(Enum):
@@ -94,7 +98,8 @@ class Disk:
         if self.full:
             raise LogError(
                 ErrorCode.STORAGE_FULL,
-                f"no space is left in {self._directory}: appends are taken again when {RESERVE_BYTES} bytes are free",
+                f"no space is left in {self._directory}: appends are taken again when there are {2 * RESERVE_BYTES} "
+                f"bytes",
             )
 
     def release_reserve(self) -> None:
@@ -102,8 +107,19 @@ class Disk:
         if self._directory is not None:
             (self._directory / RESERVE).unlink(missing_ok=True)
 
+    def using_reserve(self, work: Callable[[], Done]) -> Done:
+        """Does what makes space, or must be done on a full disk too: where that finds no room it is tried once more
+        without the reserve. Raises `OSError`, and what `work` raises."""
+        try:
+            return work()
+        except OSError as error:
+            kept = self._directory is not None and (self._directory / RESERVE).exists()
+            if self.note(error) is not Trouble.FULL or not kept:
+                raise
+        return work()
+
     def keep_reserve(self) -> None:
-        """Allocates the reserve, if the volume has the room; if not, it is full until a later call finds some."""
+        """Allocates the reserve, if the volume has twice the room; if not, it is full until a later call finds it."""
         if self._directory is None or self.failure:
             return
         try:
@@ -120,7 +136,8 @@ class Disk:
             return
         if not self.full:
             self.full = True
-            _log.error("%s is full: appends to its logs are refused until there is space: %s", self._directory, error)
+            told = str(error)  # the error itself holds on to who met it, with all its open files
+            _log.error("%s is full: appends to its logs are refused until there is space: %s", self._directory, told)
         with suppress(OSError):  # it is noticed by whoever writes next
             self.release_reserve()
 
@@ -150,7 +167,8 @@ class Disk:
 def _allocate(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+        os.posix_fallocate(descriptor, 0, 2 * RESERVE_BYTES)
+        os.ftruncate(descriptor, RESERVE_BYTES)
     except OSError:
         path.unlink()
         raise

@@ -155,7 +155,7 @@ class LogDir:
     def record_fences(self, raised: Mapping[PartitionKey, Fence]) -> None:
         """Makes fences durable (`FenceJournal.record`). Raises `OSError`."""
         try:
-            self.fences.record(raised)
+            self.disk.using_reserve(lambda: self.fences.record(raised))
         except OSError as error:
             self.disk.note(error)
             raise
@@ -192,7 +192,7 @@ class LogDir:
         has the newest. May be called from several threads. Raises `OSError`; the file is the one of before then."""
         with self._write_lock:
             try:
-                checkpoints.write_offsets(self.path / name, snapshot())
+                self.disk.using_reserve(lambda: checkpoints.write_offsets(self.path / name, snapshot()))
             except OSError as error:
                 self.disk.note(error)
                 raise

@@ -158,7 +158,7 @@ class LogManager(LogLoading, LogMoving):
         hosted.log_dir.stale_checkpoints = True
         try:
             self._rewrite_stale(hosted.log_dir)
-            hosted.log_dir.fences.forget([key])
+            hosted.log_dir.disk.using_reserve(lambda: hosted.log_dir.fences.forget([key]))
         except OSError as error:
             # The log is gone, and makes the room that may be lacking. Its fence is of an id that does not come again.
             _log.warning("after the deletion of %s: %s", hosted.directory, error)
