@@ -9,7 +9,7 @@ from pathlib import Path
 
 from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.durable import fsync_directory
-from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.epochs import NO_EPOCH, EpochEntry
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.segment import Segment
@@ -39,6 +39,8 @@ class Flush:
                 segment.time_index.write_out(durable=True)
             checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs)
             fsync_directory(self.directory)
+            for segment in self.segments[:-1]:
+                segment.release_indexes()  # nothing more is added to a sealed one
         except OSError as error:
             # A write that is cut short has no number: the disk had room for a part of it only.
             raise RemakableError(error.errno or errno.ENOSPC, error.strerror or str(error), error.filename) from error
@@ -52,6 +54,7 @@ class LogFlushing(LogCore):
         """After `flush.run`; the log must not have been truncated in between."""
         self.recovery_point = max(self.recovery_point, flush.log_end_offset)
         self.synced_offset = max(self.synced_offset, flush.log_end_offset)
+        self._filed_epochs = {NO_EPOCH, *(entry.leader_epoch for entry in flush.epochs)}
 
     def flush(self) -> None:
         """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""

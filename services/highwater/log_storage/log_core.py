@@ -16,7 +16,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.disk import Disk, Trouble
-from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import LOG_SUFFIX, Segment, file_name
@@ -70,6 +70,7 @@ class LogCore:
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
         self._gaps = gaps
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
+        self._filed_epochs = {NO_EPOCH}  # those that are known to be in the file
         self._wall_offset_ms = wall_offset_ms
 
     @property

@@ -99,7 +99,7 @@ def open_log(
         log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
-        log.truncate_fully_and_start_at(log_start_offset)
+        log.truncate_fully_and_start_at(log_start_offset, walk.epochs_on_file_below(log_start_offset))
     return log
 
 
@@ -191,6 +191,11 @@ class _Walk:
         if epoch != self._last_epoch or not self._found.entries:
             self._found.assign(epoch, header.base_offset)
             self._last_epoch = epoch
+
+    def epochs_on_file_below(self, log_start_offset: int) -> LeaderEpochCache:
+        """Of a log whose batches have all gone: what is below the log start was committed, so its epochs stand."""
+        file = self._file_epochs.entries if self._file_epochs is not None else ()
+        return LeaderEpochCache(_before(file, (), log_start_offset))
 
     def epoch_cache(self, trusted: Sequence[Segment], log_end_offset: int) -> LeaderEpochCache:
         """What the batches that were checked say, and before it what the file knows; where there is none, or it does

@@ -5,6 +5,7 @@ from __future__ import annotations
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.rolling import LogRolling
@@ -59,6 +60,7 @@ class LogReleasing(LogRolling):
         start is on disk. Where all of them go, an active one is begun. Producers outlive their records. Raises
         `LogError` (LOG_STORAGE_ERROR)."""
         assert 0 < count <= len(self.segments)
+        self._file_epochs(self.log_end_offset if count == len(self.segments) else self.segments[count].base_offset)
         if count == len(self.segments):
             try:
                 self.roll(self.log_end_offset, self.producers)
@@ -68,16 +70,26 @@ class LogReleasing(LogRolling):
         self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
         assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
 
+    def _file_epochs(self, log_start_offset: int) -> None:
+        """Before the log starts there: a crash may take all batches behind it that were not flushed, and then only the
+        file knows of which epoch the last one was. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        if self.epochs.last_epoch_below(log_start_offset) in self._filed_epochs:
+            return
+        entries = self.epochs.entries
+        try:
+            checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, entries)
+        except OSError as error:
+            raise self._fail_unless_full(error) from error
+        self._filed_epochs = {NO_EPOCH, *(entry.leader_epoch for entry in entries)}
+
     def release_segments(self) -> None:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        # Where no batch is left, the epoch of the last one stays, not only a later one that has written nothing yet.
-        self.epochs.truncate_from_start(min(self.log_start_offset, self.log_end_offset - 1))
+        self._file_epochs(self.log_start_offset)
+        # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.
+        self.epochs.truncate_from_start(self.log_start_offset - 1)
         released = False
         try:
-            if len(self.segments) > 1 and self.segments[1].base_offset <= self.log_start_offset:
-                # Of an epoch whose batches all go, only the file will know.
-                checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, self.epochs.entries)
             while True:
                 with self.structure:  # cleaned segments may be about to replace these
                     if len(self.segments) < 2 or self.segments[1].base_offset > self.log_start_offset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import producer_snapshots
+from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import NO_OFFSET, LogCore
 from highwater.records import CorruptBatchError
@@ -81,6 +82,7 @@ class LogTruncation(LogCore):
             raise CorruptBatchError(last.size_bytes, f"no batch at offset {cut}")
         self._set_end(cut)
         self.epochs.truncate_from_end(cut)
+        self._filed_epochs = {NO_EPOCH}
         self._last_epoch = self.epochs.last_epoch_below(cut)
         self.log_start_offset = min(self.log_start_offset, cut)
         if not self.producers.outlives(cut):
@@ -107,10 +109,12 @@ class LogTruncation(LogCore):
         self.log_start_offset = min(self.log_start_offset, cut)
         return changed
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drops everything; the log starts and ends at `offset`. Raises `LogError` (LOG_STORAGE_ERROR)."""
+    def truncate_fully_and_start_at(self, offset: int, epochs: LeaderEpochCache | None = None) -> None:
+        """Drops everything; the log starts and ends at `offset`. `epochs`: what is still known of the batches that were
+        below. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self._replace_segments(offset)
-        self.epochs.clear()
+        self.epochs = LeaderEpochCache() if epochs is None else epochs
+        self._filed_epochs = {NO_EPOCH}
         self.producers.clear()
         self._last_epoch = self.epochs.latest_epoch
         self.log_start_offset = self.high_watermark = offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from highwater.log_storage.config import LogConfig
@@ -20,9 +21,10 @@ def batch(
     sequence: int = -1,
     timestamp: int = 1_000,
     value: bytes = b"value",
+    keys: Sequence[bytes] = (b"key",),
 ) -> bytes:
-    """`count` records whose timestamps rise by one from `timestamp`."""
-    records = [Record(0, timestamp + number, b"key", value, ()) for number in range(count)]
+    """`count` records whose timestamps rise by one from `timestamp`; the keys in turn."""
+    records = [Record(0, timestamp + number, keys[number % len(keys)], value, ()) for number in range(count)]
     return encode_rows(
         records,
         base_offset=base_offset,
@@ -63,6 +65,8 @@ def read_all(log: Log) -> list[BatchHeader]:
     headers, offset = [], log.log_start_offset
     while offset < log.log_end_offset:
         content = log.read(offset, -1, 1)
+        if not content:  # compaction has taken the last ones
+            break
         [(_, header)] = iter_batches(content)
         headers.append(header)
         offset = header.next_offset

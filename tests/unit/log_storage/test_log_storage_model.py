@@ -1,4 +1,5 @@
-"""A log against a plain list of batches, whatever is done to it; invariant 7 after every crash."""
+"""A log against a plain list of batches, whatever is done to it: appends, rolls, truncation, retention, compaction,
+restarts and crashes. Invariant 7 after every crash, invariant 8 after every cleaning."""
 
 from __future__ import annotations
 
@@ -15,23 +16,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_storage_batches import batch, make_log, read_all
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.cleaner_job import PassLimits
+from highwater.log_storage.cleaner_process import run_pass
+from highwater.log_storage.cleaner_selection import CleanableRange
+from highwater.log_storage.cleaning import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.recovery import Checkpointed
-from highwater.records import BatchHeader, iter_batches, read_header
+from highwater.log_storage.segment import Segment
+from highwater.records import BatchHeader, Record, decode, iter_batches, read_header
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=150, index_max_bytes=120)
+KEYS = (b"a", b"b", b"c", b"d", b"e")
 
 
 class Stored(NamedTuple):
     content: bytes  # as it stands in the log
     header: BatchHeader
 
+    @property
+    def records(self) -> list[Record]:
+        return list(decode(self.content).records())
+
 
 class LogMachine(RuleBasedStateMachine):
-    """`model` holds the batches that the log should have, `start` the log start, `flushed` the recovery point."""
+    """`model` holds the batches that the log should have, those below the log start too, and `floor_epoch` is the
+    epoch of the last batch before them; `start` is the log start, `end` the log end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,24 +51,20 @@ class LogMachine(RuleBasedStateMachine):
         self.log = make_log(self.directory, CONFIG)
         self.model: list[Stored] = []
         self.epoch = 0
-        self.start = 0
-        self.base = 0
+        self.start = self.end = 0
+        self.floor_epoch = -1
         self.high_watermark = 0
         self.sequences: dict[int, int] = {}
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
 
-    @property
-    def end(self) -> int:
-        return self.model[-1].header.next_offset if self.model else self.base
-
     @initialize(start=st.integers(0, 100))
     def begin(self, start: int) -> None:
         self.log.truncate_fully_and_start_at(start)
-        self.start = self.base = self.high_watermark = start
+        self.start = self.end = self.high_watermark = start
 
-    def _made(self, count: int, size: int, timestamp: int, producer_id: int) -> bytes:
+    def _made(self, count: int, size: int, timestamp: int, producer_id: int, key: int) -> bytes:
         sequence = self.sequences.get(producer_id, 0) if producer_id >= 0 else -1
         if producer_id >= 0:
             self.sequences[producer_id] = sequence + count
@@ -67,23 +75,25 @@ class LogMachine(RuleBasedStateMachine):
             producer_id=producer_id,
             producer_epoch=0 if producer_id >= 0 else -1,
             sequence=sequence,
+            keys=KEYS[key:] + KEYS[:key],
         )
 
     @rule(
         shapes=st.lists(
-            st.tuples(st.integers(1, 4), st.integers(0, 250), st.integers(0, 50), st.integers(-1, 1)),
+            st.tuples(
+                st.integers(1, 4), st.integers(0, 250), st.integers(0, 50), st.integers(-1, 1), st.integers(0, 4)
+            ),
             min_size=1,
             max_size=4,
         ),
         new_epoch=st.booleans(),
+        as_leader=st.booleans(),
     )
-    def append_as_leader(self, shapes: list[tuple[int, int, int, int]], new_epoch: bool) -> None:
+    def append(self, shapes: list[tuple[int, int, int, int, int]], new_epoch: bool, as_leader: bool) -> None:
         if new_epoch:
             self.epoch += 1
-            self.log.become_leader(self.epoch)
         records = b"".join(self._made(*shape) for shape in shapes)
-        base = self.end
-        appended = self.log.append_as_leader(records, self.epoch, base, 0)
+        stored, base = [], self.end
         for position, header in iter_batches(records):
             stamped = (
                 base.to_bytes(8, "big")
@@ -91,15 +101,30 @@ class LogMachine(RuleBasedStateMachine):
                 + self.epoch.to_bytes(4, "big")
                 + records[position + 16 : position + header.size_bytes]
             )
-            self.model.append(Stored(stamped, read_header(stamped)))
-            base = self.end
+            stored.append(Stored(stamped, read_header(stamped)))
+            base = stored[-1].header.next_offset
+        if as_leader:
+            self.log.become_leader(self.epoch)
+            appended = self.log.append_as_leader(records, self.epoch, self.end, 0)
+        else:
+            self.log.become_follower()
+            copied = b"".join(batch.content for batch in stored)
+            appended = self.log.append_as_follower(copied, self.epoch, self.end, -1, -1, 0)
+        self.model += stored
+        self.end = base
         assert appended.last_offset == self.end - 1
+
+    @precondition(lambda self: self.log.segments[-1].size_bytes)
+    @rule()
+    def roll(self) -> None:
+        self.log.roll(self.end, self.log.producers)
 
     @rule(offset=st.integers(0, 200), allowed=st.booleans())
     def truncate(self, offset: int, allowed: bool) -> None:
         unclean_epoch = self.epoch + 1 if allowed else -1
         cut = min(
-            [stored.header.base_offset for stored in self.model if stored.header.last_offset >= offset] or [self.end]
+            [min(stored.header.base_offset, offset) for stored in self.model if stored.header.last_offset >= offset]
+            or [self.end]
         )
         if offset < self.start or (cut < self.high_watermark and not allowed):
             if cut < self.high_watermark and not allowed:
@@ -111,7 +136,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.truncate_to(cut)
         self.model = [stored for stored in self.model if stored.header.base_offset < cut]
         self.high_watermark = min(self.high_watermark, cut)
-        self.start = min(self.start, cut)
+        self.start, self.end = min(self.start, cut), min(self.end, cut)
         self._forget_sequences()
 
     @rule(offset=st.integers(0, 300))
@@ -162,9 +187,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), garbage=st.binary(max_size=80))
     def crash(self, data: st.DataObject, garbage: bytes) -> None:
-        """Of the machine: the last segment ends anywhere above what was flushed, and may end in garbage."""
-        segment = self.log.segments[-1]
+        """Of the machine: one of the segments that were not flushed ends anywhere above what was, perhaps in garbage;
+        the ones behind it are there, empty or missing. Nothing of their indexes is to be believed."""
         flushed = self.log.recovery_point
+        last = len(self.log.segments) - 1
+        first = max(n for n, segment in enumerate(self.log.segments) if n == 0 or segment.base_offset <= flushed)
+        chosen = data.draw(st.integers(first, last))
+        segment = self.log.segments[chosen]
         kept = sum(
             len(stored.content) for stored in self.model if segment.base_offset <= stored.header.base_offset < flushed
         )
@@ -173,17 +202,73 @@ class LogMachine(RuleBasedStateMachine):
             file.truncate(length)
             file.seek(length)
             file.write(garbage)
+        for later in self.log.segments[chosen + 1 :]:
+            match data.draw(st.sampled_from(["there", "empty", "missing"])):
+                case "empty":
+                    later.path.write_bytes(b"")
+                case "missing":
+                    later.path.unlink()
+        for unflushed in self.log.segments[first:]:
+            for path in unflushed.paths()[1:]:
+                if data.draw(st.booleans()):
+                    path.write_bytes(garbage)
         before = self.model
         self._reopen(clean=False, compare=False)
         end = self.log.log_end_offset
-        if not self.log.size_bytes and end == self.start > segment.base_offset:
-            self.model, self.base = [], end  # all that was not below the log start is gone: it starts anew there
+        if not self.log.size_bytes and end == self.start:
+            # All that was not below the log start is gone: it starts anew there.
+            below = [stored.header.partition_leader_epoch for stored in before if stored.header.base_offset < end]
+            self.floor_epoch = below[-1] if below else self.floor_epoch
+            self.model = []
         else:
             self.model = [stored for stored in before if stored.header.base_offset < end]
-        assert end == self.end  # a prefix, cut between batches
-        assert end >= flushed
+            ends = {stored.header.next_offset for stored in self.model}
+            assert end in ends or end == self.log.segments[-1].base_offset  # a prefix, cut between batches
+        assert flushed <= end <= self.end
+        self.end = end
         self.high_watermark = min(self.high_watermark, end)
         self._forget_sequences()
+
+    @rule(wanted=st.integers(0, 300), again=st.booleans())
+    def clean(self, wanted: int, again: bool) -> None:
+        """Compaction of what is committed and flushed, up to any sealed segment."""
+        stable = min(self.log.recovery_point, self.high_watermark, wanted)
+        ends = [segment.base_offset for segment in self.log.segments[1:] if segment.base_offset <= stable]
+        if not ends:
+            return
+        first_dirty = self.log.segments[0].base_offset
+        if again and self.log.cleaned_to is not None and first_dirty <= self.log.cleaned_to <= ends[-1]:
+            first_dirty = self.log.cleaned_to
+        before = self._records()
+        job, present = clean_job(self.log, CleanableRange(first_dirty, ends[-1]), 0)
+        report = run_pass(job, PassLimits(), lambda group: self._swap_in(group, present), lambda _: None)
+        self.log.cleaned_to = report.cleaned_to
+        self.log.remove_deleted()
+        after = self._records()
+        assert after.items() <= before.items()  # what stays is as it was, at its offset
+        latest = {key: offset for offset, (key, _) in before.items()}
+        for offset, (key, _) in before.items():
+            assert offset in after or (offset < report.cleaned_to and latest[key] > offset)  # invariant 8
+        self._read_model()
+
+    def _swap_in(self, group: object, present: dict[int, Segment]) -> None:
+        assert swap_in(self.log, group, present)  # type: ignore[arg-type]
+
+    def _records(self) -> dict[int, tuple[bytes | None, bytes | None]]:
+        return {
+            record.offset: (record.key, record.value)
+            for segment in self.log.segments
+            for position, header in segment.headers(0)
+            for record in decode(segment.batch_at(position, header)).records()
+        }
+
+    def _read_model(self) -> None:
+        first = self.log.segments[0].base_offset
+        self.model = [stored for stored in self.model if stored.header.last_offset < first] + [
+            Stored(segment.batch_at(position, header), header)
+            for segment in self.log.segments
+            for position, header in segment.headers(0)
+        ]
 
     def _reopen(self, *, clean: bool, compare: bool = True) -> None:
         known = Checkpointed(clean, self.log.recovery_point, self.start, self.high_watermark)
@@ -217,9 +302,9 @@ class LogMachine(RuleBasedStateMachine):
             if stored.header.last_offset >= self.start:
                 found = self.log.epochs.last_epoch_below(stored.header.base_offset + 1)
                 assert found == stored.header.partition_leader_epoch
-        # Of a log whose batches have all gone (deleted, and the rest lost in a crash) the last epoch may be forgotten.
-        if self.model and self.model[-1].header.last_offset >= self.start:
-            assert self.log.last_epoch == self.model[-1].header.partition_leader_epoch
+        # Also where all batches have gone: deleted, and the rest lost in a crash.
+        last_epoch = self.model[-1].header.partition_leader_epoch if self.model else self.floor_epoch
+        assert self.log.last_epoch == last_epoch
         assert LeaderEpochCache(self.log.epochs.entries) == self.log.epochs
 
     @invariant()
@@ -237,9 +322,7 @@ class LogMachine(RuleBasedStateMachine):
         for asked in (0, 25, 52):
             expected = -1
             for stored in self.model:
-                header = stored.header
-                stamps = {header.base_offset + n: header.base_timestamp + n for n in range(header.record_count)}
-                hits = [offset for offset, stamp in stamps.items() if stamp >= asked and offset >= self.start]
+                hits = [r.offset for r in stored.records if r.timestamp >= asked and r.offset >= self.start]
                 if hits:
                     expected = min(hits)
                     break
