@@ -66,6 +66,7 @@ class LogMoving(LogRegistry):
         fsync_directory(target.path)
         log = open_log(directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
         log.disk = target.disk
+        log.cleaned_to = source.cleaned_to  # what compaction does to the source from now on the copy may have missed
         hosted.future = FutureLog(target, log)
 
     def drop_future(self, hosted: HostedLog) -> None:

@@ -415,6 +415,21 @@ def test_gaps_of_compaction_are_copied(tmp_path: Path, manager: LogManager) -> N
         copy.append_copy(batch(2, base_offset=200, epoch=0), 0)
 
 
+def test_compaction_knows_how_far_it_has_been(tmp_path: Path) -> None:
+    """What it did while the log was copied, the copy may have missed."""
+    manager = opened(tmp_path)
+    manager.create("t", KEY, {})
+    fill(log_of(manager), 20)
+    log_of(manager).cleaned_to = 10
+    manager.start_move(KEY, str(tmp_path / "b"))
+    catch_up(manager)
+    log_of(manager).cleaned_to = 30
+    manager.swap(manager.get(KEY))
+    assert log_of(manager).cleaned_to == 10
+    assert (tmp_path / "b" / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 10\n"
+    manager.unlock()
+
+
 def test_an_empty_log(tmp_path: Path) -> None:
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
