@@ -99,9 +99,9 @@ class ProgressBar:
         )
 
     def __enter__(self) -> Self:
+        self._progress.start()
         self._property_before = self._context.getLocalProperty(LISTENER_PROPERTY)
         self._context.setLocalProperty(LISTENER_PROPERTY, self._listen())
-        self._progress.start()
         self._thread.start()
         return self
 

@@ -58,6 +58,22 @@ def test_some_columns() -> None:
     assert spark_schema(("value", "offset")) == "`value` binary, `offset` bigint"
 
 
+def test_columns_that_are_not_asked_for_are_not_made() -> None:
+    """What goes to Spark holds on to none of a megabyte of values."""
+    table = pa.table(
+        {
+            "timestamp": pa.array(range(1000), pa.int64()),
+            "key": pa.array([b"k"] * 1000, pa.binary()),
+            "value": pa.array([b"v" * 1000] * 1000, pa.binary()),
+        }
+    )
+    batch = decode(encode_columns(table))
+    wanted = [read_columns(batch, "t", 0, 0, 1000, names) for names in (("offset", "partition"), ("offset", "value"))]
+    assert [one.num_rows for one in wanted] == [1000, 1000]
+    assert wanted[0].get_total_buffer_size() < 50_000
+    assert wanted[1].get_total_buffer_size() >= 1_000_000
+
+
 def test_the_leaders_time_is_said_to_be_so() -> None:
     batch = a_batch(timestamp_type=TimestampType.LOG_APPEND_TIME)
     assert read_columns(batch, "t", 0, 0, 1000, ("timestampType",)).column(0).to_pylist() == [1, 1, 1]
