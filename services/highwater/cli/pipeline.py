@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-NAMES: tuple[str, ...] = ("archive", "audit", "mirror", "replay")  # modules of highwater.spark.pipelines
+NAMES: tuple[str, ...] = ("archive", "audit", "mirror", "replay", "rollup")  # modules of highwater.spark.pipelines
 
 
 class _Pipelines(TyperGroup):

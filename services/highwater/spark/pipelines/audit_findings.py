@@ -59,7 +59,7 @@ def blame(versions: Sequence[Version], brokers: Mapping[int, str]) -> list[tuple
     majority = max(by_identity.values(), key=len)
     if 2 * len(majority) <= len(versions):
         told = "; ".join(f"{_named(same, brokers)}: {_described(same[0])}" for same in by_identity.values())
-        return [(version, f"no two of three agree, {told}") for version in versions]
+        return [(version, f"no two agree, {told}") for version in versions]
     return [
         (version, f"{_described(version)}; {_named(majority, brokers)}: {_described(majority[0])}")
         for same in by_identity.values()

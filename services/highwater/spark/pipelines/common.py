@@ -169,33 +169,46 @@ def submitted(command: Callable[..., None], argv: Sequence[str]) -> int:
 
 
 def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | None = None) -> SparkSession:
-    """The session that there is, or a new one; `defaults` are settings of Spark that a user may override.
+    """The session that there is, as it is but for `--conf`, or a new one; `defaults` are settings of Spark that a user
+    may override.
 
     Raises `UserError` where PySpark or Java is missing."""
-    given = key_values("--conf", options.conf)
     under_spark_submit = "PYSPARK_GATEWAY_PORT" in os.environ
     if not under_spark_submit:
         # Spark starts its workers with the python3 on the PATH unless it is told: they need what this one has.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     spark_session = _spark_session_class()
-    if spark_session.getActiveSession() is None and not under_spark_submit:
-        check_java()
-    builder = spark_session.builder.appName(f"highwater {name}")
-    if options.master is not None or not under_spark_submit:
-        builder = builder.master(options.master or "local[*]")
-    own = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", **(defaults or {})}
+    spark = spark_session.getActiveSession()
+    if spark is None:
+        spark = _new_session(
+            spark_session.builder, name, options, defaults or {}, under_spark_submit=under_spark_submit
+        )
+    else:
+        for key, value in key_values("--conf", options.conf).items():
+            spark.conf.set(key, value)
+    from highwater.spark import register
+
+    register(spark)
+    return spark
+
+
+def _new_session(
+    builder: Any, name: str, options: PipelineOptions, defaults: Mapping[str, str], *, under_spark_submit: bool
+) -> Any:
+    own = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", **defaults}
     if under_spark_submit:
         submitted_with = _submitted_conf()
         own = {key: value for key, value in own.items() if key not in submitted_with}
     else:
+        check_java()
         own["spark.ui.enabled"] = "false"
-    spark = builder.config(map={**own, **given}).getOrCreate()
+    if options.master is not None or not under_spark_submit:
+        builder = builder.master(options.master or "local[*]")
+    given = key_values("--conf", options.conf)
+    spark = builder.appName(f"highwater {name}").config(map={**own, **given}).getOrCreate()
     if not under_spark_submit:
         spark.sparkContext.setLogLevel("OFF")  # a failure is told once, by the pipeline itself
-    from highwater.spark import register
-
-    register(spark)
     return spark
 
 

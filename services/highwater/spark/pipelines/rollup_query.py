@@ -1,0 +1,200 @@
+"""The query of a rollup: records of JSON as columns, and what is computed from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+VIEW = "records"
+SAMPLED_RECORDS = 1000
+# Beside the fields of the values, for SQL.
+RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
+
+_BAD = "_corrupt_record"
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """What is computed. Intervals are Spark's, e.g. `10 minutes`."""
+
+    time_column: str | None
+    watermark: str
+    window: str | None
+    slide: str | None
+    group_by: tuple[str, ...]
+    count: bool
+    sums: tuple[str, ...]
+    means: tuple[str, ...]
+    sql: str | None
+    key: tuple[str, ...]
+
+    def fields(self) -> tuple[str, ...]:
+        """Those of the values that are named."""
+        named = (*((self.time_column,) if self.time_column else ()), *self.group_by, *self.sums, *self.means)
+        return tuple(dict.fromkeys(named))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    rows: DataFrame
+    key: tuple[str, ...]  # the columns that say which row it is; empty: not known
+
+    def keyed(self) -> DataFrame:
+        """Rows as records: JSON of the key's columns, and of all."""
+        from pyspark.sql import functions as f
+
+        value = f.to_json(f.struct(*self.rows.columns)).alias("value")
+        key = f.to_json(f.struct(*self.key)) if self.key else f.lit(None).cast("string")
+        return self.rows.select(key.alias("key"), value)
+
+
+def interval(option: str, text: str) -> str:
+    """`10m` as Spark writes it; raises `UserError`."""
+    found = re.fullmatch(r"(\d+) *(ms|s|m|h|d)", text)
+    if found is None:
+        raise UserError(f"{option} is {text!r}; it can be a time like 500ms, 30s, 10m, 1h, 1d")
+    return f"{found[1]} {_UNITS[found[2]]}"
+
+
+def same_schema(spark: SparkSession, checkpoint: str, ddl: str | None, source: Mapping[str, str]) -> StructType:
+    """The schema that the job was begun with: what Spark keeps beside the checkpoint depends on it. A new job takes
+    what is given, or that of a sample of the first records, and writes it down. Raises `UserError`."""
+    from pyspark.sql.types import StructType
+
+    files, path = HadoopFiles(spark, checkpoint), f"{checkpoint}/rollup/schema"
+    noted = StructType.fromJson(json.loads(files.read(path))) if files.exists(path) else None
+    if noted is not None:
+        given = None if ddl is None else StructType.fromDDL(ddl)
+        if given is not None and given != noted:
+            raise UserError(
+                f"--schema is not the one that {checkpoint} was begun with, {noted.simpleString()}: take that, or "
+                "another checkpoint"
+            )
+        return noted
+    schema = StructType.fromDDL(ddl) if ddl is not None else _sampled(spark, source)
+    files.write(path, schema.json().encode())
+    return schema
+
+
+def _sampled(spark: SparkSession, source: Mapping[str, str]) -> StructType:
+    reading = {name: value for name, value in source.items() if name not in ("maxOffsetsPerTrigger", "startingOffsets")}
+    first = (
+        spark.read.format("highwater")
+        .options(**{**reading, "columns": "value"})
+        .load()
+        .where("value is not null")
+        .limit(SAMPLED_RECORDS)
+        .selectExpr("cast(value as string) value")
+    )
+    schema: Any = spark.read.json(first.rdd.map(lambda row: row.value)).schema
+    fields = [name for name in schema.fieldNames() if name != _BAD]
+    if not fields:
+        raise UserError("there is no JSON object among the first records to take the schema from: say it with --schema")
+    found: StructType = schema if _BAD not in schema.fieldNames() else type(schema)([schema[name] for name in fields])
+    return found
+
+
+def parsed_records(frame: DataFrame, schema: StructType, rollup: Rollup, *, skip_bad: bool) -> DataFrame:
+    """The fields of the values, and `RECORD_COLUMNS`, with the watermark. Tombstones are left out.
+
+    Raises `UserError` where a field that is named is not there, or cannot be a time."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    missing = [name for name in rollup.fields() if name not in schema.fieldNames()]
+    if missing:
+        raise UserError(f"the values have no field {missing[0]}: the schema is {schema.simpleString()}")
+    with_bad = StructType(schema.fields).add(_BAD, "string")
+    parsed = frame.where("value is not null").select(
+        f.from_json(f.col("value").cast("string"), with_bad, {"columnNameOfCorruptRecord": _BAD}).alias("_json"),
+        *(f.col(name[1:]).alias(name) for name in RECORD_COLUMNS),
+    )
+    time = "_timestamp"
+    columns: list[Column] = [f.col(f"_json.`{name}`").alias(name) for name in schema.fieldNames()]
+    if rollup.time_column is not None:
+        time = rollup.time_column
+        columns[schema.fieldNames().index(time)] = _time(schema, time).alias(time)
+    bad = f.col(f"_json.{_BAD}").isNotNull() | f.col("_json").isNull()
+    flat = parsed.select(*columns, bad.alias(_BAD), *RECORD_COLUMNS)
+    wrong = f.col(_BAD) | f.col(f"`{time}`").isNull()
+    if skip_bad:
+        flat = flat.where(~wrong)
+    else:
+        flat = flat.where(f.when(wrong, f.raise_error(_complaint(time)).cast("boolean")).otherwise(f.lit(True)))
+    return flat.drop(_BAD).withWatermark(time, rollup.watermark)
+
+
+def _complaint(time: str) -> Column:
+    from pyspark.sql import functions as f
+
+    reason = f.when(f.col(_BAD), "is not a JSON object of the schema").otherwise(f"has no time in {time}")
+    return f.concat(
+        f.col("_topic"),
+        f.lit("-"),
+        f.col("_partition").cast("string"),
+        f.lit(", offset "),
+        f.col("_offset").cast("string"),
+        f.lit(": the value "),
+        reason,
+        f.lit("; correct --schema or --time-column, or say --bad-records skip"),
+    )
+
+
+def _time(schema: StructType, name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    kind = schema[name].dataType.simpleString()
+    column = f.col(f"_json.`{name}`")
+    if kind in ("timestamp", "timestamp_ntz", "date"):
+        return column.cast("timestamp")
+    if kind == "string":
+        return f.try_to_timestamp(column)
+    if kind in ("bigint", "int"):
+        return f.timestamp_millis(column)
+    raise UserError(f"--time-column {name} is {kind}; it can be a TIMESTAMP, a STRING that is one, or a BIGINT of ms")
+
+
+def rolled_up(spark: SparkSession, records: DataFrame, rollup: Rollup) -> Result:
+    """Raises `UserError`, and what Spark says of a query that cannot be run."""
+    from pyspark.sql import functions as f
+
+    if rollup.sql is not None:
+        records.createOrReplaceTempView(VIEW)
+        rows = spark.sql(rollup.sql)
+        missing = [name for name in rollup.key if name not in rows.columns]
+        if missing:
+            raise UserError(f"--key {missing[0]}: the query has the columns {', '.join(rows.columns)}")
+        return Result(rows, rollup.key)
+    groups: list[Column] = [f.col(f"`{name}`") for name in rollup.group_by]
+    begins: list[Column] = []
+    if rollup.window is not None:
+        time = f.col(f"`{rollup.time_column}`") if rollup.time_column is not None else f.col("_timestamp")
+        groups.insert(0, f.window(time, rollup.window, rollup.slide).alias("window"))
+        begins = [f.col("window.start").alias("start"), f.col("window.end").alias("end")]
+    sums = [f.sum(_number(records, name)).alias(f"sum_{name}") for name in rollup.sums]
+    means = [f.avg(_number(records, name)).alias(f"mean_{name}") for name in rollup.means]
+    counts = [f.count(f.lit(1)).alias("count")] if rollup.count else []
+    made = [*counts, *sums, *means]
+    rows = records.groupBy(*groups).agg(*made)
+    kept = [name for name in rows.columns if name != "window"]
+    key = (*(("start", "end") if begins else ()), *rollup.group_by)
+    return Result(rows.select(*begins, *(f"`{name}`" for name in kept)), key)
+
+
+def _number(records: DataFrame, name: str) -> Column:
+    """Of text, as rows of a CSV file have become JSON: the number that it says, null where it says none."""
+    from pyspark.sql import functions as f
+
+    column = f.col(f"`{name}`")
+    return column.try_cast("double") if records.schema[name].dataType.simpleString() == "string" else column

@@ -1,0 +1,252 @@
+"""`highwater pipeline rollup`: windows over JSON, compared with the same sums made in Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client import TopicPartition
+from highwater.client.blocking import Admin, Producer
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.rollup import BadRecords, RollupOptions, TopicSink, run
+from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.ranges import OffsetRange
+
+pytestmark = pytest.mark.timeout(600)  # many small jobs of Spark
+
+BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
+SCHEMA = "carrier STRING, delay DOUBLE, time TIMESTAMP"
+
+
+def flight(number: int, minutes: float | None = None) -> dict[str, Any]:
+    time = BEGIN + timedelta(minutes=number if minutes is None else minutes)
+    return {"carrier": f"C{number % 3}", "delay": float(number % 50), "time": time.isoformat()}
+
+
+def send_json(cluster: LocalCluster, topic: str, rows: Iterable[dict[str, Any]]) -> None:
+    values = [json.dumps(row) for row in rows]
+    with Producer(cluster.bootstrap) as producer:
+        producer.send_table(topic, pa.table({"value": values}), partition=0)
+
+
+def records(cluster: LocalCluster, topic: str) -> list[tuple[dict[str, Any] | None, dict[str, Any]]]:
+    """Key and value of each record, in order of the partitions."""
+    found = []
+    with Admin(cluster.bootstrap) as admin:
+        (described,) = admin.describe_topics([topic])
+        ends = admin.list_offsets([TopicPartition(topic, one.partition) for one in described.partitions])
+    plan = ReadPlan((cluster.bootstrap,), ("key", "value"), True, 60_000, {})
+    for partition, end in ends.items():
+        for batch in read_range(plan, OffsetRange(partition, 0, end.offset)):
+            for row in batch.to_pylist():
+                found.append((json.loads(row["key"]) if row["key"] else None, json.loads(row["value"])))
+    return found
+
+
+def latest(cluster: LocalCluster, topic: str) -> dict[tuple[str, ...], tuple[Any, ...]]:
+    """The last value of each key: start and carrier to count and mean."""
+    found = {}
+    for key, value in records(cluster, topic):
+        assert key == {name: value[name] for name in ("start", "end", "carrier")}
+        found[value["start"], value["carrier"]] = (value["count"], value["mean_delay"])
+    return found
+
+
+def expected(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], tuple[Any, ...]]:
+    delays: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        start = datetime.fromisoformat(row["time"]).replace(minute=0, second=0)
+        delays[start.strftime("%Y-%m-%dT%H:%M:%S.000Z"), row["carrier"]].append(row["delay"])
+    return {key: (len(found), sum(found) / len(found)) for key, found in delays.items()}
+
+
+def options(cluster: LocalCluster, topic: str, directory: Path, **more: Any) -> RollupOptions:
+    given: dict[str, Any] = {
+        "bootstrap": cluster.bootstrap,
+        "topic": [topic],
+        "checkpoint": str(directory / "checkpoint"),
+    }
+    return RollupOptions(**{**given, **more})
+
+
+HOURLY: dict[str, Any] = {
+    "time_column": "time",
+    "window": "1h",
+    "watermark": "100d",
+    "group_by": ["carrier"],
+    "count": True,
+    "mean": ["delay"],
+}
+
+
+def test_windows_are_kept_up_to_date_in_a_topic(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    admin.create_topic(f"{topic}-out", 2, 1)
+    rows = [flight(number) for number in range(300)]
+    given = options(cluster, topic, tmp_path, to_topic=f"{topic}-out", **HOURLY)  # the schema is found in the records
+    send_json(cluster, topic, rows[:200])
+    run(given)
+    assert latest(cluster, f"{topic}-out") == expected(rows[:200])
+    count = len(records(cluster, f"{topic}-out"))
+    run(given)
+    assert len(records(cluster, f"{topic}-out")) == count  # nothing changed
+    send_json(cluster, topic, rows[200:])
+    run(given)
+    assert latest(cluster, f"{topic}-out") == expected(rows)
+    with pytest.raises(UserError, match="--schema is not the one that .* was begun with, struct<carrier:string,delay:"):
+        run(options(cluster, topic, tmp_path, to_topic=f"{topic}-out", schema="carrier STRING", count=True))
+
+
+def test_windows_that_are_over_go_to_parquet_once(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    rows = [flight(number) for number in range(200)]
+    hourly = {**HOURLY, "watermark": "10m", "schema": SCHEMA, "sum": ["delay"]}
+    given = options(cluster, topic, tmp_path, to_parquet=str(tmp_path / "out"), **hourly)
+    send_json(cluster, topic, rows)
+    run(given)
+    send_json(cluster, topic, [flight(0, minutes=10 * 60)])  # time goes on
+    run(given)
+    run(given)
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert len(found) == len({(row.start, row.carrier) for row in found})
+    got = {(row.start.strftime("%Y-%m-%dT%H:%M:%S.000Z"), row.carrier): (row["count"], row.mean_delay) for row in found}
+    assert got == expected(rows)
+    assert sum(row.sum_delay for row in found) == sum(row["delay"] for row in rows)
+
+
+def test_numbers_that_are_text(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """As `highwater produce --file rows.csv` makes them."""
+    admin.create_topic(topic, 1, 1)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    send_json(cluster, topic, [{"delay": text} for text in ("1.5", "2", "", "NA")])
+    run(options(cluster, topic, tmp_path, to_topic=f"{topic}-out", count=True, sum=["delay"], mean=["delay"]))
+    assert records(cluster, f"{topic}-out") == [(None, {"count": 4, "sum_delay": 3.5, "mean_delay": 1.75})]
+
+
+def test_sql_of_the_user(cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path) -> None:
+    admin.create_topic(topic, 1, 1)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    rows = [flight(number) for number in range(120)]
+    send_json(cluster, topic, rows)
+    query = "SELECT carrier, count(*) AS n, max(_offset) AS newest FROM records WHERE delay >= 10 GROUP BY carrier"
+    given = {"schema": SCHEMA, "to_topic": f"{topic}-out", "sql": query, "key": ["carrier"]}
+    run(options(cluster, topic, tmp_path, **given))
+    late = [(number, row) for number, row in enumerate(rows) if row["delay"] >= 10]
+    assert {
+        key["carrier"]: (value["n"], value["newest"]) for key, value in records(cluster, f"{topic}-out") if key
+    } == {
+        carrier: (
+            sum(row["carrier"] == carrier for _, row in late),
+            max(number for number, row in late if row["carrier"] == carrier),
+        )
+        for carrier in ("C0", "C1", "C2")
+    }
+    with pytest.raises(UserError, match=r"cannot be resolved"):
+        run(options(cluster, topic, tmp_path / "2", **{**given, "sql": "SELECT nothing FROM records"}))
+
+
+def test_a_micro_batch_that_is_run_again_passes_over_what_is_there(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    given = options(cluster, "in", tmp_path, to_topic=topic, count=True)
+    rows = spark.range(20).selectExpr("cast(id as string) key", "concat('{\"n\":', id, '}') value")
+
+    def written() -> list[int]:
+        return sorted(value["n"] for _, value in records(cluster, topic))
+
+    def sink(*, keyed: bool) -> TopicSink:
+        return TopicSink(spark, given, [cluster.bootstrap], topic, keyed=keyed)
+
+    sink(keyed=True).write(rows.where("key < 7"), 3)  # the first run ended early
+    sink(keyed=True).write(rows, 3)
+    assert written() == list(range(20))
+    sink(keyed=False).write(rows, 3)
+    assert written() == list(range(20))
+    sink(keyed=True).write(rows, 4)
+    assert written() == sorted([*range(20), *range(20)])
+
+
+def test_kill_9_of_the_rollup(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+    admin.create_topic(topic, 1, 1)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    rows = [flight(number) for number in range(4000)]
+    arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--checkpoint", str(tmp_path / "checkpoint")]
+    arguments += ["--to-topic", f"{topic}-out", "--schema", SCHEMA, "--time-column", "time", "--window", "1h"]
+    arguments += ["--watermark", "100d", "--group-by", "carrier", "--count", "--mean", "delay", "--master", "local[2]"]
+    arguments += ["--conf", "spark.sql.shuffle.partitions=2", "--max-offsets-per-trigger", "300"]
+    log = (tmp_path / "log").open("ab")
+
+    def start(trigger: str) -> subprocess.Popen[bytes]:
+        line = [sys.executable, "-m", "highwater.cli.main", "pipeline", "rollup", *arguments, "--trigger", trigger]
+        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+
+    try:
+        send_json(cluster, topic, rows[:3000])
+        running = start("10ms")
+        deadline = monotonic() + 200
+        while len(records(cluster, f"{topic}-out")) < 50:
+            assert monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        send_json(cluster, topic, rows[3000:])
+        running = start("available-now")
+        assert running.wait(250) == 0, (tmp_path / "log").read_text()[-3000:]
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        log.close()
+    assert latest(cluster, f"{topic}-out") == expected(rows)
+
+
+def test_records_that_are_no_such_json(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    with Producer(cluster.bootstrap) as producer:
+        for value in (json.dumps(flight(0)).encode(), b"no json", None, b'{"carrier": "C0", "delay": 1.0}'):
+            producer.send(topic, value)
+    given: dict[str, Any] = {"to_topic": f"{topic}-out", "schema": SCHEMA, **HOURLY}
+    with pytest.raises(UserError, match=f"{topic}-0, offset 1: the value is not a JSON object of the schema; correct"):
+        run(options(cluster, topic, tmp_path, **given))
+    run(options(cluster, topic, tmp_path / "skip", bad_records=BadRecords.SKIP, **given))
+    assert latest(cluster, f"{topic}-out") == expected([flight(0)])
+
+
+def test_fields_that_are_not_there(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    given: dict[str, Any] = {"to_topic": f"{topic}-out", "count": True}
+    with pytest.raises(UserError, match="there is no JSON object among the first records"):
+        run(options(cluster, topic, tmp_path, **given))
+    send_json(cluster, topic, [flight(0)])
+    with pytest.raises(UserError, match="the values have no field airline: the schema is struct<"):
+        run(options(cluster, topic, tmp_path / "1", group_by=["airline"], **given))
+    with pytest.raises(UserError, match="--time-column delay is double; it can be a TIMESTAMP"):
+        run(options(cluster, topic, tmp_path / "2", time_column="delay", **given))
+    with pytest.raises(Exception, match="topic 'no-such-topic' does not exist"):
+        run(options(cluster, topic, tmp_path / "3", **{**given, "to_topic": "no-such-topic"}))
