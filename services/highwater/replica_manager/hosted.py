@@ -74,6 +74,8 @@ class HostedPartition:
             self._tail.append(
                 leader_epoch, answer.incarnation, tail_batches(leader_epoch, answer.base_offset, records, batches)
             )
+        else:
+            self._tail.pass_over(leader_epoch, answer.incarnation, answer.log_end_offset)
         actions = self.partition.appended(
             leader_epoch,
             answer.incarnation,

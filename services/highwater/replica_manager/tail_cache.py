@@ -126,6 +126,11 @@ class TailCache:
             self._base_offsets.append(batch.base_offset)
             self._next_offset = batch.next_offset
 
+    def pass_over(self, leader_epoch: int, incarnation: str, next_offset: int) -> None:
+        """log-storage has appended up to there what this cache does not know as it was written: it begins anew."""
+        if self._owner == (leader_epoch, incarnation) and next_offset > self._next_offset:
+            self._empty(next_offset)
+
     def read(self, offset: int, max_bytes: int, bound: int) -> TailRead | None:
         """Batches from the one that holds `offset`, up to `max_bytes` but the first one whole whatever its size
         (RULES 4.8), and only such as end at or below `bound` (the high watermark for a consumer, the log end for a

@@ -98,6 +98,21 @@ def test_a_batch_above_the_whole_budget_is_passed_over() -> None:
     assert (cache.first_offset, cache.next_offset) == (2, 3)
 
 
+def test_what_log_storage_wrote_otherwise_is_read_there() -> None:
+    """Batches of log append time: a reader at their first offset must not be told that there is nothing."""
+    cache = bound_cache()
+    cache.append(EPOCH, INCARNATION, [batch(0, 5)])
+    cache.pass_over(4, INCARNATION, 8)
+    assert cache.next_offset == 5  # another owner's
+    cache.pass_over(EPOCH, INCARNATION, 8)
+    assert cache.read(0, 100, FAR) is None
+    assert cache.read(5, 100, FAR) is None
+    assert cache.read(8, 100, FAR) == TailRead([], 0, 8)
+    cache.pass_over(EPOCH, INCARNATION, 6)  # a duplicate's old end
+    cache.append(EPOCH, INCARNATION, [batch(8, 2)])
+    assert content(cache.read(8, 100, FAR)) == b"\x08" * 10
+
+
 def test_the_oldest_goes_first_whichever_partition_s_it_is() -> None:
     budget = TailCacheBudget(40)
     quiet, busy = TailCache(budget), TailCache(budget)
