@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from archived import (
+    FOREVER,
     in_archive,
     in_topic,
     parquet_files,
@@ -36,7 +37,7 @@ def test_topics_in_files_by_hour(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     for name, partitions in (("a", 3), ("b", 1)):
-        admin.create_topic(f"{topic}-{name}", partitions, 1)
+        admin.create_topic(f"{topic}-{name}", partitions, 1, FOREVER)
         produce_all_kinds(cluster.bootstrap, f"{topic}-{name}", range(600))
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")  # a quarter of an hour beside the others
@@ -67,7 +68,7 @@ def test_topics_in_files_by_hour(
 def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(topic, 2, 1)
+    admin.create_topic(topic, 2, 1, FOREVER)
     archive = tmp_path / "archive"
     for number, lost in enumerate((None, "checkpoint", "archive/_commits", "both")):
         produce_all_kinds(cluster.bootstrap, topic, range(number * 200, number * 200 + 200))
@@ -88,7 +89,7 @@ def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
 def test_small_files_are_merged(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(topic, 3, 1)
+    admin.create_topic(topic, 3, 1, FOREVER)
     archive = tmp_path / "archive"
     produce_all_kinds(cluster.bootstrap, topic, range(400))
     run(options(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=200, compact_every=2))
@@ -117,7 +118,7 @@ def test_small_files_are_merged(
 def test_kill_9_of_the_archive_and_of_its_compaction(
     cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(topic, 3, 1)
+    admin.create_topic(topic, 3, 1, FOREVER)
     archive, staging = tmp_path / "archive", tmp_path / "checkpoint" / "staging"
     common = ["--to", str(archive), "--checkpoint", str(tmp_path / "checkpoint")]
     reading = [*common, "--topic", topic, "--bootstrap", cluster.bootstrap, "--max-offsets-per-trigger", "700"]
@@ -175,18 +176,20 @@ def assert_each_once(found: list[dict[str, Any]], rows: list[dict[str, Any]]) ->
     assert all(by_offset[offset] == row for offset, row in zip(offsets, found, strict=True))
 
 
-def test_what_is_refused(cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path) -> None:
+def test_archives_that_are_refused(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="say which topics to read"):
         options(cluster, tmp_path)
     with pytest.raises(UserError, match="--closed-after is 'soon'; it is a duration"):
         options(cluster, tmp_path, topic=[topic], closed_after="soon")
-    with pytest.raises(UserError, match=f"topic {topic} does not exist"):
+    with pytest.raises(UserError, match=f"topic '{topic}' does not exist"):
         run(options(cluster, tmp_path, topic=[topic]))
     with pytest.raises(UserError, match="there is no archive in .*/nothing"):
         run(options(cluster, tmp_path, compact=True, to=str(tmp_path / "nothing")))
     with pytest.raises(UserError, match="are on two file systems"):
-        run(options(cluster, tmp_path, topic=[topic], checkpoint="/dev/shm/checkpoint"))
-    admin.create_topic(topic, 1, 1)
+        run(options(cluster, tmp_path, topic=[topic], checkpoint="/proc/checkpoint"))
+    admin.create_topic(topic, 1, 1, FOREVER)
     send(cluster, topic, range(10))
     run(options(cluster, tmp_path, topic=[topic]))
     shutil.rmtree(tmp_path / "archive")

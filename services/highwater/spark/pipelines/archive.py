@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.rpc.server import UserError
-from highwater.spark import register
 from highwater.spark.pipelines.archive_commits import Commit, CommitLog, Offsets, merged_offsets
 from highwater.spark.pipelines.archive_compaction import compact
 from highwater.spark.pipelines.archive_files import (
-    SETTINGS,
+    archive_session,
     contents,
     highest_commit,
     named,
@@ -93,14 +92,10 @@ class Archive:
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
         self._options = options
-        # The settings are this pipeline's own, not those of whoever runs it in a session of theirs.
-        self._spark = spark.newSession()
-        register(self._spark)
-        for name, value in SETTINGS.items():
-            self._spark.conf.set(name, value)
+        self._spark = archive_session(spark)
         self._files = HadoopFiles(spark, options.to)
         self._directory = self._files.qualified(options.to)
-        self._checkpoint = self._files.qualified(options.checkpoint)
+        self._checkpoint = HadoopFiles(spark, options.checkpoint).qualified(options.checkpoint)
         check_one_file_system(self._directory, self._checkpoint)
         self._staging = f"{self._checkpoint}/staging"
         self._commits = CommitLog(self._files, self._directory)

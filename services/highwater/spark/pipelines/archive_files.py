@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from highwater.spark import register
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -26,10 +28,11 @@ PATH_COLUMNS = ("topic", "date", "hour")
 ORDER = ("partition", "offset")
 
 _COMMIT_NUMBER = re.compile(r"-(\d+)\.parquet$")
-# Spark's own settings, of the session that writes and reads archives.
-SETTINGS = {
+# Spark's own settings, of the session that writes and reads archives. What it shuffles is about files, or is told into
+# how many pieces.
+_SETTINGS = {
+    "spark.sql.shuffle.partitions": "8",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.sources.partitionOverwriteMode": "static",
 }
 
 
@@ -48,6 +51,15 @@ class FileContent:
     @property
     def path(self) -> str:
         return f"{self.directory}/{self.name}"
+
+
+def archive_session(spark: SparkSession) -> SparkSession:
+    """A session with the settings that archives need, whatever those of the caller's are."""
+    own = spark.newSession()
+    register(own)
+    for name, value in _SETTINGS.items():
+        own.conf.set(name, value)
+    return own
 
 
 def write_files(frame: DataFrame, directory: str, compression: str) -> None:

@@ -24,7 +24,7 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines.archive_commits import pending_commit, visible
-from highwater.spark.pipelines.archive_files import FileContent, contents, read_files
+from highwater.spark.pipelines.archive_files import FileContent, archive_session, contents, read_files
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
@@ -90,7 +90,7 @@ def run(options: ReplayOptions) -> None:
 class Replay:
     def __init__(self, spark: Any, options: ReplayOptions) -> None:
         self._options = options
-        self._spark = spark
+        self._spark = archive_session(spark)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         self._files = HadoopFiles(spark, options.archive)
         self._archive = self._files.qualified(options.archive)
