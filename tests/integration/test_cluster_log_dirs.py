@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from command_line import Result, Run, runner
 from replica_manager_cluster import eventually
 from running_cluster import Deployment, deployment, running_cluster, traffic
+from small_volume import may_mount, mounted
 
 from highwater.cli.local_cluster import LocalCluster
-from highwater.client import InvalidRequestError, LogDirReplica, TopicPartition
+from highwater.client import Admin, DeliveryTimeoutError, InvalidRequestError, LogDirReplica, Producer, TopicPartition
 
 ASSIGNMENT = [[1, 2, 3], [2, 3, 1]]
 
@@ -130,7 +132,7 @@ async def test_log_dirs_described_and_moved(deployed: Deployment, run: Run) -> N
 async def test_a_directory_fails(deployed: Deployment, run: Run) -> None:
     """Another directory is found in its place. Its replicas are offline; those of the broker's other directory serve
     on, under the same leadership. Started again with the directory back, all of them catch up."""
-    await deployed.create_topic("failing", [[2, 1, 3], [1, 2, 3]])
+    await deployed.create_topic("failing", [[1, 2, 3], [1, 2, 3]])
     [lost] = await places(deployed, "failing", 0, 1)
     sound = await other_dir(deployed, "failing", 0, 1)
     await deployed.admin.alter_replica_log_dirs({(("failing", 1), 1): sound})
@@ -142,7 +144,7 @@ async def test_a_directory_fails(deployed: Deployment, run: Run) -> None:
             return (await places(deployed, "failing", 0, 1))[lost].error is not None
 
         await eventually(noticed, "the directory is offline", 30)
-        await deployed.left_isr(1, "failing", [0])
+        await deployed.replaced(1, "failing", 1)
         await flow.until_acked(200)
         state = (await deployed.states("failing", 2))[1]
         assert (state.leader, state.leader_epoch) == (1, 0)
@@ -154,3 +156,36 @@ async def test_a_directory_fails(deployed: Deployment, run: Run) -> None:
         os.rename(f"{lost}-away", lost)
         storage.start()
         await deployed.healed("failing", 2)
+
+
+# A real one, where the machine allows it. tests/unit/log_storage/test_log_storage_full_disk.py has its injected twins.
+@pytest.mark.parametrize("size_mb", [8] if may_mount() else [])
+async def test_a_volume_is_full_and_has_space_again(tmp_path: Path, size_mb: int) -> None:
+    """Producers wait; when a topic is deleted all that they were to deliver arrives, in its order."""
+    volume = tmp_path / "cluster" / "broker-1"
+    volume.mkdir(parents=True)
+    with mounted(volume, size_mb << 20), running_cluster(tmp_path / "cluster", brokers=1) as cluster:
+        async with Admin(cluster.bootstrap) as admin:
+            for topic in ("large", "small"):
+                await admin.create_topic(topic, 1, 1)
+            await fill(cluster.bootstrap, "large")
+            assert (await admin.describe_log_dirs())[0].full
+            async with Producer(cluster.bootstrap) as producer:
+                pending = [await producer.send("small", b"%d" % number) for number in range(50)]
+                producing = asyncio.ensure_future(producer.flush())
+                await asyncio.wait({producing}, timeout=1)
+                assert not producing.done()
+                await admin.delete_topic("large")
+                async with asyncio.timeout(60):
+                    await producing
+                assert [(await delivery).offset for delivery in pending] == list(range(50))
+            assert not (await admin.describe_log_dirs())[0].full
+
+
+async def fill(bootstrap: str, topic: str) -> None:
+    """Records until they are not taken any more."""
+    value = os.urandom(50_000)
+    async with Producer(bootstrap, compression=None, delivery_timeout_ms=3_000, linger_ms=0) as producer:
+        with suppress(DeliveryTimeoutError):
+            while True:
+                await (await producer.send(topic, value))

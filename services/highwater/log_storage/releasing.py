@@ -77,7 +77,8 @@ class LogReleasing(LogRolling):
             return
         entries = self.epochs.entries
         try:
-            checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, entries)
+            path = self.directory / checkpoints.LEADER_EPOCHS
+            self.disk.using_reserve(lambda: checkpoints.write_epochs(path, entries))
         except OSError as error:
             raise self._fail_unless_full(error) from error
         self._filed_epochs = {NO_EPOCH, *(entry.leader_epoch for entry in entries)}
