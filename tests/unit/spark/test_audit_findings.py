@@ -93,6 +93,13 @@ def test_what_was_compacted_is_read_by_record(tmp_path: Path) -> None:
     assert ran(records, task(tmp_path / "gone", compacted_to=4)) == []
 
 
+def test_an_executor_that_does_not_see_the_files(tmp_path: Path) -> None:
+    (found, _) = ran(scan, task(tmp_path / "gone"))[::-1]
+    assert (found["what"], found["first"], found["last"]) == ("missing", 0, 5)
+    with pytest.raises(UserError, match=f"an executor does not see {tmp_path}/no: mount it there, too"):
+        ran(scan, task(tmp_path / "no" / "t-0" / "0.log"))
+
+
 def test_tasks_of_spark_are_of_a_size() -> None:
     def sized(size: int) -> AuditTask:
         return AuditTask(0, 0, SegmentTask(f"{size}", 0, None, 0, 0, 0, size), ())

@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,8 +49,12 @@ class AuditOptions(PipelineOptions):
             show_default=False,
         ),
     ] = None
+    topic: Annotated[
+        list[str], typer.Option(help="a topic to audit, may be repeated; default: all", show_default=False)
+    ] = field(default_factory=list)
     pattern: Annotated[
-        str | None, typer.Option(help="a regular expression for the names of topics; default: all", show_default=False)
+        str | None,
+        typer.Option(help="instead of --topic: a regular expression for names of topics", show_default=False),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="print a JSON object for each finding, and one with sums")] = (
         False
@@ -62,8 +66,10 @@ class AuditOptions(PipelineOptions):
 
     def wanted(self) -> Callable[[str], bool]:
         """Raises `UserError`."""
+        if self.topic and self.pattern is not None:
+            raise UserError("say which topics to audit with --topic or with --pattern, not with both")
         if self.pattern is None:
-            return lambda topic: True
+            return lambda topic: not self.topic or topic in self.topic
         try:
             pattern = re.compile(self.pattern)
         except re.error as error:
@@ -107,10 +113,7 @@ def run(options: AuditOptions) -> None:
         table(
             "",
             ["partition", "broker", "offsets", "", "problem", "file"],
-            [
-                [f"{one.topic}-{one.partition}", one.broker, one.offsets, one.kind.value, one.problem, one.file]
-                for one in audited.findings
-            ],
+            [[one.log, one.broker, one.offsets, one.kind.value, one.problem, one.file] for one in audited.findings],
         )
     read = (
         f"{audited.partitions:,} partitions, {audited.replicas:,} replicas, {audited.segments:,} segments, "
@@ -118,7 +121,8 @@ def run(options: AuditOptions) -> None:
     )
     if audited.findings:
         count = len(audited.findings)
-        raise UserError(f"{count} {'finding' if count == 1 else 'findings'} in {read}")
+        least = "at least " if count >= TOLD else ""
+        raise UserError(f"{least}{count:,} {'finding' if count == 1 else 'findings'} in {read}")
     if not options.json:
         screen.print(f"{read}: every replica holds what it should")
         if audited.unbounded:
@@ -173,7 +177,8 @@ def _without_reading(found: Found) -> Iterator[Finding]:
         begins = one.files.segments[0].base_offset if one.files.segments else one.end
         if max(one.start, one.compacted_to) < min(begins, one.end):
             problem = f"the first segment begins at {begins}" if one.files.segments else "there is no segment"
-            yield _finding(one, Damage.MISSING, one.start, min(begins, one.end) - 1, one.files.directory, problem)
+            first = max(one.start, one.compacted_to)
+            yield _finding(one, Damage.MISSING, first, min(begins, one.end) - 1, one.files.directory, problem)
 
 
 def _differing_batches(

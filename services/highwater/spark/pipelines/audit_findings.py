@@ -14,7 +14,8 @@ TOLD = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Offsets `first` to `last` of a replica, which are all of a log's where `first` is above `last`."""
+    """Offsets `first` to `last` of a replica; all of it, or no replica but another file, where `first` is above
+    `last`."""
 
     kind: Damage
     topic: str
@@ -27,6 +28,10 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def log(self) -> str:
+        return f"{self.topic}-{self.partition}" if self.topic else ""
 
     @property
     def offsets(self) -> str:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from highwater.log_storage.segment_walk import (
     walk_segment,
 )
 from highwater.records import BatchHeader, Record, decode
+from highwater.rpc.server import UserError
 
 TASKS_SCHEMA = "tasks binary"
 # Offsets of a stretch. A digest stands for some hundred to some ten thousand batches.
@@ -62,6 +64,7 @@ SCAN_SCHEMA = (
 def scan(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows `SEGMENT` with sums, `DIGEST` of a stretch, and one for each `Damage`."""
     for task in _tasks(tasks):
+        _check_visible(task.segment)
         digests: dict[tuple[int, int], int] = defaultdict(int)
         damages: list[Damaged] = []
         batches = size = 0
@@ -85,6 +88,13 @@ def scan(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for one in damages
         ]
         yield from _record_batches(rows, _SCANNED)
+
+
+def _check_visible(segment: SegmentTask) -> None:
+    """Raises `UserError` where this executor does not see the directory, and every file would seem to be gone."""
+    directory = Path(segment.path).parent.parent
+    if not directory.is_dir():
+        raise UserError(f"an executor does not see {directory}: mount it there, too, under the same path")
 
 
 BATCH_SCHEMA = (
