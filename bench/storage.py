@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.results import publish, results
+from bench.storage_compaction import measure_compaction
 from bench.storage_open import measure_open, measure_recovery
 from bench.storage_reads import measure_lookup
 from bench.storage_writes import measure_append, measure_fsync
@@ -31,6 +32,7 @@ MEASURES: dict[str, Callable[[Path, float], dict[str, float]]] = {
     "recovery": measure_recovery,
     "open": measure_open,
     "lookup": measure_lookup,
+    "compaction": measure_compaction,
 }
 
 
