@@ -14,6 +14,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     answer T-0 1 [tail=EPOCH,LEO]        answers LeaderAndIsr for the present leader epoch
     error T-0 1                          answers it with a storage error
     log-offline T-0 1                    answers it with the error that its log is offline
+    log-damaged T-0 1                    answers it with the error that its log is damaged and waits to be cut
     reports-offline-logs 1               its registration says that more of its logs are offline
     silent T-0 1                         has not answered it for 5 s
     leader-writes T-0 isr=1,2 [elr=3]    the leader changes the ISR, and the controller sees it
@@ -222,6 +223,9 @@ class World:
     def log_offline(self, partition: str, broker: str) -> list[Action]:
         return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None, log_offline=True)
 
+    def log_damaged(self, partition: str, broker: str) -> list[Action]:
+        return self._answered(partition, broker, ErrorCode.LOG_STORAGE_ERROR, None, log_damaged=True)
+
     def reports_offline_logs(self, broker: str) -> list[Action]:
         broker_id = int(broker)
         known = self.brokers[broker_id]
@@ -230,10 +234,10 @@ class World:
         return self.cluster.broker_seen(self.brokers[broker_id])
 
     def _answered(
-        self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None, *, log_offline: bool = False
+        self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None, **flags: bool
     ) -> list[Action]:
         epoch = self.stored(partition).state.leader_epoch
-        answer = InstructionAnswer(self.key(partition), epoch, error, tail, log_offline)
+        answer = InstructionAnswer(self.key(partition), epoch, error, tail, **flags)
         return self.cluster.instruction_answered(int(broker), self.brokers[int(broker)].broker_epoch, [answer])
 
     def silent(self, partition: str, broker: str) -> list[Action]:

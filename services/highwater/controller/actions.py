@@ -112,3 +112,4 @@ class InstructionAnswer:
     error: ErrorCode = ErrorCode.NONE
     tail: LogTail | None = None
     log_offline: bool = False  # with an error: until log-storage is started again
+    log_damaged: bool = False  # with an error: until it is in neither ISR nor `elr` (RULES 7.6)

@@ -116,6 +116,16 @@ def leave_isr(
     return state.with_(isr=_sorted(remaining), controller_epoch=controller_epoch)
 
 
+def leave_all(state: PartitionState, broker_id: int, controller_epoch: int) -> PartitionState | None:
+    """Takes a follower whose log is damaged out of ISR and `elr`, so that it may drop what is damaged (RULES 7.6; 7.3:
+    it enters none); None where it leads or is in neither."""
+    if broker_id in (state.leader, NO_LEADER) or broker_id not in (*state.isr, *state.elr):
+        return None
+    isr, elr = set(state.isr) - {broker_id}, set(state.elr) - {broker_id}
+    assert isr  # invariant 6: the leader is in it
+    return state.with_(isr=_sorted(isr), elr=_sorted(elr), controller_epoch=controller_epoch)
+
+
 def leader_failed(state: PartitionState, electorate: Electorate) -> bool:
     """RULES 7.1: no leader, one that is not registered, that restarted, that is leaving, or that does not serve."""
     return state.leader not in electorate.eligible or _restarted(state, electorate)

@@ -20,6 +20,7 @@ from highwater.controller.election import (
     elect_preferred,
     initial_state,
     leader_failed,
+    leave_all,
     leave_isr,
 )
 from highwater.controller.replica_state_machine import ReplicaStateMachine, ReplicaStatus
@@ -90,13 +91,20 @@ class PartitionStateMachine:
         return self._write(elected) or self._let_go(electorate, policy, controller_epoch)
 
     def _let_go(self, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int) -> WriteState | None:
-        """The ISR without a follower whose log is offline: it copies nothing, and the high watermark would wait for it
-        until the leader's patience ends."""
+        """The ISR without a follower whose log is offline or damaged: it copies nothing, and the high watermark would
+        wait for it until the leader's patience ends."""
         assert self.versioned is not None
         state = self.versioned.state
-        for broker_id in self.offline_replicas:
-            if broker_id in state.isr and not leader_failed(state, electorate):
-                return self._write(leave_isr(state, broker_id, electorate, policy, controller_epoch))
+        if leader_failed(state, electorate):
+            return None
+        for broker_id, replica in self.replica_states.items():
+            left: PartitionState | None = None
+            if replica.status is ReplicaStatus.LOG_OFFLINE:
+                left = leave_isr(state, broker_id, electorate, policy, controller_epoch)
+            elif replica.status is ReplicaStatus.LOG_DAMAGED:
+                left = leave_all(state, broker_id, controller_epoch)
+            if left is not None:
+                return self._write(left)
         return None
 
     def prefer(self, view: BrokerView, policy: ElectionPolicy, controller_epoch: int) -> WriteState | None:
@@ -145,9 +153,9 @@ class PartitionStateMachine:
 
     @property
     def offline_replicas(self) -> tuple[int, ...]:
-        """Those whose logs are offline (RULES 7.7)."""
-        found = (replica for replica in self.replica_states.values() if replica.status is ReplicaStatus.LOG_OFFLINE)
-        return tuple(replica.broker_id for replica in found)
+        """Those whose logs are offline, or damaged and out of service (RULES 7.7, 7.6)."""
+        statuses = (ReplicaStatus.LOG_OFFLINE, ReplicaStatus.LOG_DAMAGED)
+        return tuple(replica.broker_id for replica in self.replica_states.values() if replica.status in statuses)
 
     @property
     def served(self) -> bool:

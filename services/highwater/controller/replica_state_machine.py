@@ -15,6 +15,7 @@ class ReplicaStatus(Enum):
     NEW = "new"  # has not answered an instruction yet
     ONLINE = "online"  # answered its last instruction without error
     OFFLINE = "offline"  # a storage error, or no answer for too long: not live for this partition (RULES 7.7)
+    LOG_DAMAGED = "log damaged"  # the same; and part of its log is to be dropped and copied anew (RULES 7.6)
     LOG_OFFLINE = "log offline"  # the same, and it says that its log is lost to it: it copies nothing either
 
 
@@ -34,7 +35,8 @@ class ReplicaStateMachine:
         if broker_epoch != self.broker_epoch:
             self._restarted(broker_epoch)
         if answer.error is ErrorCode.LOG_STORAGE_ERROR:
-            return self._become(ReplicaStatus.LOG_OFFLINE if answer.log_offline else ReplicaStatus.OFFLINE)
+            damaged = ReplicaStatus.LOG_DAMAGED if answer.log_damaged else ReplicaStatus.OFFLINE
+            return self._become(ReplicaStatus.LOG_OFFLINE if answer.log_offline else damaged)
         if answer.error is not ErrorCode.NONE:
             # It knows a newer state than it was told, or is not ready: it will be told again, and if that goes on
             # for too long `unanswered` follows.
@@ -53,7 +55,7 @@ class ReplicaStateMachine:
     @property
     def live(self) -> bool:
         """RULES 7.7, as far as is known."""
-        return self.status not in (ReplicaStatus.OFFLINE, ReplicaStatus.LOG_OFFLINE)
+        return self.status not in (ReplicaStatus.OFFLINE, ReplicaStatus.LOG_OFFLINE, ReplicaStatus.LOG_DAMAGED)
 
     def serves(self, broker_epoch: int, leader_epoch: int) -> bool:
         """Whether this registration has answered for this leader epoch without error."""

@@ -94,7 +94,9 @@ def answers(
             if result.HasField("tail"):
                 tail = LogTail(result.tail.last_epoch, result.tail.log_end_offset)
             epoch = told[key].versioned.state.leader_epoch
-            found.append(InstructionAnswer(key, epoch, from_proto(result.error), tail, result.log_offline))
+            found.append(
+                InstructionAnswer(key, epoch, from_proto(result.error), tail, result.log_offline, result.log_damaged)
+            )
     return found
 
 

@@ -56,6 +56,9 @@ def describe(hosted: HostedLog, target: log_storage_pb2.LogDescription) -> None:
         target.future_log_dir = str(hosted.future.log_dir.path)
         target.future_log_end_offset = hosted.future.log.log_end_offset
         target.future_size_bytes = hosted.future.log.size_bytes
+    target.scrubbed_ms = hosted.scrubbed_ms
+    for damaged in hosted.known_damage:
+        target.damaged.add(first_offset=damaged.first_offset, last_offset=damaged.last_offset, problem=damaged.problem)
     log = hosted.log
     if log is not None:
         target.size_bytes = log.size_bytes

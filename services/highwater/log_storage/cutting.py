@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints
 from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
@@ -39,6 +40,31 @@ class Cutting(ServicerCore):
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
+        except LogError as error:
+            refuse(response, error)
+        if hosted is not None:
+            fill_log(response.log, hosted)
+        return response
+
+    async def DropDamaged(
+        self, request: log_storage_pb2.DropDamagedRequest, context: Any
+    ) -> log_storage_pb2.DropDamagedResponse:
+        response = log_storage_pb2.DropDamagedResponse(incarnation=self._incarnation)
+        hosted: HostedLog | None = None
+        try:
+            hosted = self._manager.get(key_of(request.partition))
+            async with hosted.alone():
+                fence = hosted.fence
+                if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (
+                    request.leader_epoch,
+                    True,
+                ):
+                    raise LogError(
+                        ErrorCode.STALE_FENCE,
+                        f"{hosted.directory} is not cut under epoch {request.leader_epoch}: the fence is {fence}",
+                    )
+                await self._in_thread(self._manager.drop_damaged, hosted)
+                self._manager.count_offline()
         except LogError as error:
             refuse(response, error)
         if hosted is not None:

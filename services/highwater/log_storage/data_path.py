@@ -107,6 +107,7 @@ class DataPath(ServicerCore):
             if hosted is not None:
                 fill_log(result.log, hosted)
         response.offline_logs = self._manager.offline_logs
+        response.damaged_logs = self._manager.damaged_logs
         return _Unsynced(response, to_sync)
 
     async def _sync_appended(self, appended: _Unsynced) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.cleaner_states import Cleaning, CleaningState
+from highwater.log_storage.damage import DamagedRange, KnownDamage
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import Log
@@ -43,6 +44,8 @@ class HostedLog:
         self.log = log
         self.failure = ""  # only where `log` is None
         self.future: FutureLog | None = None  # while it moves to another directory
+        self.damage = KnownDamage()  # as scrubbing has found it
+        self.scrubbed_ms = -1  # ms since the epoch when a scrub of the whole log last ended; -1: not since the start
         self.busy = False
         self.high_watermark_written = -1  # in the checkpoint
         # Whether the topic's configuration has been given since the start. Before that nothing is deleted: what the
@@ -69,6 +72,10 @@ class HostedLog:
     def offline_reason(self) -> str:
         """Why the log is offline; empty while it is not."""
         return self.log_dir.offline or (self.failure if self.log is None else self.log.failure or "")
+
+    @property
+    def known_damage(self) -> list[DamagedRange]:
+        return [] if self.log is None else self.damage.of(self.log.segments)
 
     def online(self) -> Log:
         """Raises `LogError` (LOG_STORAGE_ERROR)."""

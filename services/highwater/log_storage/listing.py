@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from highwater.log_storage.answers import fill_log, refuse
+from highwater.log_storage.damage import DamagedRange, walk_checked
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.servicer_core import ServicerCore
-from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
+from highwater.records import BatchHeader
 from highwater.v1 import common_pb2, log_storage_pb2
 
 MAX_BATCHES = 5_000  # of a page
 MAX_CHECKED_BYTES = 32 << 20  # of a page whose CRCs are checked
 MAX_DAMAGED = 100  # ranges of a page; what is beyond comes with the next one
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedRange:
-    """What stands at these offsets is not what was written."""
-
-    first_offset: int
-    last_offset: int
-    problem: str
 
 
 @dataclass(slots=True)
@@ -41,43 +33,6 @@ class ListedBatches:
         return self.checked_bytes >= MAX_CHECKED_BYTES or len(self.damaged) >= MAX_DAMAGED
 
 
-def walk_checked(
-    segment: Segment, position: int, expected: int, *, checked: bool
-) -> Iterator[BatchHeader | DamagedRange]:
-    """The batches of a segment from `position` on, where offset `expected` or a later one stands, and what is damaged
-    between them. A damaged batch whose header can still be believed is passed over; else the rest of the segment is
-    damaged. Raises `OSError`."""
-    end = segment.size_bytes
-    while position < end:
-        try:
-            for _, header in segment.headers(position, checked=checked):
-                yield header
-                expected = header.next_offset
-                position += header.size_bytes
-            return
-        except CorruptBatchError as error:
-            header_there = _header_at(segment, error.position, end)
-            plausible = (
-                header_there is not None
-                and expected <= header_there.base_offset
-                and header_there.next_offset <= segment.end_offset
-            )
-            if header_there is None or not plausible:
-                yield DamagedRange(expected, segment.end_offset - 1, f"{segment.path}, {error}")
-                return
-            yield DamagedRange(header_there.base_offset, header_there.last_offset, f"{segment.path}, {error}")
-            expected = header_there.next_offset
-            position = error.position + header_there.size_bytes
-
-
-def _header_at(segment: Segment, position: int, end: int) -> BatchHeader | None:
-    try:
-        header = read_header(segment.peek(position, HEADER_BYTES))
-    except CorruptBatchError:
-        return None
-    return header if position + header.size_bytes <= end else None
-
-
 def list_batches(
     segments: Sequence[Segment], position: int, offset: int, max_batches: int, *, checked: bool
 ) -> ListedBatches:
@@ -87,14 +42,15 @@ def list_batches(
     for segment in segments:
         expected = page.next_offset if position else segment.base_offset
         for found in walk_checked(segment, position, expected, checked=checked):
-            if found.last_offset < offset:
+            last_offset = found.last_offset if isinstance(found, DamagedRange) else found.header.last_offset
+            if last_offset < offset:
                 continue
             if isinstance(found, DamagedRange):
                 page.damaged.append(found)
             else:
-                page.headers.append(found)
-                page.checked_bytes += found.size_bytes if checked else 0
-            page.next_offset = found.last_offset + 1
+                page.headers.append(found.header)
+                page.checked_bytes += found.header.size_bytes if checked else 0
+            page.next_offset = last_offset + 1
             if len(page.headers) >= max_batches or page.full:
                 return page
         page.next_offset = max(page.next_offset, segment.end_offset)
@@ -113,6 +69,8 @@ class Listing(ServicerCore):
             log = hosted.online()
             limit = min(max(request.max_batches, 1), MAX_BATCHES)
             page = await self._page(hosted, log, max(request.offset, log.log_start_offset), limit, request.check_crcs)
+            if not request.check_crcs:
+                page.damaged += _between(hosted.damage.of(log.segments), request.offset, page)
             _fill(response.batches, page)
             if log.cleaned_to is not None:
                 response.batches.cleaned_to = log.cleaned_to
@@ -132,6 +90,12 @@ class Listing(ServicerCore):
             if segments[0] not in log.segments:  # let go meanwhile, or put another in its place: to be asked again
                 return ListedBatches(next_offset=max(offset, log.log_start_offset))
             raise log.disk.refusal(error, str(hosted.directory)) from error
+
+
+def _between(known: Sequence[DamagedRange], offset: int, page: ListedBatches) -> list[DamagedRange]:
+    """What scrubbing has found of the page's offsets, and the page itself has not."""
+    seen = {damaged.first_offset for damaged in page.damaged}
+    return [each for each in known if offset <= each.first_offset < page.next_offset and each.first_offset not in seen]
 
 
 def _page_of(segments: Sequence[Segment], position: int, offset: int, limit: int, checked: bool) -> ListedBatches:

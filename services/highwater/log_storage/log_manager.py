@@ -181,8 +181,27 @@ class LogManager(LogLoading, LogMoving):
 
     def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
         """Raises `LogError`: as `truncate`."""
+        hosted.online().check_restart_at(offset, unclean_epoch)
+        self._restart_at(hosted, offset)
+
+    def drop_damaged(self, hosted: HostedLog) -> None:
+        """Drops the first segment that is known to be damaged and all behind it, whatever the high watermark (RULES
+        7.6). Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         log = hosted.online()
-        log.check_restart_at(offset, unclean_epoch)
+        damaged = hosted.damage.first_segment(log.segments)
+        if damaged is None:
+            return
+        cut = damaged.base_offset
+        if damaged is log.segments[0]:
+            self._restart_at(hosted, cut)
+            return
+        if log.promise_at_most(cut):
+            self._lower_checkpoints(hosted.log_dir)
+        log.truncate_to(cut)
+        self.cut_future(hosted, cut)
+
+    def _restart_at(self, hosted: HostedLog, offset: int) -> None:
+        log = hosted.online()
         log.promise_at_most(offset)
         # A crash on the way must find the new log start, or a log without segments would begin at the old one.
         before, log.log_start_offset = log.log_start_offset, offset

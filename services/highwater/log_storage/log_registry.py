@@ -29,7 +29,8 @@ class LogRegistry:
         self.config = config
         self.log_dirs: list[LogDir] = []
         self.removable: list[Path] = []  # directories that were renamed to `.deleted`, to be removed
-        self.offline_logs = 0  # as `count_offline` last found
+        self.offline_logs = 0  # as `count_offline` last found, and the next
+        self.damaged_logs = 0
         self._now_ms = now_ms
         self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
         self._hosted: dict[PartitionKey, HostedLog] = {}
@@ -41,6 +42,7 @@ class LogRegistry:
 
     def count_offline(self) -> None:
         self.offline_logs = sum(1 for hosted in self._hosted.values() if hosted.offline_reason)
+        self.damaged_logs = sum(1 for hosted in self._hosted.values() if hosted.known_damage)
 
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)

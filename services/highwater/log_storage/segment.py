@@ -280,6 +280,10 @@ class Segment:
         """So many bytes of the file, fewer at its end. Raises `OSError`."""
         return os.pread(self._opened().number, size_bytes, position)
 
+    def let_go_of_cache(self, position: int, size_bytes: int) -> None:
+        """What is read there next comes from the disk. Raises `OSError`."""
+        os.posix_fadvise(self._opened().number, position, size_bytes, os.POSIX_FADV_DONTNEED)
+
     def begin_reindex(self) -> None:
         """Empties the indexes: every batch will be noted anew."""
         self.offset_index.reset()

@@ -15,6 +15,7 @@ from highwater.log_storage.gate import Gate
 from highwater.log_storage.log_cleaner import CleanerSettings, LogCleaner
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
+from highwater.log_storage.scrubber import Scrubber
 from highwater.log_storage.servicer import LogStorageServicer
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings
@@ -111,6 +112,18 @@ class LogStorageService:
                 servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second), name="moves"
             )
         )
+        self.metrics.gauge("damaged_logs", "Logs in which scrubbing has found damage").set_function(
+            lambda: manager.damaged_logs
+        )
+        if settings.log_scrub_bytes_per_second:
+            scrubber = Scrubber(
+                manager,
+                self._threads,
+                self.metrics,
+                bytes_per_second=settings.log_scrub_bytes_per_second,
+                interval_ms=settings.log_scrub_interval_ms,
+            )
+            self._tasks.append(asyncio.create_task(scrubber.run(), name="scrubber"))
         if settings.log_cleaner_enable:
             cleaner = LogCleaner(
                 manager, self._threads, self.metrics, _cleaner_settings(settings), cleaned=servicer.retain_log

@@ -74,14 +74,15 @@ class _Sent:
 
 
 class AppendStream:
-    """Re-connects by itself. `incarnation` is called with the incarnation in each answer, `offline_logs` with how many
-    logs are offline where that is another number than in the answer before."""
+    """Re-connects by itself. `incarnation` is called with the incarnation in each answer, `offline_logs` and
+    `damaged_logs` with how many logs are that, where it is another number than in the answer before."""
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         incarnation: Callable[[str], None],
         offline_logs: Callable[[int], None] = lambda count: None,
+        damaged_logs: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._open = channel.stream_stream(
             _METHOD,
@@ -91,6 +92,8 @@ class AppendStream:
         self._seen_incarnation = incarnation
         self._seen_offline_logs = offline_logs
         self._offline_logs = 0
+        self._seen_damaged_logs = damaged_logs
+        self._damaged_logs = 0
         self._pending: deque[Append] = deque()
         self._probes: deque[asyncio.Future[str]] = deque()
         self._sent: deque[_Sent] = deque()
@@ -217,6 +220,9 @@ class AppendStream:
             if response.offline_logs != self._offline_logs:
                 self._offline_logs = response.offline_logs
                 self._seen_offline_logs(response.offline_logs)
+            if response.damaged_logs != self._damaged_logs:
+                self._damaged_logs = response.damaged_logs
+                self._seen_damaged_logs(response.damaged_logs)
             if sent.probe is not None and not sent.probe.done():
                 sent.probe.set_result(response.incarnation)
             for append, result in zip(sent.appends, response.results, strict=True):

@@ -12,6 +12,7 @@ from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
 from highwater.replica_manager import actions as act
 from highwater.replica_manager.append_pipeline import AppendPipeline
+from highwater.replica_manager.damaged_logs import DamagedLogs
 from highwater.replica_manager.fencer import Fencer
 from highwater.replica_manager.following import Followed, Following, FollowingWatch
 from highwater.replica_manager.hosted import HostedPartition
@@ -65,6 +66,15 @@ class Broker:
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
         self.offline_logs = OfflineLogs(storage, self._log_failed)
+        self.damaged_logs = DamagedLogs(
+            broker_id,
+            storage,
+            self.hosted,
+            self.metadata,
+            leave=self._leave_damaged,
+            broker_epoch=lambda: self.broker_epoch,
+            now_ms=now_ms,
+        )
         self.report_offline_logs: Callable[[], None] = lambda: None  # tells the controller to ask for them
         self._log_storage_incarnation = ""
         self._live = act.LiveBrokers()
@@ -182,6 +192,9 @@ class Broker:
             self.perform(hosted, hosted.partition.log_failed())
             self.report_offline_logs()
 
+    def _leave_damaged(self, hosted: HostedPartition) -> None:
+        self.perform(hosted, hosted.partition.log_failed())
+
     def _fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
         if answer.offline:
             self.offline_logs.seen([key])
@@ -291,6 +304,7 @@ class Broker:
     def log_storage_restarted(self, incarnation: str) -> None:
         self._log_storage_incarnation = incarnation
         self.offline_logs.restarted()
+        self.damaged_logs.restarted()
         for hosted in self.hosted.values():
             self.perform(hosted, hosted.partition.log_storage_restarted(incarnation))
         self._publish_soon()

@@ -58,6 +58,7 @@ class InstructionOutcome:
     last_epoch: int = -1  # of the log, as log-storage last answered
     log_end_offset: int = -1
     log_offline: bool = False  # with an error: until log-storage is started again (RULES 7.7)
+    log_damaged: bool = False  # with an error: until it counts for nothing and can be mended (RULES 7.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +182,17 @@ class Control:
                 return None
             fenced = hosted is not None and hosted.partition.phase is not Phase.UNFENCED  # else its log may be gone
             wanted = (self._broker.log_storage_incarnation, instruction.config)
-            if hosted is not None and fenced and hosted.log_config == wanted:
+            damaged = instruction.key in self._broker.damaged_logs
+            if hosted is not None and fenced and hosted.log_config == wanted and not damaged:
                 return None
             async with slots:
                 try:
+                    if instruction.key in self._broker.damaged_logs:
+                        error = await self._broker.damaged_logs.mend(
+                            instruction.topic, instruction.key, instruction.state.state
+                        )
+                        if error is not None:
+                            return CreateAnswer(error)
                     return await self._create_log(instruction)
                 except StorageUnavailableError as error:
                     return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
@@ -270,8 +278,11 @@ class Control:
         code, message, tail = error.code, error.message, (-1, -1)
         if code is ErrorCode.NONE and hosted is not None:
             code, message, tail = await self._fenced(hosted), "", hosted.log_tail
-        offline = code is ErrorCode.LOG_STORAGE_ERROR and key in self._broker.offline_logs
-        return InstructionOutcome(key, code, message, *tail, log_offline=offline)
+        failed = code is ErrorCode.LOG_STORAGE_ERROR
+        offline, damaged = key in self._broker.offline_logs, key in self._broker.damaged_logs
+        return InstructionOutcome(
+            key, code, message, *tail, log_offline=failed and offline, log_damaged=failed and damaged
+        )
 
     @staticmethod
     async def _fenced(hosted: HostedPartition) -> ErrorCode:

@@ -119,6 +119,7 @@ def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResu
         error=to_proto(outcome.error, outcome.message),
         tail=replica_control_pb2.LogTail(last_epoch=outcome.last_epoch, log_end_offset=outcome.log_end_offset),
         log_offline=outcome.log_offline,
+        log_damaged=outcome.log_damaged,
     )
 
 

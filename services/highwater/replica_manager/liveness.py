@@ -98,6 +98,12 @@ class Liveness:
         self._shutting_down = True
         await self._update(shutting_down=True)
 
+    def register_anew(self) -> None:
+        """Under a new broker epoch, so that nothing that was sent under the present one can bring a replica back into
+        an ISR (RULES 2.3, 7.6). What is led is led no more."""
+        self._broker.registration_lost()
+        self._due.set()
+
     def report_offline_logs(self) -> None:
         """More logs are offline: the controller asks for them when it sees the registration change (RULES 7.7)."""
         self._offline_log_reports += 1

@@ -12,6 +12,8 @@ from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import read_controller_epoch
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
+from highwater.metadata.models import PartitionState
+from highwater.metadata.partition_states import read_states
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
 from highwater.replica_manager.actions import PartitionSettings
@@ -43,6 +45,7 @@ logger = get_logger("replica_manager.service")
 
 SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl", "highwater.v1.GroupCoordinator")
 READY = "ready"
+MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
 MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
 MAX_WAITING_FETCHES = 10_000
@@ -60,7 +63,9 @@ class ReplicaManagerService:
         self._counted = ReplicaManagerMetrics(self._metrics)
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
-        storage = LogStorage(settings.log_storage, self._log_storage_seen, self._offline_logs_changed)
+        storage = LogStorage(
+            settings.log_storage, self._log_storage_seen, self._offline_logs_changed, self._damaged_logs_changed
+        )
         self.broker = Broker(
             settings.broker_id,
             PartitionSettings(
@@ -94,6 +99,8 @@ class ReplicaManagerService:
             failed=self._fail,
         )
         self.broker.report_offline_logs = self.liveness.report_offline_logs
+        self.broker.damaged_logs.register_anew = self.liveness.register_anew
+        self.broker.damaged_logs.read_state = self._read_state
         self._purge = Purge(
             settings.broker_id,
             storage,
@@ -144,6 +151,7 @@ class ReplicaManagerService:
         self._spawn(self._tick(), "tick")
         self._spawn(self._checkpoint(), "checkpoint")
         self._spawn(self._report_readiness(), "readiness")
+        self._spawn(self._mend_logs(), "mend-logs")
 
     def _count(self) -> None:
         broker, counted = self.broker, self._counted
@@ -189,6 +197,7 @@ class ReplicaManagerService:
         await self.broker.isr_changes.stop()
         await self.broker.fencer.stop()
         await self.broker.offline_logs.stop()
+        await self.broker.damaged_logs.stop()
         await self.broker.storage.stop()
         await self._store.close()
 
@@ -211,6 +220,19 @@ class ReplicaManagerService:
 
     def _offline_logs_changed(self, count: int) -> None:
         self.broker.offline_logs.count_changed(count)
+
+    def _damaged_logs_changed(self, count: int) -> None:
+        self.broker.damaged_logs.count_changed(count)
+
+    async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
+        states, _ = await read_states(self._store, self._keys, [(topic, partition)])
+        versioned = states.get((topic, partition))
+        return None if versioned is None else versioned.state
+
+    async def _mend_logs(self) -> None:
+        while True:
+            await asyncio.sleep(MEND_S)
+            self.broker.damaged_logs.tick()
 
     def _lease_confirmed(self) -> bool:
         return self.liveness.lease_confirmed()

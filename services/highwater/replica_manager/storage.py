@@ -89,22 +89,23 @@ def from_key(key: common_pb2.PartitionKey) -> PartitionKey:
 
 
 class LogStorage:
-    """`incarnation` is called with the incarnation of every answer, `offline_logs` with the number of logs that are
-    offline whenever it has changed. A broken append stream is settled partition by partition, by what was outstanding
-    on it (RULES 3.4)."""
+    """`incarnation` is called with the incarnation of every answer, `offline_logs` and `damaged_logs` with how many
+    logs are that, whenever it has changed. A broken append stream is settled partition by partition, by what was
+    outstanding on it (RULES 3.4)."""
 
     def __init__(
         self,
         address: str,
         incarnation: Callable[[str], None],
         offline_logs: Callable[[int], None] = lambda count: None,
+        damaged_logs: Callable[[int], None] = lambda count: None,
     ) -> None:
         # Two connections: a long read must not stand before an append in the transport's queue.
         self._append_channel = open_channel(address)
         self._channel = open_channel(address)
         self._seen = incarnation
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
-        self.appends = AppendStream(self._append_channel, incarnation, offline_logs)
+        self.appends = AppendStream(self._append_channel, incarnation, offline_logs, damaged_logs)
 
     def start(self) -> None:
         self.appends.start()
@@ -200,6 +201,14 @@ class LogStorage:
         response = await _answered(self._stub.ListBatches(request, timeout=LISTING_TIMEOUT_S))
         self._seen(response.incarnation)
         return response
+
+    async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
+        """RULES 7.6: only after a committed state of this leader epoch that has this broker neither in the ISR nor in
+        `elr`."""
+        request = log_storage_pb2.DropDamagedRequest(partition=to_key(key), leader_epoch=leader_epoch)
+        response = await _answered(self._stub.DropDamaged(request, timeout=CALL_TIMEOUT_S))
+        self._seen(response.incarnation)
+        return _error(response.error)
 
     async def raise_log_start(
         self, key: PartitionKey, leader_epoch: int, log_start_offset: int

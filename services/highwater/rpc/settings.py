@@ -85,6 +85,8 @@ class LogStorageSettings(ServiceSettings):
     log_retention_bytes: int = Field(-1, ge=-1)
     log_retention_check_interval_ms: int = Field(300_000, ge=1)
     replica_alter_log_dirs_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)
+    log_scrub_bytes_per_second: float = Field(4 << 20, ge=0)
+    log_scrub_interval_ms: int = Field(7 * 24 * 3_600_000, ge=1)
     log_cleaner_enable: bool = True
     log_cleaner_threads: int = Field(1, ge=1)
     log_cleaner_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)

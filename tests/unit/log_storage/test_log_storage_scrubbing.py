@@ -1,0 +1,212 @@
+"""Scrubbing finds every flipped bit of a sealed segment, lists it, and the damaged segment and all behind it can be
+dropped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from log_storage_batches import batch
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.answers import key_proto
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
+from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.scrubber import Scrubber
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.servicer import LogStorageServicer
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.errors import from_proto
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+KEY = PartitionKey(bytes(16), 0)
+RECORDS = 3
+BATCHES = 12
+
+
+class World:
+    """One log of some sealed segments, served."""
+
+    def __init__(self, directory: Path) -> None:
+        self.manager = LogManager([directory], LogConfig(segment_bytes=1024), broker_id=1)
+        self.manager.load()
+        self.manager.create("t", KEY, {})
+        self.hosted: HostedLog = self.manager.get(KEY)
+        self.log = self.hosted.online()
+        self.log.become_leader(0)
+        for _ in range(BATCHES):
+            self.log.append_as_leader(batch(RECORDS, value=b"x" * 90), 0, self.log.log_end_offset, 0)
+        self.log.raise_high_watermark(self.log.log_end_offset)
+        self.threads = ThreadPoolExecutor(2)
+        self.metrics = Metrics("log-storage")
+        self.scrubber = Scrubber(self.manager, self.threads, self.metrics, bytes_per_second=1e12, interval_ms=1)
+        self.servicer = LogStorageServicer(self.manager, "one", self.threads, self.metrics)
+
+    async def list(self, offset: int = 0, *, check_crcs: bool = False) -> log_storage_pb2.LogListBatchesResponse:
+        request = log_storage_pb2.LogListBatchesRequest(
+            partition=key_proto(KEY), offset=offset, max_batches=4, check_crcs=check_crcs
+        )
+        return await self.servicer.ListBatches(request, None)
+
+    def counted(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(f"highwater_log_storage_{name}") or 0.0
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    assert len(made.log.segments) > 3
+    yield made
+    await made.servicer.settle()
+    made.threads.shutdown()
+    made.manager.close()
+
+
+def flip(segment: Segment, position: int, bit: int = 0) -> None:
+    with segment.path.open("r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def batches(segment: Segment) -> list[WalkedBatch]:
+    walked = list(walk_checked(segment, 0, segment.base_offset, checked=True))
+    assert all(isinstance(each, WalkedBatch) for each in walked)
+    return walked  # type: ignore[return-value]
+
+
+async def test_a_sound_log(world: World) -> None:
+    await world.scrubber.scrub(world.hosted)
+    assert world.hosted.known_damage == []
+    assert world.hosted.scrubbed_ms > 0
+    assert world.counted("scrubbed_bytes_total") == sum(segment.size_bytes for segment in world.log.segments[:-1])
+    described = await world.servicer.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), None)
+    assert described.logs[0].scrubbed_ms == world.hosted.scrubbed_ms
+
+
+async def test_a_flipped_bit_is_found_told_and_forgotten_when_it_is_mended(world: World) -> None:
+    segment = world.log.segments[1]
+    damaged = batches(segment)[1]
+    flip(segment, damaged.position + damaged.header.size_bytes - 1)
+    await world.scrubber.scrub(world.hosted)
+    (found,) = world.hosted.known_damage
+    assert (found.first_offset, found.last_offset) == (damaged.header.base_offset, damaged.header.last_offset)
+    assert "CRC-32C" in found.problem
+    assert world.manager.damaged_logs == 1
+    described = await world.servicer.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), None)
+    assert [each.first_offset for each in described.logs[0].damaged] == [damaged.header.base_offset]
+    listed = await world.list(segment.base_offset)
+    assert [each.first_offset for each in listed.batches.damaged] == [damaged.header.base_offset]
+    flip(segment, damaged.position + damaged.header.size_bytes - 1)
+    await world.scrubber.scrub(world.hosted)
+    assert world.hosted.known_damage == []
+    assert world.manager.damaged_logs == 0
+
+
+async def test_the_active_segment_is_left_alone(world: World) -> None:
+    active = world.log.segments[-1]
+    flip(active, active.size_bytes - 1)
+    await world.scrubber.scrub(world.hosted)
+    assert world.hosted.known_damage == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_bit_but_those_of_the_offset_and_the_epoch_is_damage(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Base offset and leader epoch are not under the CRC: the walk knows an offset that goes back or leaves the
+    segment, and nothing of an epoch."""
+    world = World(tmp_path_factory.mktemp("log"))
+    segment = world.log.segments[1]
+    whole = batches(segment)
+    position = data.draw(st.integers(0, segment.size_bytes - 1))
+    struck = next(each for each in reversed(whole) if each.position <= position)
+    inside = position - struck.position
+    flip(segment, position, data.draw(st.integers(0, 7)))
+    walked = list(walk_checked(segment, 0, segment.base_offset, checked=True))
+    damaged = [each for each in walked if isinstance(each, DamagedRange)]
+    good = [each.header for each in walked if isinstance(each, WalkedBatch)]
+    assert [header for header in good if header.base_offset < struck.header.base_offset] == [
+        each.header for each in whole if each.position < struck.position
+    ]
+    if inside >= 16 or 8 <= inside < 12:  # not the base offset, nor the leader epoch
+        assert damaged
+        assert damaged[0].first_offset == struck.header.base_offset
+    world.threads.shutdown()
+    world.manager.close()
+
+
+async def test_pages_of_batches(world: World) -> None:
+    found: list[int] = []
+    offset = 0
+    while offset < world.log.log_end_offset:
+        page = (await world.list(offset, check_crcs=True)).batches
+        assert len(page.base_offsets) <= 4
+        assert page.next_offset > offset
+        found += page.base_offsets
+        offset = page.next_offset
+    assert found == list(range(0, BATCHES * RECORDS, RECORDS))
+    empty = await world.list(world.log.log_end_offset)
+    assert list(empty.batches.base_offsets) == []
+    inside = await world.list(RECORDS + 1)
+    assert inside.batches.base_offsets[0] == RECORDS
+
+
+async def test_a_page_passes_over_a_header_that_is_gone(world: World) -> None:
+    segment = world.log.segments[1]
+    flip(segment, 16)  # the magic byte
+    page = (await world.list(segment.base_offset, check_crcs=True)).batches
+    (damaged,) = page.damaged
+    assert (damaged.first_offset, damaged.last_offset) == (segment.base_offset, segment.end_offset - 1)
+    assert page.base_offsets[0] == segment.end_offset
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, number: int) -> None:
+    segment = world.log.segments[number]
+    flip(segment, 16)
+    await world.scrubber.scrub(world.hosted)
+    world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.FOLLOWER, "", "one")
+
+    async def drop(leader_epoch: int) -> log_storage_pb2.DropDamagedResponse:
+        request = log_storage_pb2.DropDamagedRequest(partition=key_proto(KEY), leader_epoch=leader_epoch)
+        return await world.servicer.DropDamaged(request, None)
+
+    assert from_proto((await drop(2)).error) is ErrorCode.STALE_FENCE
+    dropped = await drop(3)
+    assert from_proto(dropped.error) is ErrorCode.NONE, dropped
+    assert dropped.log.log_end_offset == segment.base_offset
+    assert dropped.log.high_watermark == segment.base_offset
+    assert world.hosted.known_damage == []
+    assert world.manager.damaged_logs == 0
+    # It goes on from there, and is sound.
+    world.log.become_leader(4)
+    world.log.append_as_leader(batch(RECORDS), 4, world.log.log_end_offset, 0)
+    assert world.log.log_end_offset == segment.base_offset + RECORDS
+    again = await drop(3)  # a second one that comes late finds nothing to drop
+    assert again.log.log_end_offset == segment.base_offset + RECORDS
+
+
+async def test_a_leaders_log_is_not_cut(world: World) -> None:
+    flip(world.log.segments[0], 16)
+    await world.scrubber.scrub(world.hosted)
+    world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.LEADER, "manager", "one")
+    request = log_storage_pb2.DropDamagedRequest(partition=key_proto(KEY), leader_epoch=3)
+    assert from_proto((await world.servicer.DropDamaged(request, None)).error) is ErrorCode.STALE_FENCE
+
+
+async def test_a_pass_goes_over_all_logs(world: World) -> None:
+    world.manager.create("u", PartitionKey(bytes(16), 1), {})
+    await world.scrubber.scrub_all()
+    assert all(hosted.scrubbed_ms > 0 for hosted in world.manager)
+    assert world.counted("scrub_passes_total") == 1
