@@ -167,19 +167,31 @@ class FetchBuffer:
             if columns.num_rows:
                 return columns
 
-    def take_batch(self) -> tuple[Batch, int] | None:
-        """One batch and the first offset of it to look at; None: none at hand. Raises as `current`.
+    def take_encoded(self) -> tuple[FetchedBatch, int] | None:
+        """One batch and the first offset of it to look at; None: none at hand. Raises `error`.
 
-        For readers that only take whole batches: what `current` gave and was not handed out is passed over.
+        For readers that take whole batches and decode them (`decoded`) where and when they need them: what `current`
+        gave and was not handed out is passed over.
         """
-        position = self.position
-        batch = self._next_batch()
-        if batch is None:
-            return None
-        assert position is not None
-        self._remove_first()
-        self._next_position = batch.header.next_offset
-        return batch, position
+        self._decoded = None
+        while self._batches:
+            position = self.position
+            assert position is not None
+            fetched = self._batches[0]
+            self._remove_first()
+            self._next_position = fetched.header.next_offset
+            if not fetched.header.control:
+                return fetched, position
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def decoded(self, fetched: FetchedBatch) -> Batch:
+        """In any thread. Raises `CorruptRecordError`."""
+        try:
+            return decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
+        except CorruptBatchError as error:
+            raise self._corrupt(fetched.header.base_offset, error) from error
 
     def _next_batch(self) -> Batch | None:
         """The first batch, decoded and left where it is. Raises `CorruptRecordError`, or `error` where none is left."""
@@ -190,11 +202,7 @@ class FetchBuffer:
                 self._next_position = fetched.header.next_offset
                 continue
             if self._decoded is None or self._decoded[0] is not fetched:
-                try:
-                    batch = decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
-                except CorruptBatchError as error:
-                    raise self._corrupt(fetched.header.base_offset, error) from error
-                self._decoded = (fetched, batch)
+                self._decoded = (fetched, self.decoded(fetched))
             return self._decoded[1]
         self._decoded = None
         if self.error is not None:

@@ -6,6 +6,8 @@ timestamps in us UTC, lists whose items are called `element`, every column nulla
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,19 +67,29 @@ def read_columns(
         elif name == "value":
             arrays.append(rows.column(3))
         elif name == "topic":
-            arrays.append(pa.repeat(topic, count))
+            arrays.append(_constant(topic, _TYPES[name], count))
         elif name == "partition":
-            arrays.append(pa.repeat(pa.scalar(partition, pa.int32()), count))
+            arrays.append(_constant(partition, _TYPES[name], count))
         elif name == "offset":
             arrays.append(rows.column(0))
         elif name == "timestamp":
             arrays.append(pa.array(rows.column(1).to_numpy() * 1000).view(_TYPES["timestamp"]))
         elif name == "timestampType":
             kind = LOG_APPEND_TIME if header.log_append_time else CREATE_TIME
-            arrays.append(pa.repeat(pa.scalar(kind, pa.int32()), count))
+            arrays.append(_constant(kind, _TYPES[name], count))
         else:
             arrays.append(_headers(rows, count))
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    """A slice of a column that batches share: making one for each took most of this module's time."""
+    return _repeated(value, kind, 1 << count.bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=16)
+def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), rows)
 
 
 def _headers(rows: pa.RecordBatch, count: int) -> pa.Array:

@@ -47,7 +47,7 @@ class OffsetSizes:
         deadline = monotonic() + SAMPLE_TIMEOUT_S
         try:
             while len(found) < len(starts) and monotonic() < deadline:
-                for partition, batches in (await consumer.poll_decoded_each(200)).items():
+                for partition, batches in (await consumer.poll_encoded_each(200)).items():
                     size = sum(batch.header.size_bytes for batch in batches)
                     offsets = sum(batch.header.last_offset_delta + 1 for batch in batches)
                     found[partition] = size / offsets

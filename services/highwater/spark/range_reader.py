@@ -13,11 +13,17 @@ import pyarrow as pa
 
 from highwater.client.consumer import Consumer
 from highwater.client.event_loop_thread import event_loop_thread
-from highwater.client.exceptions import LeaderNotAvailableError, OffsetOutOfRangeError, RequestTimedOutError
+from highwater.client.exceptions import (
+    HighwaterError,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+)
+from highwater.client.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.topic_partition import TopicPartition
-from highwater.records import Batch
 from highwater.spark.columns import read_columns
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.worker_process import spare_imports_from_collections
 
 _POLL_MS = 1000.0
 # Bytes of one answer of a leader. The SDK's own default suits consumers of many partitions; a task reads one.
@@ -42,31 +48,42 @@ class ReadPlan:
 
 
 class BatchConsumer(Consumer):
-    """A consumer that hands out whole decoded batches of the log."""
+    """A consumer that hands out whole batches of the log, as they came."""
 
-    def start_at(self, partition: TopicPartition, offset: int) -> None:
+    def track(self, partition: TopicPartition) -> None:
+        """Its topic is part of the first answer of the brokers."""
+        self._cluster.track([partition.topic])
+
+    def start_at(self, partition: TopicPartition, offset: int) -> FetchBuffer:
         self.assign([partition])
         self.seek(partition, offset)
+        return self._fetcher.buffers[partition]
 
-    async def poll_decoded(self, timeout_ms: float) -> list[tuple[Batch, int]]:
-        """All that is buffered of one partition: batches, and the first offset to look at of each. Raises as `poll`."""
-        buffer = await self._next_ready(monotonic() + timeout_ms / 1000)
-        found: list[tuple[Batch, int]] = []
-        while buffer is not None and buffer.ready:
-            taken = buffer.take_batch()
+    async def poll_encoded(self, buffer: FetchBuffer, timeout_ms: float) -> list[tuple[FetchedBatch, int]]:
+        """All that is buffered of the only partition: batches, and the first offset to look at of each. What follows
+        is fetched meanwhile. Raises as `poll`."""
+        found: list[tuple[FetchedBatch, int]] = []
+        if await self._next_ready(monotonic() + timeout_ms / 1000) is None:
+            return found
+        while buffer.ready:
+            try:
+                taken = buffer.take_encoded()
+            except HighwaterError:
+                if not found:
+                    raise
+                break  # what was found first; the error comes with the next call
             if taken is None:
                 break
             found.append(taken)
-            if buffer.error is not None:
-                break  # raised by the next call, behind what was found
+        self._fetcher.wake()
         return found
 
-    async def poll_decoded_each(self, timeout_ms: float) -> dict[TopicPartition, list[Batch]]:
+    async def poll_encoded_each(self, timeout_ms: float) -> dict[TopicPartition, list[FetchedBatch]]:
         """All that is buffered of every partition that has something. Raises as `poll`."""
-        found: dict[TopicPartition, list[Batch]] = {}
+        found: dict[TopicPartition, list[FetchedBatch]] = {}
         if await self._next_ready(monotonic() + timeout_ms / 1000) is not None:
             for partition, buffer in self._fetcher.buffers.items():
-                while buffer.ready and (taken := buffer.take_batch()) is not None:
+                while buffer.ready and (taken := buffer.take_encoded()) is not None:
                     found.setdefault(partition, []).append(taken[0])
         return found
 
@@ -86,33 +103,39 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
         LeaderNotAvailableError, RequestTimedOutError: nothing came for `poll_timeout_ms`.
         CorruptRecordError, NetworkError: as the SDK's consumer.
     """
+    spare_imports_from_collections()
     loop = event_loop_thread()
     consumer = _idle_consumers.pop(_key(plan), None) or _new_consumer(plan)
     finished = False
     topic, partition = one.partition
 
-    async def begin(offset: int) -> None:
+    async def begin(offset: int) -> FetchBuffer:
+        consumer.track(one.partition)
         await consumer.start()
-        consumer.start_at(one.partition, offset)
+        return consumer.start_at(one.partition, offset)
 
     try:
-        loop.run(begin(one.start))
+        buffer = loop.run(begin(one.start))
         position = one.start
         deadline = monotonic() + plan.poll_timeout_ms / 1000
         while position < one.until:
             try:
-                batches = loop.run(consumer.poll_decoded(_POLL_MS))
+                batches = loop.run(consumer.poll_encoded(buffer, _POLL_MS))
             except OffsetOutOfRangeError as error:
                 position = _after_loss(plan, one, position, consumer, error)
-                loop.run(begin(position))
+                buffer = loop.run(begin(position))
                 continue
-            for batch, first in batches:
-                rows = read_columns(batch, topic, partition, first, one.until, plan.columns)
+            # A gap that compaction left, or a transaction's marker, may be the end of the range.
+            reached = buffer.position
+            for fetched, first in batches:
+                if fetched.header.base_offset >= one.until:
+                    break
+                # Decoded one by one, here: a batch is in the processor's cache when Spark gets it, and the event loop
+                # goes on fetching.
+                rows = read_columns(buffer.decoded(fetched), topic, partition, first, one.until, plan.columns)
                 if rows.num_rows:
                     yield rows
-            # A gap that compaction left, or a transaction's marker, may be the end of the range.
-            reached = loop.run(consumer.position(one.partition))
-            if reached > position:
+            if reached is not None and reached > position:
                 position = reached
                 deadline = monotonic() + plan.poll_timeout_ms / 1000
             elif monotonic() > deadline:

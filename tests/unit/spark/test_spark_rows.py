@@ -94,7 +94,7 @@ def test_a_buffer_hands_out_whole_batches() -> None:
     first = encode_columns(pa.table({"value": [b"a", b"b"]}), base_offset=100)
     second = encode_columns(pa.table({"value": [b"c"]}), base_offset=102)
     buffer.accept(first + second, 103, 0)
-    taken = [buffer.take_batch(), buffer.take_batch(), buffer.take_batch()]
+    taken = [buffer.take_encoded(), buffer.take_encoded(), buffer.take_encoded()]
     assert [None if one is None else (one[0].header.base_offset, one[1]) for one in taken] == [
         (100, 101),
         (102, 102),
