@@ -33,8 +33,8 @@ TOPIC = "t"
 BROKERS = ("1", "2", "3")
 
 
-def running_cluster(directory: Path) -> LocalCluster:
-    settings = {"replica.high.watermark.checkpoint.interval.ms": "200"}
+def running_cluster(directory: Path, **more: str) -> LocalCluster:
+    settings = {"replica.high.watermark.checkpoint.interval.ms": "200", **more}
     running = LocalCluster(LocalClusterSettings(directory, brokers=3, port=0, settings=settings))
     running.start()
     return running
@@ -345,4 +345,28 @@ def test_a_running_cluster_under_writes_and_retention(tmp_path: Path, spark: Spa
     finally:
         stop.set()
         thread.join()
+        cluster.kill()
+
+
+def test_a_running_cluster_that_compacts(tmp_path: Path, spark: SparkSession) -> None:
+    cluster = running_cluster(tmp_path, **{"log.cleaner.backoff.ms": "100", "log.cleaner.enable": "true"})
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.bytes": "20000"}
+    cleaned = [tmp_path / f"broker-{broker}" / checkpoints.CLEANER_OFFSETS for broker in BROKERS]
+    pause = threading.Event()
+    try:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic(TOPIC, 1, 3, {**config, "min.insync.replicas": "2"})
+        produce(cluster.bootstrap, TOPIC, 2000)
+        for bootstrap in (None, cluster.bootstrap):
+            produce(cluster.bootstrap, TOPIC, 500)
+            found = audited(tmp_path, bootstrap=bootstrap)
+            assert found.findings == ()
+            assert found.replicas == 3
+        deadline = monotonic() + 120
+        while not all(checkpoints.read_offsets(path).get((TOPIC, 0), 0) > 1000 for path in cleaned):
+            assert monotonic() < deadline
+            pause.wait(0.1)
+        assert audited(tmp_path).findings == ()
+        assert audited(tmp_path).batches < 3 * 2500 // 14  # most of what was written is gone
+    finally:
         cluster.kill()
