@@ -58,10 +58,11 @@ def _swap_in(directory: Path, swaps: Mapping[int, Path]) -> None:
         except CorruptBatchError as error:
             _drop_swaps(directory, swaps, f"{path} is damaged: {error}")
             return
-    for covered in sorted(directory.glob(f"*{LOG_SUFFIX}"), reverse=True):
-        if min(swaps) <= base_offset_of(covered) < end_offset:
-            for suffix in SEGMENT_SUFFIXES:
-                (directory / file_name(base_offset_of(covered), suffix)).unlink(missing_ok=True)
+    # Also an index whose segment has gone already: it is not the index of what takes its place.
+    covered = (path for suffix in SEGMENT_SUFFIXES for path in directory.glob(f"*{suffix}"))
+    for path in sorted(covered, reverse=True):
+        if min(swaps) <= base_offset_of(path) < end_offset:
+            path.unlink()
     # The last one first, so that after a crash here the `.swap` that are left cover nothing that is in place.
     for base_offset in sorted(swaps, reverse=True):
         os.replace(swaps[base_offset], directory / file_name(base_offset, LOG_SUFFIX))
