@@ -90,11 +90,12 @@ class LogLoading(LogRegistry):
         self._check_usable()
 
     def load(self) -> None:
-        """Opens every log, `num.recovery.threads.per.data.dir` at a time in each directory, then takes the
-        clean-shutdown marks. A log that cannot be opened is offline, and so are all of a directory that fails; the
-        others are not touched by it. Raises `UserError`."""
-        for log_dir in self.online_dirs:
-            self._in(log_dir, self._load_directory)
+        """Opens every log, `num.recovery.threads.per.data.dir` at a time in each directory, of all directories at once
+        (they may be volumes of their own), then takes the clean-shutdown marks. A log that cannot be opened is offline,
+        and so are all of a directory that fails; the others are not touched by it. Raises `UserError`."""
+        directories = self.online_dirs
+        with ThreadPoolExecutor(len(directories), "log-dirs") as threads:
+            list(threads.map(lambda log_dir: self._in(log_dir, self._load_directory), directories))
         for log_dir, directory in self._futures:
             if not log_dir.offline:
                 self._in(log_dir, partial(self._load_future, directory))
