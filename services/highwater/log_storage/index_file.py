@@ -54,6 +54,18 @@ class IndexFile:
         """All entries as a structured array with the fields of `dtype`: a copy. Raises `OSError`."""
         return np.frombuffer(self._content(), dtype=self.dtype)
 
+    def _last(self) -> tuple[int, int] | None:
+        """The last entry; of an index that has not been loaded it is all that is read. Raises `OSError`,
+        `FileNotFoundError` only then."""
+        if self._entries is None and self._pages is None:
+            file = Descriptor(self.path, os.O_RDONLY)
+            count = file.size_bytes // self.layout.size
+            content = os.pread(file.number, self.layout.size, (count - 1) * self.layout.size) if count else b""
+            first, second = self.layout.unpack(content) if count else (0, 0)
+            return (first, second) if count else None
+        count = len(self)
+        return self.entry(count - 1) if count else None
+
     def load(self) -> bool:
         """Opens the file. Whether there is one of a whole number of entries; else the index is empty now."""
         try:

@@ -38,11 +38,10 @@ class OffsetIndex(IndexFile):
         return 0 if found is None else found[1]
 
     def last(self) -> tuple[int, int] | None:
-        """(last offset, position) of the last entry."""
-        if not len(self):
-            return None
-        relative_offset, position = self.entry(len(self) - 1)
-        return self.base_offset + relative_offset, position
+        """(last offset, position) of the last entry. Raises `OSError`, `FileNotFoundError` where it has not been
+        loaded."""
+        entry = self._last()
+        return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def valid(self, segment_bytes: int) -> bool:
         """Whether the entries can be those of a segment of this size: a zeroed or torn one is found here."""

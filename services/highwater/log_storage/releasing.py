@@ -38,22 +38,22 @@ class LogReleasing(LogRolling):
         limits = Limits(UNLIMITED, UNLIMITED)
         if self.config.deletes:
             limits = Limits(self.config.retention_ms, self.config.retention_bytes)
-        segments = self.segments
+        segments = self.segments.copy()
         ends = [*(segment.base_offset for segment in segments[1:]), self.log_end_offset]
         try:
-            aged = [
-                Aged(end, segment.size_bytes, segment.newest_ms)
-                for segment, end in zip(segments, ends, strict=True)
-            ]
+            return expired_segments(
+                # Read from files where it is not known yet: only of those that may go.
+                (Aged(end, segment.size_bytes, segment.newest_ms) for segment, end in zip(segments, ends, strict=True)),
+                sum(segment.size_bytes for segment in segments),
+                limits,
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+                wall_clock_ms=wall_clock_ms,
+            )
+        except CorruptBatchError as error:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{self.directory}: {error}") from error
         except OSError as error:
             raise self._refusal(error) from error
-        return expired_segments(
-            aged,
-            limits,
-            log_start_offset=self.log_start_offset,
-            high_watermark=self.high_watermark,
-            wall_clock_ms=wall_clock_ms,
-        )
 
     def start_behind(self, count: int) -> None:
         """The log starts behind its `count` oldest segments, which `release_segments` then lets go of: once the log

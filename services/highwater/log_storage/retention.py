@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 UNLIMITED = -1
@@ -24,21 +24,29 @@ class Limits(NamedTuple):
 
 
 def expired_segments(
-    segments: Sequence[Aged], limits: Limits, *, log_start_offset: int, high_watermark: int, wall_clock_ms: int
+    segments: Iterable[Aged],
+    size_bytes: int,
+    limits: Limits,
+    *,
+    log_start_offset: int,
+    high_watermark: int,
+    wall_clock_ms: int,
 ) -> int:
-    """How many segments go, counted from the oldest on. A segment goes that ends at or below the log start, or is older
+    """How many segments go, counted from the oldest on, of `size_bytes` in all. `segments` is not asked for more than
+    the first one that stays. A segment goes that ends at or below the log start, or is older
     than `retention_ms`, or without which the log still has `retention_bytes`. The first one that stays, reaches above
     the high watermark, or is empty ends it, so that what goes is a prefix of what is committed.
 
     All of them may go: the caller then begins an active segment first."""
-    size_bytes = sum(segment.size_bytes for segment in segments)
-    for number, segment in enumerate(segments):
+    count = 0
+    for segment in segments:
         if not segment.size_bytes or segment.end_offset > high_watermark:
-            return number
+            break
         size_bytes -= segment.size_bytes
         below_log_start = segment.end_offset <= log_start_offset
         too_old = UNLIMITED < limits.retention_ms < wall_clock_ms - segment.newest_ms
         too_much = UNLIMITED < limits.retention_bytes <= size_bytes
         if not (below_log_start or too_old or too_much):
-            return number
-    return len(segments)
+            break
+        count += 1
+    return count

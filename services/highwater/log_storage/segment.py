@@ -29,6 +29,10 @@ def file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
+class _WrongIndexError(Exception):
+    """An index is not this segment's."""
+
+
 class Segment:
     """The file, its size, and what is known of its batches. `size_bytes` is where the next batch goes; it never exceeds
     what has been written. A segment that was on disk at start is not looked into before it is used."""
@@ -96,10 +100,15 @@ class Segment:
         return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
 
     def _learn(self) -> None:
-        if not self._learned:
-            end_offset = self.end_offset
+        """From the last entries of the indexes and the batches behind them: the indexes are not read as a whole."""
+        if self._learned:
+            return
+        end_offset = self.end_offset
+        try:
+            self._walk_tail()
+        except (_WrongIndexError, FileNotFoundError):
             self.resume()
-            self.end_offset = end_offset
+        self.end_offset = end_offset
 
     @property
     def newest_ms(self) -> int:
@@ -212,31 +221,34 @@ class Segment:
         epoch of its last batch, -1 where it has none. Raises `CorruptBatchError`, `OSError`."""
         self._check_indexes()
         try:
-            epoch = self._walk_tail()
-            last_time = self.time_index.last()
-            if last_time is None or last_time[1] < self.end_offset:
-                return epoch
-        except CorruptBatchError:
-            if not len(self.offset_index):
-                raise
-        self.rebuild_indexes()
-        return self._walk_tail()
+            return self._walk_tail()
+        except _WrongIndexError:
+            self.rebuild_indexes()
+            return self._walk_tail()
 
     def _walk_tail(self) -> int:
+        """See `resume`. Raises `_WrongIndexError`, `CorruptBatchError`, `OSError`."""
         last_entry, last_time = self.offset_index.last(), self.time_index.last()
         self._max_timestamp, self._max_timestamp_offset = last_time or (NO_TIMESTAMP, self.base_offset)
-        self._learned = True
         self._bytes_since_entry = 0
         self.end_offset = self.base_offset
         epoch = -1
-        for position, header in self.headers(last_entry[1] if last_entry else 0):
-            if last_entry is not None and position == last_entry[1] and header.last_offset != last_entry[0]:
-                raise CorruptBatchError(position, f"the index says that offset {last_entry[0]} is here")
-            if header.max_timestamp > self._max_timestamp:
-                self._max_timestamp, self._max_timestamp_offset = header.max_timestamp, header.last_offset
-            self._bytes_since_entry += header.size_bytes
-            self.end_offset = header.next_offset
-            epoch = header.partition_leader_epoch
+        try:
+            for position, header in self.headers(last_entry[1] if last_entry else 0):
+                if last_entry is not None and position == last_entry[1] and header.last_offset != last_entry[0]:
+                    raise _WrongIndexError
+                if header.max_timestamp > self._max_timestamp:
+                    self._max_timestamp, self._max_timestamp_offset = header.max_timestamp, header.last_offset
+                self._bytes_since_entry += header.size_bytes
+                self.end_offset = header.next_offset
+                epoch = header.partition_leader_epoch
+        except CorruptBatchError:
+            if last_entry is None:
+                raise
+            raise _WrongIndexError from None
+        if last_time is not None and last_time[1] >= self.end_offset:
+            raise _WrongIndexError
+        self._learned = True
         return epoch
 
     def rebuild_indexes(self) -> None:

@@ -41,11 +41,9 @@ class TimeIndex(IndexFile):
         return self.base_offset if found is None else self.base_offset + found[1]
 
     def last(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the last entry."""
-        if not len(self):
-            return None
-        timestamp, relative_offset = self.entry(len(self) - 1)
-        return timestamp, self.base_offset + relative_offset
+        """(timestamp, offset) of the last entry. Raises `OSError`, `FileNotFoundError` where it has not been loaded."""
+        entry = self._last()
+        return None if entry is None else (entry[0], self.base_offset + entry[1])
 
     def valid(self, end_offset: int) -> bool:
         """Whether the entries can be those of a segment that ends at this offset."""

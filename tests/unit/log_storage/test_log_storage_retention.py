@@ -42,9 +42,16 @@ aged = st.builds(
 def test_what_goes_may_go_and_what_stays_must_stay(
     segments: list[Aged], limits: Limits, log_start_offset: int, high_watermark: int
 ) -> None:
+    asked = []
     count = expired_segments(
-        segments, limits, log_start_offset=log_start_offset, high_watermark=high_watermark, wall_clock_ms=1_000
+        (asked.append(segment) or segment for segment in segments),  # type: ignore[func-returns-value]
+        sum(segment.size_bytes for segment in segments),
+        limits,
+        log_start_offset=log_start_offset,
+        high_watermark=high_watermark,
+        wall_clock_ms=1_000,
     )
+    assert len(asked) == min(count + 1, len(segments))
 
     def may_go(number: int) -> bool:
         segment, rest = segments[number], sum(later.size_bytes for later in segments[number + 1 :])
@@ -60,7 +67,10 @@ def test_what_goes_may_go_and_what_stays_must_stay(
 
 def test_an_empty_active_segment_never_goes() -> None:
     def count(*segments: Aged) -> int:
-        return expired_segments(segments, Limits(0, 0), log_start_offset=9, high_watermark=9, wall_clock_ms=DAY_MS)
+        size_bytes = sum(segment.size_bytes for segment in segments)
+        return expired_segments(
+            segments, size_bytes, Limits(0, 0), log_start_offset=9, high_watermark=9, wall_clock_ms=DAY_MS
+        )
 
     assert count(Aged(9, 0, 0)) == 0
     assert count(Aged(9, 10, 0), Aged(9, 0, 0)) == 1

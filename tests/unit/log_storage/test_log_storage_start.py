@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -17,6 +18,7 @@ from log_storage_batches import batch, lead, make_log, produced, read_all
 from highwater.log_storage import log_loading, recovery_progress
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.index_file import IndexFile
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.recovery import Checkpointed
@@ -62,6 +64,28 @@ def test_a_clean_start_opens_no_sealed_segment(tmp_path: Path, monkeypatch: pyte
     assert [segment.max_timestamp for segment in again.segments] == [segment.max_timestamp for segment in log.segments]
     assert [segment.first_timestamp for segment in again.segments] == [1_000 + 2 * number for number in range(10)]
     assert read_all(again) == read_all(log)
+
+
+def test_timestamps_are_read_from_the_ends_of_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many segments that nobody reads a lookup by time costs little; retention asks only those that may go."""
+    log = filled(tmp_path)
+    log.raise_high_watermark(20)
+    log.close()
+    again = make_log(tmp_path, replace(SMALL, retention_ms=1_000), Checkpointed(True, 20, 0, 20))
+    loaded: list[str] = []
+    load_index = IndexFile.load
+
+    def observed(index: IndexFile) -> bool:
+        loaded.append(index.path.name)
+        return load_index(index)
+
+    monkeypatch.setattr(IndexFile, "load", observed)
+    learned = Segment.resume
+    monkeypatch.setattr(Segment, "resume", lambda segment: loaded.append("resumed") or learned(segment))  # type: ignore[func-returns-value]
+    assert again.expired(2_006) == 3
+    assert [segment._learned for segment in again.segments] == [True] * 4 + [False] * 5 + [True]
+    assert again.list_offset(1_011).offset == 11
+    assert loaded == [file_name(10, ".index"), file_name(10, ".timeindex")]
 
 
 def test_only_what_reaches_above_the_recovery_point_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
