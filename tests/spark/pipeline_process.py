@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
-DEADLINE_S = 240
+DEADLINE_S = 600
 
 
 class PipelineProcess:

@@ -32,7 +32,7 @@ def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptio
     return ArchiveOptions(bootstrap=cluster.bootstrap, **given)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_topics_in_files_by_hour(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_topics_in_files_by_hour(
     assert spark.read.parquet(str(archive)).count() == 1200
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
     assert {row["partition"] for row in rows} == {0, 1, 2}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_small_files_are_merged(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_small_files_are_merged(
     assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_kill_9_of_the_archive_and_of_its_compaction(
     cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
@@ -176,6 +176,7 @@ def assert_each_once(found: list[dict[str, Any]], rows: list[dict[str, Any]]) ->
     assert all(by_offset[offset] == row for offset, row in zip(offsets, found, strict=True))
 
 
+@pytest.mark.timeout(900)
 def test_archives_that_are_refused(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:

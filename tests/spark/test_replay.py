@@ -47,7 +47,7 @@ def by_key(rows: Iterable[dict[str, Any]]) -> dict[bytes, list[str]]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_records_come_back_as_they_were(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -75,7 +75,7 @@ def test_records_come_back_as_they_were(
     assert kept(in_topic(cluster.bootstrap, same), "partition", "offset") == kept(rows, "partition", "offset")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stamped_by", ["CreateTime", "LogAppendTime"])
 def test_kill_9_of_the_replay(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, stamped_by: str
@@ -118,7 +118,7 @@ def is_of_others(row: dict[str, Any]) -> bool:
     return row["value"] is not None and not row["value"].startswith(b"value")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_replays_that_are_refused(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
