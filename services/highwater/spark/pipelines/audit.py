@@ -164,7 +164,7 @@ def _look(spark: SparkSession, found: Found) -> Audited:
         len(tasks),
         sums[0] or 0 if sums else 0,
         sums[1] or 0 if sums else 0,
-        sum(one.end == 0 for one in replicas),
+        sum(one.end == 0 and any(segment.size_bytes for segment in one.files.segments) for one in replicas),
     )
 
 
