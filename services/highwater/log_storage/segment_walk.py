@@ -56,7 +56,7 @@ class Damaged:
 
 
 def walk_segment(task: SegmentTask) -> Iterator[WalkedBatch | Damaged]:
-    """The judged batches in order, and between them what is wrong. Raises `OSError` where the file cannot be read."""
+    """The judged batches in order, and between them what is wrong. Raises `OSError` where the file cannot be opened."""
     try:
         descriptor = os.open(task.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -69,8 +69,12 @@ def walk_segment(task: SegmentTask) -> Iterator[WalkedBatch | Damaged]:
 
 
 def walk_open_segment(task: SegmentTask, descriptor: int) -> Iterator[WalkedBatch | Damaged]:
-    """The same of a file that the caller has opened. Raises `OSError`."""
-    return _Walk(task).over(descriptor, os.fstat(descriptor).st_size)
+    """The same of a file that the caller has opened. What the disk does not give back is corrupt."""
+    walk = _Walk(task)
+    try:
+        yield from walk.over(descriptor, os.fstat(descriptor).st_size)
+    except OSError as error:
+        yield from walk.unreadable(error)
 
 
 class _Walk:
@@ -106,6 +110,9 @@ class _Walk:
             if header.next_offset > task.log_start_offset:
                 yield WalkedBatch(batch.position, header)
         yield from self.gap(task.end, f"the file ends after {size} bytes")
+
+    def unreadable(self, error: OSError) -> Iterator[Damaged]:
+        yield from self._damaged(self._task.end, f"the file cannot be read: {error.strerror}")
 
     def gap(self, offset: int, problem: str) -> Iterator[Damaged]:
         """What lies between the batches so far and `offset`."""

@@ -66,6 +66,12 @@ def test_below_it_everything_is(tmp_path: Path) -> None:
     assert walked(write(tmp_path / "twice", *BATCHES[:2], *BATCHES[1:]), end=112)[:2] == ALL[:2]
 
 
+def test_a_disk_that_does_not_give_back_what_it_has(tmp_path: Path) -> None:
+    """A directory can be opened, and not be read."""
+    (found,) = walk_segment(SegmentTask(str(tmp_path), 100, None, 0, 112, 0))
+    assert found == Damaged(Damage.CORRUPT, 100, 111, "the file cannot be read: Is a directory")
+
+
 def test_a_batch_that_is_damaged_hides_only_itself(tmp_path: Path) -> None:
     flipped = BATCHES[2][:-1] + bytes([BATCHES[2][-1] ^ 1])
     assert walked(write(tmp_path / "flipped", *BATCHES[:2], flipped, *BATCHES[3:])) == [
