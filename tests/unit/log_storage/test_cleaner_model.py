@@ -80,7 +80,7 @@ class CleanerMachine(RuleBasedStateMachine):
     @rule(
         records=st.lists(
             st.tuples(
-                st.one_of(st.none(), st.integers(0, 12).map(lambda number: b"key-%d" % number)),
+                st.one_of(st.none(), st.integers(0, 6).map(lambda number: b"key-%d" % number)),
                 st.one_of(st.none(), st.binary(max_size=60)),
             ),
             min_size=1,
@@ -124,10 +124,16 @@ class CleanerMachine(RuleBasedStateMachine):
         self.now_ms += ms
 
     @rule(
-        slots=st.sampled_from([3, 5, 11, 1000]), io_bytes=st.sampled_from([64, 400, 1 << 19]), swaps=st.integers(0, 4)
+        all_of_it=st.sampled_from([True, True, False]),
+        slots=st.sampled_from([3, 5, 11, 1000, 1000]),
+        io_bytes=st.sampled_from([64, 400, 1 << 19]),
+        swaps=st.sampled_from([0, 0, 0, 1, 2]),
     )
-    def clean(self, slots: int, io_bytes: int, swaps: int) -> None:
-        """A pass, of which only the first few groups may be swapped in before it is stopped."""
+    def clean(self, all_of_it: bool, slots: int, io_bytes: int, swaps: int) -> None:
+        """A pass; also one of which only the first groups are swapped in before it is stopped."""
+        if all_of_it:
+            self.roll()
+            self.commit(1.0)
         cleanable = as_seen(None, self.log, self.now_ms).range
         if cleanable.first_dirty_offset == cleanable.end_offset:
             return
@@ -155,21 +161,37 @@ class CleanerMachine(RuleBasedStateMachine):
         span = self.log.high_watermark - self.log.log_start_offset
         self.log.raise_log_start(self.log.log_start_offset + round(span * share))
 
+    @rule(share=st.floats(0, 1), unclean=st.booleans())
+    def truncate(self, share: float, unclean: bool) -> None:
+        """To the high watermark at the least; after an unclean election also below it, and below what was clean."""
+        log = self.log
+        lowest = log.segments[0].base_offset if unclean else log.high_watermark
+        wanted = lowest + round((log.log_end_offset - lowest) * share)
+        cut = log.cut_for(max(wanted, lowest), log.last_epoch + 1 if unclean else -1)
+        log.promise_at_most(cut)
+        log.truncate_to(cut)
+        assert (log.cleaned_to or 0) <= log.log_end_offset
+        for known in (self.written, self.passed_over):
+            for offset in [offset for offset in known if offset >= cut]:
+                del known[offset]  # type: ignore[attr-defined]
+        self.epoch_starts = {epoch: start for epoch, start in self.epoch_starts.items() if start < cut}
+        if unclean:  # what was committed may be lost, and what it had taken the place of does not come back
+            left = {record.offset for record in records_of(log)}
+            self.written = {offset: record for offset, record in self.written.items() if offset in left}
+        producer = log.producers.get(5)
+        self.sequence = producer.batches[-1].last_sequence + 1 if producer is not None else 0
+
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
         log = self.log
         if clean:
             log.close()
-        known = Checkpointed(
-            clean,
-            log.recovery_point,
-            log.log_start_offset,
-            log.high_watermark,
-        )
-        cleaned_to, producers = log.cleaned_to, log.producers
+        known = Checkpointed(clean, log.recovery_point, log.log_start_offset, log.high_watermark, log.cleaned_to)
+        producers = log.producers
+        last = max((header.next_offset for header in log.headers()), default=log.log_end_offset)
         self.log = make_log(self.directory, CONFIG, known)
-        self.log.cleaned_to = cleaned_to
-        assert self.log.log_end_offset == log.log_end_offset
+        # After a truncation into a gap the log ends where its last batch does.
+        assert max(last, log.log_start_offset) == self.log.log_end_offset
         assert self.log.last_epoch == log.last_epoch
         # A producer's last sequence outlives its records.
         assert {who: (state.epoch, state.batches[-1]) for who, state in self.log.producers.items()} == {
@@ -214,4 +236,4 @@ class CleanerMachine(RuleBasedStateMachine):
 
 
 TestCleaner = CleanerMachine.TestCase
-TestCleaner.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCleaner.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
