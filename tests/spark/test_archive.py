@@ -53,13 +53,7 @@ def test_topics_in_files_by_hour(
     for name, rows in expected.items():
         assert len(rows) == 600
         assert [row for row in everything if row["topic"] == f"{topic}-{name}"] == rows
-    for path in parquet_files(archive):
-        date, hour = path.split("/")[1:3]
-        table = pq.read_table(archive / path, partitioning=None)
-        times = table["timestamp"].to_pylist()
-        assert {(time.strftime("date=%Y-%m-%d"), time.strftime("hour=%H")) for time in times} == {(date, hour)}
-        order = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
-        assert order == sorted(order)
+    assert_in_place_and_in_order(archive)
     assert not [path for path in archive.rglob("*") if path.is_file() and path.suffix not in (".parquet", ".json")]
     assert spark.read.parquet(str(archive)).count() == 1200
 
@@ -100,6 +94,7 @@ def test_small_files_are_merged(
     files = parquet_files(archive)
     assert len(files) == 3  # one an hour
     assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
+    assert_in_place_and_in_order(archive)
     assert not list((tmp_path / "checkpoint" / "staging").glob("*"))
     run(options(cluster, tmp_path, compact=True))
     assert parquet_files(archive) == files
@@ -168,6 +163,17 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
         assert in_archive(archive) == rows
 
 
+def assert_in_place_and_in_order(archive: Path) -> None:
+    """Each file's records are of its hour, sorted by partition and offset."""
+    for path in parquet_files(archive):
+        date, hour = path.split("/")[1:3]
+        table = pq.read_table(archive / path, partitioning=None)
+        times = table["timestamp"].to_pylist()
+        assert {(time.strftime("date=%Y-%m-%d"), time.strftime("hour=%H")) for time in times} == {(date, hour)}
+        order = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+        assert order == sorted(order)
+
+
 def assert_each_once(found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     """Some of the rows, each as it is, none twice."""
     by_offset = {(row["partition"], row["offset"]): row for row in rows}
@@ -190,6 +196,8 @@ def test_archives_that_are_refused(
         run(options(cluster, tmp_path, compact=True, to=str(tmp_path / "nothing")))
     with pytest.raises(UserError, match="are on two file systems"):
         run(options(cluster, tmp_path, topic=[topic], checkpoint="/proc/checkpoint"))
+    with pytest.raises(UserError, match="checkpoint .*/archive/checkpoint is in .*/archive: what is staged"):
+        run(options(cluster, tmp_path, topic=[topic], checkpoint=str(tmp_path / "archive" / "checkpoint")))
     admin.create_topic(topic, 1, 1, FOREVER)
     send(cluster, topic, range(10))
     run(options(cluster, tmp_path, topic=[topic]))

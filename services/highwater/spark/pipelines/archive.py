@@ -97,6 +97,10 @@ class Archive:
         self._directory = self._files.qualified(options.to)
         self._checkpoint = HadoopFiles(spark, options.checkpoint).qualified(options.checkpoint)
         check_one_file_system(self._directory, self._checkpoint)
+        if f"{self._checkpoint}/".startswith(f"{self._directory}/"):
+            raise UserError(
+                f"checkpoint {options.checkpoint} is in {options.to}: what is staged there would be read, too"
+            )
         self._staging = f"{self._checkpoint}/staging"
         self._commits = CommitLog(self._files, self._directory)
         self._batches = 0
@@ -207,7 +211,7 @@ class Archive:
         settings = client_settings(lower_case(source_options), Admin)
         starts: dict[str, dict[str, int]] = {}
         with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
-            for topic, partition in topics.partitions():
+            for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):
                 offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
                 starts.setdefault(topic, {})[str(partition)] = offset
         return starts

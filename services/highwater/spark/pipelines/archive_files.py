@@ -64,8 +64,13 @@ def archive_session(spark: SparkSession) -> SparkSession:
 
 def write_files(frame: DataFrame, directory: str, compression: str) -> None:
     """Writes the rows (of `FILE_SCHEMA` and `PATH_SCHEMA`) below a directory, which must not be there yet."""
+    from pyspark.sql import functions as f
+
+    # Of columns that may be null Spark makes others, sorts by these, and forgets the order that was asked for.
+    never_null = {name: f.coalesce(name, f.lit("")) for name in PATH_COLUMNS}
     (
-        frame.sortWithinPartitions(*PATH_COLUMNS, *ORDER)
+        frame.withColumns(never_null)
+        .sortWithinPartitions(*PATH_COLUMNS, *ORDER)
         .write.partitionBy(*PATH_COLUMNS)
         .option("compression", compression)
         .parquet(directory)
