@@ -27,7 +27,7 @@ from highwater.rpc.server import UserError
 from highwater.spark.pipelines.audit import Audited, AuditOptions, audit, run
 from highwater.spark.pipelines.audit_findings import Finding
 
-pytestmark = pytest.mark.timeout(600)  # many small jobs of Spark
+pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 
 TOPIC = "t"
 BROKERS = ("1", "2", "3")

@@ -24,8 +24,9 @@ from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 
-pytestmark = pytest.mark.timeout(600)  # many small jobs of Spark
+pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 
+KEPT = {"retention.ms": "-1"}  # the records are old
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -72,7 +73,7 @@ def produce_all_kinds(cluster: LocalCluster, topic: str, count: int) -> None:
 def test_records_arrive_as_they_were(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(f"{topic}-a", 3, 1, {"retention.ms": "-1", "segment.bytes": "1048576"})
+    admin.create_topic(f"{topic}-a", 3, 1, {**KEPT, "segment.bytes": "1048576"})
     admin.create_topic(f"{topic}-b", 1, 1)
     produce_all_kinds(cluster, f"{topic}-a", 1000)
     given = options(cluster, target, tmp_path, pattern=f"{topic}-.")
@@ -90,10 +91,10 @@ def test_records_arrive_as_they_were(
     assert made.config["segment.bytes"] == "1048576"
 
 
-def test_kill_9_of_the_mirror(
+def test_kill_9_and_ctrl_c_of_the_mirror(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(topic, 2, 1)
+    admin.create_topic(topic, 2, 1, KEPT)
     arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--to", target.bootstrap]
     arguments += [
         "--checkpoint",
@@ -120,13 +121,17 @@ def test_kill_9_of_the_mirror(
         for round_ in range(2):
             produce_all_kinds(cluster, topic, 5000)
             running = start("10ms")
-            before, deadline = arrived(), monotonic() + 150
+            before, deadline = arrived(), monotonic() + 300
             while arrived() < before + 1000:
                 assert monotonic() < deadline, (round_, (tmp_path / "log").read_text()[-3000:])
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+            if round_ == 0:
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+            else:
+                running.send_signal(signal.SIGINT)
+                assert running.wait(300) == 130
         running = start("available-now")
-        assert running.wait(150) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert running.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
@@ -141,10 +146,10 @@ def test_a_task_that_is_run_again_passes_over_what_is_there(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str
 ) -> None:
     """As where the job is killed between two of a task's batches, or before the micro-batch is committed."""
-    admin.create_topic(topic, 1, 1)
+    admin.create_topic(topic, 1, 1, KEPT)
     produce_all_kinds(cluster, topic, 300)
     with Admin(target.bootstrap) as there:
-        there.create_topic(topic, 1, 1)
+        there.create_topic(topic, 1, 1, KEPT)
     source = ReadPlan((cluster.bootstrap,), COLUMNS, True, 60_000, {})
 
     def rows(start: int, until: int) -> Iterator[pa.RecordBatch]:

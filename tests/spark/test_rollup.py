@@ -26,7 +26,7 @@ from highwater.spark.pipelines.rollup import BadRecords, RollupOptions, TopicSin
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 
-pytestmark = pytest.mark.timeout(600)  # many small jobs of Spark
+pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 
 BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
 SCHEMA = "carrier STRING, delay DOUBLE, time TIMESTAMP"
@@ -204,14 +204,14 @@ def test_kill_9_of_the_rollup(cluster: LocalCluster, admin: Admin, topic: str, t
     try:
         send_json(cluster, topic, rows[:3000])
         running = start("10ms")
-        deadline = monotonic() + 200
+        deadline = monotonic() + 300
         while len(records(cluster, f"{topic}-out")) < 50:
             assert monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
         send_json(cluster, topic, rows[3000:])
         running = start("available-now")
-        assert running.wait(250) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert running.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)

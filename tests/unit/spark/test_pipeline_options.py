@@ -101,9 +101,9 @@ def test_every_pipeline_has_a_command_and_its_help_needs_no_pyspark() -> None:
         assert "--master" in result.output
     hidden = "import sys; sys.modules['pyspark'] = None; from highwater.cli.main import main; main()"
     line = [sys.executable, "-c", hidden, "pipeline", "rollup", "--help"]
-    assert subprocess.run(line, capture_output=True, check=True, timeout=60).stdout
+    assert subprocess.run(line, capture_output=True, check=True, timeout=110).stdout
     line[-1:] = ["--topic", "t", "--checkpoint", "c", "--to-parquet", "p", "--window", "1h", "--count"]
-    done = subprocess.run(line, capture_output=True, check=False, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, check=False, text=True, timeout=110)
     assert done.returncode == 1
     assert "pipelines run on Spark, which is not installed: pip install 'highwater[spark]' (Java 17" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -133,7 +133,12 @@ def test_the_sentence_in_what_spark_says() -> None:
     assert cause_of("a\n  b.c.UnknownTopicError: topic 'x' does not exist\n\nDriver stacktrace:") == (
         "topic 'x' does not exist"
     )
+    assert cause_of("Traceback\n  File x\nPermissionError: [Errno 13] Permission denied: 'f'\n\tat org.x.Y") == (
+        "[Errno 13] Permission denied: 'f'"
+    )
     assert cause_of("[PARSE_SYNTAX_ERROR] Syntax error\n\n== SQL ==") == "[PARSE_SYNTAX_ERROR] Syntax error"
+    failed = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== x"
+    assert cause_of(failed) == "Job aborted. SQLSTATE: XXKST"
     assert cause_of("") == "Spark failed and does not say why"
 
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, Signature, get_annotations
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW = "available-now"
 _JAVA = 17  # what Spark 4 needs
-_ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)+([A-Z]\w*): (.+)$")
+_PAUSE_S = 0.3
+_ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$")
+_STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 
 Options = TypeVar("Options", bound="PipelineOptions")
 
@@ -268,11 +271,12 @@ def cause_of(message: str) -> str:
     found = [match for line in lines if (match := _ERROR_LINE.match(line))]
     if found:
         return found[-1][2].removesuffix('"')
-    return lines[0] if lines else "Spark failed and does not say why"
+    return _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
 
 
 def run_query(name: str, writer: DataStreamWriter, options: StreamOptions) -> None:
     """Starts the query and waits until it ends, or Ctrl-C; tells a terminal how far it is. Raises `UserError`."""
+    pause = Event()
     with spark_errors():
         query = (
             writer.queryName(f"highwater {name}")
@@ -282,8 +286,12 @@ def run_query(name: str, writer: DataStreamWriter, options: StreamOptions) -> No
         )
         try:
             with errors.status(f"{name}: starting …") as status:
-                while not query.awaitTermination(1):
-                    status.update(f"{name}: {_progress(query)}")
+                # Not one long call of the JVM: Ctrl-C in the middle of one leaves its answer to the next.
+                while query.isActive:
+                    pause.wait(_PAUSE_S)
+                    if errors.is_terminal:
+                        status.update(f"{name}: {_progress(query)}")
+            query.awaitTermination()  # raises what ended it
         finally:
             query.stop()
 
@@ -295,4 +303,4 @@ def _progress(query: StreamingQuery) -> str:
     if progress is None:
         return "starting …"
     behind = sum(sum(lag(progress, source).values()) for source in range(len(progress["sources"])))
-    return f"{progress['processedRowsPerSecond']:,.0f} rows/s, {behind:,} records behind"
+    return f"{progress.get('processedRowsPerSecond') or 0:,.0f} rows/s, {behind:,} records behind"

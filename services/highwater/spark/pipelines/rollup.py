@@ -26,6 +26,7 @@ from highwater.client.blocking import Admin
 from highwater.client.cluster import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
+from highwater.spark.client_settings import PREFIXES
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
 from highwater.spark.pipelines.common import (
@@ -38,6 +39,10 @@ from highwater.spark.pipelines.common import (
 )
 from highwater.spark.pipelines.rollup_query import Rollup, interval, parsed_records, rolled_up, same_schema
 from highwater.spark.topic_offsets import TopicOffsets
+
+SAMPLED_RECORDS = 1000
+# Of the source's options, those that say what is read, and not how much at a time.
+_WHERE = ("subscribe", *PREFIXES)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,7 +177,7 @@ def run(options: RollupOptions) -> None:
     spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"})
     with spark_errors():
         source = options.source_options()
-        schema = same_schema(spark, options.checkpoint, options.schema, source)
+        schema = same_schema(spark, options.checkpoint, options.schema, lambda: _first_records(spark, options))
         frame = spark.readStream.format("highwater").options(**source).load()
         records = parsed_records(frame, schema, rollup, skip_bad=options.bad_records is BadRecords.SKIP)
         result = rolled_up(spark, records, rollup)
@@ -185,6 +190,26 @@ def run(options: RollupOptions) -> None:
         mode = "update" if emit is Emit.UPDATES else "append"
         writer = keyed.writeStream.outputMode(mode).foreachBatch(sink.write)
     run_query("rollup", writer, options)
+
+
+def _first_records(spark: SparkSession, options: RollupOptions) -> DataFrame:
+    """The values of the first records of each partition, `SAMPLED_RECORDS` together."""
+    bootstrap = tuple(bootstrap_addresses(options.bootstrap))
+    with TopicOffsets(bootstrap, Subscription(tuple(options.topic), options.pattern), {}) as topics:
+        partitions = topics.partitions()
+        begins, ends = topics.earliest(partitions), topics.latest(partitions)
+    share = -(-SAMPLED_RECORDS // max(len(partitions), 1))
+    until = {partition: min(begins[partition] + share, end) for partition, end in ends.items()}
+    source = {name: value for name, value in options.source_options().items() if name.lower().startswith(_WHERE)}
+    return (
+        spark.read.format("highwater")
+        .options(**source)
+        .option("startingOffsets", text_of(begins))
+        .option("endingOffsets", text_of(until))
+        .option("failOnDataLoss", "false")  # retention goes on
+        .option("columns", "value")
+        .load()
+    )
 
 
 class TopicSink:

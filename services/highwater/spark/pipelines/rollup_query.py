@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VIEW = "records"
-SAMPLED_RECORDS = 1000
 # Beside the fields of the values, for SQL.
 RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
@@ -67,9 +66,9 @@ def interval(option: str, text: str) -> str:
     return f"{found[1]} {_UNITS[found[2]]}"
 
 
-def same_schema(spark: SparkSession, checkpoint: str, ddl: str | None, source: Mapping[str, str]) -> StructType:
+def same_schema(spark: SparkSession, checkpoint: str, ddl: str | None, sample: Callable[[], DataFrame]) -> StructType:
     """The schema that the job was begun with: what Spark keeps beside the checkpoint depends on it. A new job takes
-    what is given, or that of a sample of the first records, and writes it down. Raises `UserError`."""
+    what is given, or that of the values of a sample, and writes it down. Raises `UserError`."""
     from pyspark.sql.types import StructType
 
     files, path = HadoopFiles(spark, checkpoint), f"{checkpoint}/rollup/schema"
@@ -82,22 +81,14 @@ def same_schema(spark: SparkSession, checkpoint: str, ddl: str | None, source: M
                 "another checkpoint"
             )
         return noted
-    schema = StructType.fromDDL(ddl) if ddl is not None else _sampled(spark, source)
+    schema = StructType.fromDDL(ddl) if ddl is not None else _inferred(spark, sample())
     files.write(path, schema.json().encode())
     return schema
 
 
-def _sampled(spark: SparkSession, source: Mapping[str, str]) -> StructType:
-    reading = {name: value for name, value in source.items() if name not in ("maxOffsetsPerTrigger", "startingOffsets")}
-    first = (
-        spark.read.format("highwater")
-        .options(**{**reading, "columns": "value"})
-        .load()
-        .where("value is not null")
-        .limit(SAMPLED_RECORDS)
-        .selectExpr("cast(value as string) value")
-    )
-    schema: Any = spark.read.json(first.rdd.map(lambda row: row.value)).schema
+def _inferred(spark: SparkSession, sample: DataFrame) -> StructType:
+    values = sample.where("value is not null").selectExpr("cast(value as string) value")
+    schema: Any = spark.read.json(values.rdd.map(lambda row: row.value)).schema
     fields = [name for name in schema.fieldNames() if name != _BAD]
     if not fields:
         raise UserError("there is no JSON object among the first records to take the schema from: say it with --schema")
