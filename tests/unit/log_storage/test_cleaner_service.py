@@ -233,3 +233,32 @@ async def test_compact_and_delete_together(tmp_path: Path) -> None:
         assert log.log_start_offset > 0
         records = (await storage.read(key(), log.log_start_offset)).records
         assert decode(records).records()[0].offset == log.log_start_offset
+
+
+async def test_two_logs_at_a_time(tmp_path: Path) -> None:
+    async with running(tmp_path, **SETTINGS, **THROTTLED, log_cleaner_threads="2") as storage:
+        for partition in (key(), key(1)):
+            await storage.create(partition, **COMPACT)
+            await storage.fence(LEADER, 1, [partition])
+            for number in range(12):
+                await storage.append(
+                    LEADER,
+                    partition=partition,
+                    leader_epoch=1,
+                    expected_offset=number,
+                    records=rows((b"key", b"." * 300)),
+                )
+        await storage.stub.Flush(log_storage_pb2.FlushRequest())
+        request = log_storage_pb2.CheckpointHighWatermarksRequest()
+        for partition in (key(), key(1)):
+            request.partitions.add(partition=partition, leader_epoch=1, high_watermark=12)
+        await storage.stub.CheckpointHighWatermarks(request)
+        manager = storage.service._manager
+        assert manager is not None
+        await until(lambda: all(hosted.abort_cleaning is not None for hosted in manager))
+        # Each is stopped by itself.
+        assert not (
+            await storage.stub.DeleteLog(log_storage_pb2.DeleteLogRequest(partition=key(), leader_epoch=1))
+        ).error.code
+        [other] = manager
+        assert other.abort_cleaning is not None

@@ -1,0 +1,204 @@
+"""The process that compacts, by itself: what it is told and answers, and that it does not outlive its log-storage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from log_storage_batches import make_log
+from test_cleaner_crashes import KEYS, LIMITS, NOW, fill, problems
+from test_cleaner_model import CONFIG, encode, records_of
+
+from highwater.log_storage.cleaner import Cleaner, CleanerError
+from highwater.log_storage.cleaner_job import (
+    Answer,
+    CleanedGroup,
+    CleanJob,
+    PassFailed,
+    PassLimits,
+    PassReport,
+    SegmentFile,
+    answer_from_json,
+    answer_to_json,
+)
+from highwater.log_storage.cleaner_process import run_pass
+from highwater.log_storage.cleaner_worker import CleanerWorker
+from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.log import Log
+from highwater.log_storage.offset_map import ENTRY_BYTES
+from highwater.records import Codec, encode_lists, read_header
+
+PATIENCE_S = 30
+
+
+def job_of(log: Log) -> CleanJob:
+    return clean_job(log, as_seen(None, log, NOW).range, NOW)[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CleanedGroup((0, 100), 4711, 200),
+        PassReport(200, 5, 100, 95, 1, 1 << 20, 1 << 10, 1 << 27),
+        PassFailed("no space left", False),
+    ],
+)
+def test_what_is_said_between_the_processes(answer: Answer) -> None:
+    assert answer_from_json(answer_to_json(answer)) == answer
+    assert "\n" not in answer_to_json(answer)
+    job = CleanJob("/data/t-0", (SegmentFile(0, 100, 7),), 3, 100, NOW, 0, 1 << 20, 1 << 10, 4096, ((7, 55),))
+    assert CleanJob.from_json(job.to_json()) == job
+
+
+async def test_a_process_does_one_job_after_another_and_ends_with_the_log_storage(tmp_path: Path) -> None:
+    worker = CleanerWorker(LIMITS)
+    assert worker.pid is None
+    for number in (0, 1):
+        log = make_log(tmp_path / f"t-{number}", CONFIG)
+        fill(log, 0, 20)
+        answers = [answer async for answer in worker.run(job_of(log))]
+        assert [type(answer) for answer in answers] == [CleanedGroup] * (len(answers) - 1) + [PassReport]
+        report = answers[-1]
+        assert isinstance(report, PassReport)
+        assert (report.cleaned_to, report.keys, report.records_read) == (60, KEYS, 60)
+        assert report.peak_memory_bytes > 20 << 20
+    await worker.close()
+    assert worker.pid is None
+
+
+def test_it_ends_with_its_standard_input_in_the_middle_of_a_pass(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 20)
+    command = [sys.executable, "-m", "highwater.log_storage.cleaner_process", json.dumps({"bytes_per_second": 1})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(job_of(log).to_json().encode() + b"\n")
+        process.stdin.close()
+        assert process.wait(PATIENCE_S) == 0
+    assert len(records_of(log)) == 60
+
+
+def test_a_damaged_batch_is_not_carried_over(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 20)
+    path = log.segments[1].path
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CleanerError, match=path.name):
+        run_pass(job_of(log), LIMITS, lambda answer: None, lambda moved: None)
+    assert not list(tmp_path.glob("*/*.cleaned*"))
+
+
+def test_a_log_start_that_rises_meanwhile_stops_it(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 40)
+    job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
+    groups: list[Answer] = []
+    run_pass(job, LIMITS, groups.append, lambda moved: None)
+    log.raise_log_start(log.segments[1].base_offset + 1)
+    left = [record.offset for record in records_of(log)]
+    first, second = groups[:2]
+    assert isinstance(first, CleanedGroup)
+    assert isinstance(second, CleanedGroup)
+    assert not swap_in(log, first, present)
+    assert [record.offset for record in records_of(log)] == left
+
+
+def test_records_without_a_key_from_before_the_policy_go(tmp_path: Path) -> None:
+    """RULES 10.3."""
+    log = make_log(tmp_path / "t-0", CONFIG)
+    log.append_as_leader(encode([(None, b"a"), (b"k", b"b"), (None, b"c")], False, Codec.LZ4), 1, 0, 0)
+    log.append_as_leader(encode([(None, b"d"), (b"l", None)], True, Codec.ZSTD), 1, 3, 0)
+    log.roll(5, log.producers)
+    log.flush()
+    log.raise_high_watermark(5)
+    job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
+    groups: list[Answer] = []
+    assert run_pass(job, LIMITS, groups.append, lambda moved: None).keyless_dropped == 3
+    for group in groups:
+        assert isinstance(group, CleanedGroup)
+        assert swap_in(log, group, present)
+    assert [(record.offset, record.key, record.value) for record in records_of(log)] == [
+        (1, b"k", b"b"),
+        (4, b"l", None),
+    ]
+    # The tombstone's batch tells from when on it may go.
+    horizons = [header.delete_horizon_ms for header in log.headers()]
+    assert horizons == [None, NOW + CONFIG.delete_retention_ms]
+
+
+def test_cleaned_segments_are_as_old_as_the_last_they_replace_and_small_ones_become_one(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 40)
+    mtimes = {segment.base_offset: segment.path.stat().st_mtime_ns for segment in log.segments}
+    job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
+    many = len(present)
+    groups: list[Answer] = []
+    run_pass(job, LIMITS, groups.append, lambda moved: None)
+    for group in groups:
+        assert isinstance(group, CleanedGroup)
+        assert swap_in(log, group, present)
+        replaced = next(each for each in log.segments if each.base_offset == group.base_offsets[0])
+        assert replaced.path.stat().st_mtime_ns == mtimes[group.base_offsets[-1]]
+    log.cleaned_to = log.segments[-1].base_offset
+    fill(log, 40, 5)
+    job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
+    again: list[Answer] = []
+    run_pass(job, LIMITS, again.append, lambda moved: None)
+    assert max(len(group.base_offsets) for group in again if isinstance(group, CleanedGroup)) > 3
+    for group in again:
+        assert isinstance(group, CleanedGroup)
+        assert swap_in(log, group, present)
+    assert len(log.segments) < many / 2
+    log.close()
+    assert not problems(log.directory)
+
+
+def test_a_pass_that_changes_nothing_leaves_the_files_as_they_are(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    values = [b"%d" % number * 100 for number in range(12)]
+    for first in range(0, 12, 3):
+        keys = [b"key-%d" % number for number in range(first, first + 3)]
+        log.append_as_leader(encode_lists([1] * 3, keys, values[first : first + 3]), 1, first, 0)
+    log.roll(12, log.producers)
+    log.flush()
+    log.raise_high_watermark(12)
+    sizes = [segment.size_bytes for segment in log.segments]
+    assert min(sizes[:-1]) > CONFIG.segment_bytes / 2 or len(sizes) == 2
+    groups: list[Answer] = []
+    report = run_pass(job_of(log), LIMITS, groups.append, lambda moved: None)
+    assert (groups, report.records_dropped, report.cleaned_to) == ([], 0, 12)
+
+
+def test_a_large_batch_is_read_whole_and_a_map_without_room_is_refused(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    content = encode_lists([1] * 500, [b"key"] * 500, [b"%d" % number for number in range(500)])
+    log.append_as_leader(content, 1, 0, 0)
+    log.roll(500, log.producers)
+    log.flush()
+    log.raise_high_watermark(500)
+    assert read_header(content).size_bytes > 64
+    cleaner = Cleaner(job_of(log), PassLimits(map_bytes=3 * ENTRY_BYTES, io_bytes=64), seed=1)
+    assert cleaner.build_map() == 500
+    assert cleaner.keys == 1
+    [group] = cleaner.groups()
+    assert cleaner.clean(group) is not None
+    with pytest.raises(ValueError, match=r"log\.cleaner\.dedupe\.buffer\.size"):
+        Cleaner(job_of(log), PassLimits(map_bytes=ENTRY_BYTES))
+
+
+def test_a_measurement_of_a_directory(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 40)
+    log.close()
+    command = [sys.executable, "-m", "highwater.log_storage.offline_cleaning", str(log.directory)]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S).stdout)
+    assert (told["passes"], told["records_read"]) == (1, 120)
+    assert told["records_dropped"] >= 120 - KEYS - 3
+    assert told["seconds"] > 0
+    assert told["peak_memory_bytes"] > pa.total_allocated_bytes()
