@@ -25,15 +25,20 @@ class WalkedBatch:
 
 
 def walk_checked(
-    segment: Segment, position: int, expected: int, *, checked: bool
+    segment: Segment, position: int, *, checked: bool, end_offset: int | None = None
 ) -> Iterator[WalkedBatch | DamagedRange]:
-    """The batches of a segment from `position` on, where offset `expected` or a later one stands, and what is damaged
-    between them. A damaged batch whose header can still be believed is passed over; else the rest of the segment is
-    damaged. Raises `OSError`."""
-    end = segment.size_bytes
+    """The batches of a segment from `position` on, and what is damaged between them; with `checked` by their CRCs too.
+    A damaged batch whose header can still be believed is passed over; else the rest of the segment is damaged. Base
+    offsets are not under the CRC: they must rise, and of a sealed segment stay below its `end_offset`. Raises
+    `OSError`."""
+    end, expected = segment.size_bytes, segment.base_offset
     while position < end:
         try:
             for found, header in segment.headers(position, checked=checked):
+                if header.base_offset < expected or (end_offset is not None and header.next_offset > end_offset):
+                    place = f"offsets {header.base_offset} to {header.last_offset} stand where {expected} is expected"
+                    yield _rest(segment, expected, f"{segment.path}, position {found}: {place}")
+                    return
                 yield WalkedBatch(found, header)
                 expected = header.next_offset
                 position = found + header.size_bytes
@@ -42,11 +47,15 @@ def walk_checked(
             problem = f"{segment.path}, {error}"
             header_there = _header_at(segment, error.position, end)
             if header_there is None or not expected <= header_there.base_offset < segment.end_offset:
-                yield DamagedRange(expected, max(segment.end_offset - 1, expected), problem)
+                yield _rest(segment, expected, problem)
                 return
             yield DamagedRange(header_there.base_offset, header_there.last_offset, problem)
             expected = header_there.next_offset
             position = error.position + header_there.size_bytes
+
+
+def _rest(segment: Segment, first_offset: int, problem: str) -> DamagedRange:
+    return DamagedRange(first_offset, max(segment.end_offset - 1, first_offset), problem)
 
 
 def _header_at(segment: Segment, position: int, end: int) -> BatchHeader | None:
@@ -69,8 +78,13 @@ class KnownDamage:
         if found:
             self._found[segment] = found
 
+    def __contains__(self, segment: Segment) -> bool:
+        return segment in self._found
+
     def of(self, segments: list[Segment]) -> list[DamagedRange]:
         """In the order of the log."""
+        if not self._found:
+            return []
         for segment in set(self._found).difference(segments):
             del self._found[segment]
         return [damaged for segment in sorted(self._found, key=_base_offset) for damaged in self._found[segment]]

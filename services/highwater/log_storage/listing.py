@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from highwater.log_storage.answers import fill_log, refuse
@@ -40,13 +40,12 @@ def list_batches(
     `OSError`."""
     page = ListedBatches(next_offset=offset)
     for segment in segments:
-        expected = page.next_offset if position else segment.base_offset
-        for found in walk_checked(segment, position, expected, checked=checked):
+        for found in walk_checked(segment, position, checked=checked):
             last_offset = found.last_offset if isinstance(found, DamagedRange) else found.header.last_offset
             if last_offset < offset:
                 continue
             if isinstance(found, DamagedRange):
-                page.damaged.append(found)
+                page.damaged.append(replace(found, first_offset=max(found.first_offset, page.next_offset)))
             else:
                 page.headers.append(found.header)
                 page.checked_bytes += found.header.size_bytes if checked else 0
@@ -83,7 +82,7 @@ class Listing(ServicerCore):
     async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, checked: bool) -> ListedBatches:
         if offset >= log.log_end_offset:
             return ListedBatches(next_offset=log.log_end_offset)
-        segments, position = log.place_of(offset)
+        segments, position = log.place_of(offset, hosted.damage)
         try:
             return await self._in_thread(_page_of, segments, position, offset, limit, checked)
         except OSError as error:

@@ -63,10 +63,8 @@ class Scrubber:
                 if found:
                     found = await self._read(segment)  # once more: it may have been the way from the disk
             except OSError as error:
-                if segment in hosted.log.segments:  # else it was let go meanwhile
-                    _log.error("cannot scrub %s: %s", segment.path, error)
-                    hosted.log.disk.note(error)
-                continue
+                # A sector that cannot be read, say; whether all of the disk has failed, its other users will find.
+                found = [DamagedRange(segment.base_offset, segment.end_offset - 1, f"{segment.path}: {error}")]
             if segment not in hosted.log.segments:
                 continue
             hosted.damage.note(segment, found)
@@ -78,7 +76,7 @@ class Scrubber:
 
     async def _read(self, segment: Segment) -> list[DamagedRange]:
         """What is damaged in it. Raises `OSError`."""
-        walk = walk_checked(segment, 0, segment.base_offset, checked=True)
+        walk = walk_checked(segment, 0, checked=True, end_offset=segment.end_offset)
         found: list[DamagedRange] = []
         position = 0
         while position >= 0:
