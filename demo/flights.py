@@ -331,7 +331,7 @@ def on_spark(python: str, bootstrap: str, content: bytes, directory: Path) -> bo
     try:
         check_java()
     except UserError as error:
-        screen.print(f"[yellow]without Spark: {error}[/yellow]", soft_wrap=True)
+        screen.print(f"[yellow]without Spark: {error}[/yellow]")
         return True
     directory.mkdir()
     file = directory / "flights.csv"
