@@ -23,6 +23,7 @@ from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 
 _NO_BOUND = 2**63 - 1
+_TOLD_BYTES = 1 << 20  # of progress at once
 
 _log: logging.Logger = get_logger("log_storage.recovery")
 
@@ -52,7 +53,7 @@ def open_log(
     After an unclean stop every segment that ends above the recovery point is scanned: it is cut at the first batch
     that is damaged or does not continue the log, and later segments are dropped. Segments below the recovery point
     were on disk; damage there is not cut away, because acknowledged records would be lost without a word (RULES 4.4):
-    whoever reads it is told. `scanned` is called with the bytes of each batch that has been checked.
+    whoever reads it is told. `scanned` is called with the bytes that have been checked since the last call.
 
     Raises `LogError` (LOG_STORAGE_ERROR), `OSError`.
     """
@@ -169,7 +170,7 @@ class _Walk:
             expected = segment.end_offset
 
     def _check_segment(self, segment: Segment) -> None:
-        expected = segment.base_offset
+        expected, scanned = segment.base_offset, 0
         for position, header in segment.headers(0, checked=True):
             # A base offset is not under the CRC. Where batches may have gaps between them, only a lower one shows.
             gap = header.base_offset > expected and header.base_offset > self._known.recovery_point and not self.gaps
@@ -179,16 +180,21 @@ class _Walk:
                 raise CorruptBatchError(
                     position, f"leader epoch {header.partition_leader_epoch} comes after {self._last_epoch}"
                 )
-            segment.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
+            size = header.size_bytes
+            segment.note(position, size, header.last_offset, header.max_timestamp)
             self._take(header)
-            self._scanned(header.size_bytes)
             expected = header.next_offset
+            scanned += size
+            if scanned >= _TOLD_BYTES:
+                self._scanned(scanned)
+                scanned = 0
+        self._scanned(scanned)
 
     def _take(self, header: BatchHeader) -> None:
         if header.base_offset >= self.producers_from:
             self.producers.update(header, header.base_offset, self._now_ms)
         epoch = header.partition_leader_epoch
-        if epoch != self._last_epoch or not self._found.entries:
+        if epoch != self._found.latest_epoch:
             self._found.assign(epoch, header.base_offset)
             self._last_epoch = epoch
 

@@ -32,17 +32,18 @@ def scan_batches(
             header = read_header(chunk, inside)
         except CorruptBatchError as error:
             raise CorruptBatchError(position, error.reason) from None
-        if header.size_bytes > end - position:
-            raise CorruptBatchError(position, f"truncated: {end - position} of {header.size_bytes} bytes")
+        size = header.size_bytes
+        if size > end - position:
+            raise CorruptBatchError(position, f"truncated: {end - position} of {size} bytes")
         if verify:
-            if len(chunk) - inside < header.size_bytes:
-                size = min(chunk_bytes, end - position)
-                chunk, chunk_start, inside = os.pread(descriptor, size, position), position, 0
+            if len(chunk) - inside < size:
+                chunk, chunk_start, inside = os.pread(descriptor, min(chunk_bytes, end - position), position), position, 0
             # A copy is cheaper than a view for what is small, and a large batch makes up for the view.
-            source = chunk if header.size_bytes < COPIED_BYTES else memoryview(chunk)
-            _verify(descriptor, position, header, source[inside : inside + header.size_bytes])
+            source = chunk if size < COPIED_BYTES else memoryview(chunk)
+            if len(chunk) - inside < size or crc32c(source[inside + CHECKED_FROM : inside + size]) != header.crc:
+                _verify(descriptor, position, header, source[inside : inside + size])
         yield position, header
-        position += header.size_bytes
+        position += size
 
 
 @dataclass(frozen=True, slots=True)
