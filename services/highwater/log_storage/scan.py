@@ -37,7 +37,8 @@ def scan_batches(
             raise CorruptBatchError(position, f"truncated: {end - position} of {size} bytes")
         if verify:
             if len(chunk) - inside < size:
-                chunk, chunk_start, inside = os.pread(descriptor, min(chunk_bytes, end - position), position), position, 0
+                chunk = os.pread(descriptor, min(chunk_bytes, end - position), position)
+                chunk_start, inside = position, 0
             # A copy is cheaper than a view for what is small, and a large batch makes up for the view.
             source = chunk if size < COPIED_BYTES else memoryview(chunk)
             if len(chunk) - inside < size or crc32c(source[inside + CHECKED_FROM : inside + size]) != header.crc:
