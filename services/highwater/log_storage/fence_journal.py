@@ -31,10 +31,10 @@ class FenceJournal:
     """The fences of one log directory. A write that fails is cut off again (no space: a later one may succeed). After
     an fsync has failed, or the cut, it refuses all others, because what is on disk is no longer known."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file and writes it anew. Raises `OSError`, `FenceJournalError`."""
+    def __init__(self, path: Path, *, clean: bool = False) -> None:
+        """Reads the file and writes it anew; `clean` as for `read_fences`. Raises `OSError`, `FenceJournalError`."""
         self._path = path
-        self.fences = read_fences(path)
+        self.fences = read_fences(path, clean=clean)
         self._failure: OSError | None = None
         self._unwritten: dict[PartitionKey, Fence] = {}
         self._descriptor = -1
@@ -147,8 +147,9 @@ def _line(entries: Iterable[list[object]]) -> bytes:
     return b"%08x %s\n" % (crc32c(body), body)
 
 
-def read_fences(path: Path) -> dict[PartitionKey, Fence]:
-    """What the file says, without writing it anew. Raises `OSError`, `FenceJournalError`."""
+def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]:
+    """What the file says, without writing it anew. `clean`: it was closed in good order, so that its last line cannot
+    be torn. Raises `OSError`, `FenceJournalError`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -160,7 +161,9 @@ def read_fences(path: Path) -> dict[PartitionKey, Fence]:
     for number, line in enumerate(lines, 1):
         crc, _, body = line.partition(b" ")
         if crc != b"%08x" % crc32c(body):
-            if 1 < number == last:  # torn: it was not answered for. The first was there whole before the file was
+            if (
+                1 < number == last and not clean
+            ):  # torn: it was not answered for. The first was there whole before the file was
                 break
             raise FenceJournalError(
                 f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. Restore the "

@@ -83,7 +83,7 @@ class LogDir:
         if not self.properties.directory_id:
             self._write_properties(self.properties.cluster_id, format_topic_id(secrets.token_bytes(16)))
         self.tail_lost = boot.tail_lost(self.record, self.present_boot, self.clean)
-        self._fences = FenceJournal(self.path / FENCE_JOURNAL)
+        self._fences = FenceJournal(self.path / FENCE_JOURNAL, clean=self.clean)
 
     def _give_up(self, reason: str) -> None:
         self.unlock()
@@ -144,8 +144,8 @@ class LogDir:
         self._write_properties(cluster_id, self.properties.directory_id)
 
     def _write_properties(self, cluster_id: str, directory_id: str) -> None:
-        properties = MetaProperties(cluster_id, directory_id)
-        meta_properties.write(self.path, self._broker_id, properties)
+        properties = MetaProperties(cluster_id, directory_id, str(self._broker_id))
+        meta_properties.write(self.path, properties)
         self.properties = properties
 
     def _write_record(self, flush_every_message: bool) -> None:

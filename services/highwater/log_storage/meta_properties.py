@@ -13,6 +13,7 @@ from pathlib import Path
 from highwater.log_storage.durable import replace_file
 
 FILE_NAME = "meta.properties"
+_BROKER_ID = "broker.id"
 _CLUSTER_ID = "cluster.id"
 _DIRECTORY_ID = "directory.id"
 
@@ -21,6 +22,7 @@ _DIRECTORY_ID = "directory.id"
 class MetaProperties:
     cluster_id: str = ""  # empty: not recorded yet
     directory_id: str = ""  # 22 characters, as Kafka prints a UUID; empty: not recorded yet
+    broker_id: str = ""
 
 
 def read(directory: Path) -> MetaProperties:
@@ -30,12 +32,12 @@ def read(directory: Path) -> MetaProperties:
     except FileNotFoundError:
         return MetaProperties()
     found = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    return MetaProperties(found.get(_CLUSTER_ID, ""), found.get(_DIRECTORY_ID, ""))
+    return MetaProperties(found.get(_CLUSTER_ID, ""), found.get(_DIRECTORY_ID, ""), found.get(_BROKER_ID, ""))
 
 
-def write(directory: Path, broker_id: int, properties: MetaProperties) -> None:
+def write(directory: Path, properties: MetaProperties) -> None:
     """Durable when it returns. Raises `OSError`."""
-    lines = ["version=0", f"broker.id={broker_id}"]
+    lines = ["version=0", f"{_BROKER_ID}={properties.broker_id}"]
     if properties.cluster_id:
         lines.append(f"{_CLUSTER_ID}={properties.cluster_id}")
     lines.append(f"{_DIRECTORY_ID}={properties.directory_id}")

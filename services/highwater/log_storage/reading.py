@@ -95,6 +95,8 @@ class LogReading(LogCore):
                 found = segment.position_of(offset)
                 if found is not None:
                     position, header = found
+                    if header.last_offset >= self.log_end_offset:  # base offsets are not under the CRC
+                        raise CorruptBatchError(position, f"offset {header.last_offset} is beyond the log end")
                     if header.base_offset >= bound:
                         return None
                     return ReadPlan(self.disk, segment, position, max_bytes, bound)

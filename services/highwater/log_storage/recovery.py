@@ -162,6 +162,8 @@ class _Walk:
                     raise CorruptBatchError(0, f"the log ends at {expected}, the segment begins above it")
                 self._check_segment(segment)
             except CorruptBatchError as error:
+                if segment.end_offset < self._known.recovery_point:
+                    raise  # it was on disk: what is committed is not dropped without a word (RULES 7.6)
                 _cut(segments, number, error)
                 return
             except OSError as error:

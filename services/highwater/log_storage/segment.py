@@ -257,7 +257,13 @@ class Segment:
         self.time_index.reset()
         self._forget_notes()
         end_offset = self.end_offset
+        expected = self.base_offset
         for position, header in self.headers(0):
+            if header.base_offset < expected or not self.takes(header.last_offset):
+                raise CorruptBatchError(
+                    position, f"offsets {header.base_offset} to {header.last_offset} cannot be here"
+                )
+            expected = header.next_offset
             self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
         self.end_offset = max(self.end_offset, end_offset)
         if self._max_timestamp >= 0:
@@ -319,12 +325,14 @@ class Segment:
         return self._find(self.offset_index.lookup(offset), offset)
 
     def _find(self, start: int, offset: int) -> tuple[int, BatchHeader] | None:
-        first = True
+        first, expected = True, self.base_offset
         file = self._opened()
         for position, header in scan_batches(file.number, start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if first and start and header.base_offset > offset:
                 raise CorruptBatchError(start, f"the index leads to offset {header.base_offset} for {offset}")
-            first = False
+            if header.base_offset < expected:  # it is not under the CRC
+                raise CorruptBatchError(position, f"base offset {header.base_offset}, the log goes on at {expected}")
+            first, expected = False, header.next_offset
             if header.last_offset >= offset:
                 return position, header
         return None

@@ -5,23 +5,37 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from highwater.log_storage import checkpoints, fence_journal, partition_metadata, producer_snapshots
+from highwater.log_storage import (
+    boot,
+    checkpoints,
+    fence_journal,
+    future_files,
+    meta_properties,
+    partition_metadata,
+    producer_snapshots,
+)
 from highwater.log_storage.checkpoints import CheckpointError
 from highwater.log_storage.disk import LOCK
 from highwater.log_storage.dump import dump_index, dump_segment
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.fence_journal import FenceJournalError
+from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotError
 from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader
 from highwater.rpc.server import UserError
 
-_OFFSET_CHECKPOINTS = (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS)
+_OF_EVERY_LOG = (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS)
+_OFFSET_CHECKPOINTS = (*_OF_EVERY_LOG, checkpoints.CLEANER_OFFSETS)
+_DIRECTORY_ID = re.compile(r"[A-Za-z0-9_-]{22}")
 _TOLD = 10
 
 
@@ -47,22 +61,29 @@ def verify(directory: Path) -> Iterator[VerifiedFile]:
             yield from verify_log(directory, {})
             return
         logs = [path for path in sorted(directory.iterdir()) if _is_log(path)]
+        futures = [path for path in sorted(directory.iterdir()) if future_files.partition_of(path.name) is not None]
         if not logs and not (directory / LOCK).exists():
             raise UserError(f"{directory} holds no log: name a directory of log.dirs, or <topic>-<partition> in one")
+        clean = (directory / CLEAN_SHUTDOWN).exists()
+        present = {of for path in logs if (of := partition_metadata.parse_directory_name(path.name)) is not None}
         bounds: dict[str, Mapping[checkpoints.TopicPartition, int]] = {}
         for name in _OFFSET_CHECKPOINTS:
-            yield _verify_checkpoint(directory / name, bounds)
-        journal = VerifiedFile(directory / fence_journal.FILE_NAME)
-        try:
-            fence_journal.read_fences(journal.path)
-        except (FenceJournalError, ValueError) as error:
-            journal.problems.append(str(error))
-        yield journal
+            verified = _verify_checkpoint(directory / name, bounds)
+            if clean and name in bounds and not futures:
+                verified.problems += _compare(set(bounds[name]), present, complete=name in _OF_EVERY_LOG)
+            yield verified
+        fences: dict[PartitionKey, Fence] = {}
+        verified = _verify_fences(directory / fence_journal.FILE_NAME, fences, clean=clean)
+        yield verified
+        fenced = None if verified.problems else fences.keys()
+        yield from _verify_properties(directory)
         for path in logs:
             name_and_partition = partition_metadata.parse_directory_name(path.name)
             assert name_and_partition is not None
             known = {name: offsets.get(name_and_partition, 0) for name, offsets in bounds.items()}
-            yield from verify_log(path, known)
+            yield from verify_log(path, known, fenced, clean=clean)
+        for path in futures:
+            yield from verify_log(path, {})
 
 
 def _is_log(path: Path) -> bool:
@@ -95,22 +116,74 @@ def _verify_checkpoint(path: Path, bounds: dict[str, Mapping[checkpoints.TopicPa
     return verified
 
 
-def verify_log(directory: Path, known: Mapping[str, int]) -> Iterator[VerifiedFile]:
-    """The files of one log; `known` is what the offset checkpoints say of it. Raises `OSError`."""
+def _compare(
+    entries: set[checkpoints.TopicPartition], present: set[checkpoints.TopicPartition], *, complete: bool
+) -> Iterator[str]:
+    """After a clean stop a checkpoint has the logs that there are, and no others."""
+    for topic, partition in sorted(entries - present):
+        yield f"it has an entry of {topic}-{partition}, which is not there"
+    for topic, partition in sorted(present - entries) if complete else ():
+        yield f"it has no entry of {topic}-{partition}"
+
+
+def _verify_fences(path: Path, fences: dict[PartitionKey, Fence], *, clean: bool) -> VerifiedFile:
+    verified = VerifiedFile(path)
+    try:
+        fences.update(fence_journal.read_fences(path, clean=clean))
+    except (FenceJournalError, ValueError) as error:
+        verified.problems.append(str(error))
+    return verified
+
+
+def _verify_properties(directory: Path) -> Iterator[VerifiedFile]:
+    """Whose directory it is: two files have to agree. They are there from the first start on."""
+    record, boot_record = boot.read_record(directory), VerifiedFile(directory / boot.FILE_NAME)
+    if boot_record.path.exists() and record is None:
+        boot_record.problems.append("it is no boot record: the next start takes the tail for lost")
+    yield boot_record
+    verified = VerifiedFile(directory / meta_properties.FILE_NAME)
+    if not verified.path.exists():
+        return
+    properties = meta_properties.read(directory)
+    if not _DIRECTORY_ID.fullmatch(properties.directory_id):
+        verified.problems.append(f"directory.id={properties.directory_id} is no id")
+    if record is not None and properties.broker_id != str(record.broker_id):
+        verified.problems.append(f"broker.id={properties.broker_id}; {boot.FILE_NAME} has {record.broker_id}")
+    if record is not None and record.directory_ids and properties.directory_id not in record.directory_ids:
+        verified.problems.append(f"directory.id={properties.directory_id} is not among those in {boot.FILE_NAME}")
+    yield verified
+
+
+def verify_log(
+    directory: Path, known: Mapping[str, int], fenced: Collection[PartitionKey] | None = None, *, clean: bool = False
+) -> Iterator[VerifiedFile]:
+    """The files of one log; `known` is what the offset checkpoints say of it, `fenced` are all logs of the directory
+    that have a fence, `clean` tells whether it was stopped cleanly. Raises `OSError`."""
     metadata = VerifiedFile(directory / partition_metadata.FILE_NAME)
     try:
-        if partition_metadata.read(directory) is None:
+        topic_id = partition_metadata.read(directory)
+        if topic_id is None:
             metadata.problems.append("missing: without its topic id nobody can ask for the log")
+        elif fenced is not None and _unfenced(directory, topic_id, fenced):
+            metadata.problems.append("its topic id has no fence, and yet there are batches: it is not the log's")
     except PartitionMetadataError as error:
         metadata.problems.append(str(error))
     yield metadata
     walk = _LogWalk()
     for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
         yield from walk.segment(path)
-    yield walk.ends(directory, known)
-    yield walk.epochs(directory / checkpoints.LEADER_EPOCHS)
+    yield walk.ends(directory, known, clean=clean)
+    yield walk.epochs(directory / checkpoints.LEADER_EPOCHS, clean=clean)
     for path in sorted(directory.glob(f"*{SNAPSHOT_SUFFIX}")):
         yield walk.snapshot(path)
+
+
+def _unfenced(directory: Path, topic_id: bytes, fenced: Collection[PartitionKey]) -> bool:
+    """Nothing is appended without a fence (RULES 3.1): another id than the log's shows in that."""
+    name = partition_metadata.parse_directory_name(directory.name)
+    if name is None or PartitionKey(topic_id, name[1]) in fenced:
+        return False
+    return any(path.stat().st_size for path in directory.glob(f"*{LOG_SUFFIX}"))
 
 
 class _LogWalk:
@@ -168,8 +241,8 @@ class _LogWalk:
         self.last_epoch = max(self.last_epoch, header.partition_leader_epoch)
         self.epoch_starts.setdefault(header.partition_leader_epoch, header.base_offset)
 
-    def ends(self, directory: Path, known: Mapping[str, int]) -> VerifiedFile:
-        """The log as a whole: it reaches as far as the checkpoints say."""
+    def ends(self, directory: Path, known: Mapping[str, int], *, clean: bool) -> VerifiedFile:
+        """The log as a whole: it reaches as far as the checkpoints say, after a clean stop exactly."""
         verified = VerifiedFile(directory)
         if self.first_offset is None:
             verified.problems.append("there is no segment")
@@ -178,11 +251,19 @@ class _LogWalk:
             for name, offset in known.items()
             if offset > self.next_offset
         ]
+        flushed = known.get(checkpoints.RECOVERY_POINTS, self.next_offset)
+        if clean and flushed < self.next_offset:
+            verified.problems.append(
+                f"the log ends at {self.next_offset}, a clean stop left it flushed up to {flushed}"
+            )
+        start = known.get(checkpoints.LOG_STARTS, self.next_offset)
+        if clean and start < (self.first_offset or 0):
+            verified.problems.append(f"the log begins at {self.first_offset}, {checkpoints.LOG_STARTS} says {start}")
         return verified
 
-    def epochs(self, path: Path) -> VerifiedFile:
-        """An epoch begins where the file says, as far as its batches are still there. The file may lack the last ones
-        (it is written by flushes), and have some that have written nothing."""
+    def epochs(self, path: Path, *, clean: bool) -> VerifiedFile:
+        """An epoch begins where the file says, as far as its batches are still there. The file may have some that have
+        written nothing, and, but for a clean stop, lack the last ones (it is written by flushes)."""
         verified = VerifiedFile(path)
         try:
             cache = checkpoints.read_epochs(path)
@@ -195,6 +276,9 @@ class _LogWalk:
                 verified.problems.append(
                     f"leader epoch {epoch} begins at {start_offset}; its first batch is at {found}"
                 )
+        told = {entry.leader_epoch for entry in cache.entries} if cache is not None else set()
+        for epoch in sorted(self.epoch_starts.keys() - told) if clean else ():
+            verified.problems.append(f"leader epoch {epoch}, which begins at {self.epoch_starts[epoch]}, is missing")
         return verified
 
     def snapshot(self, path: Path) -> VerifiedFile:

@@ -483,3 +483,27 @@ async def test_what_is_old_enough_is_flushed(tmp_path: Path, where: str) -> None
         while (await recovery_points())[0] != 3:  # noqa: ASYNC110  (bounded by the test's deadline)
             await asyncio.sleep(0.01)
         assert (await recovery_points())[1] == 0
+
+
+async def test_checkpoints_are_written_by_themselves(tmp_path: Path) -> None:
+    """Recovery points and log starts, high watermarks: each at its interval, as the log then stands."""
+    settings = {
+        "log_flush_offset_checkpoint_interval_ms": "20",
+        "replica_high_watermark_checkpoint_interval_ms": "20",
+        "log_flush_interval_ms": "0",
+        "log_flush_scheduler_interval_ms": "20",
+    }
+    async with running(tmp_path, **settings) as storage:
+        await storage.create(key())
+        await storage.fence(FOLLOWER, 1, [key()])
+        fields = {"partition": key(), "leader_epoch": 1, "leader_high_watermark": 3, "leader_log_start_offset": 2}
+        await storage.append(FOLLOWER, **fields, expected_offset=0, records=batch(4, epoch=1))
+        expected = {
+            "recovery-point-offset-checkpoint": "0\n1\nt 0 4\n",
+            "log-start-offset-checkpoint": "0\n1\nt 0 2\n",
+            "replication-offset-checkpoint": "0\n1\nt 0 3\n",
+        }
+        while True:
+            if {name: (tmp_path / "data" / name).read_text() for name in expected} == expected:
+                break
+            await asyncio.sleep(0.01)

@@ -81,7 +81,7 @@ def test_the_directories_are_one_set(dirs: tuple[Path, Path], manager: LogManage
 
 def test_directories_of_two_clusters(dirs: tuple[Path, Path], manager: LogManager) -> None:
     manager.close()
-    meta_properties.write(dirs[1], 1, MetaProperties("another", "b" * 22))
+    meta_properties.write(dirs[1], MetaProperties("another", "b" * 22, "1"))
     with pytest.raises(UserError, match="several clusters"):
         opened(*dirs)
 
