@@ -51,12 +51,19 @@ class CleanerWorker:
         raise WorkerDiedError(f"the cleaner's process has ended with status {process.returncode}")
 
     async def _start(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *_command(self._limits),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LONGEST_LINE_BYTES,
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *_command(self._limits),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE_BYTES,
+            )
         )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._process = await starting  # for `close` to end it
+            raise
 
     def kill(self) -> None:
         """Stops a pass at once; `run` then raises `WorkerDiedError`."""
@@ -69,7 +76,7 @@ class CleanerWorker:
         self.kill()
         if self._process is not None:
             process, self._process = self._process, None
-            await process.wait()
+            await process.communicate()  # to the end of its pipes, so that nothing of them is left
 
 
 def _command(limits: PassLimits) -> list[str]:
