@@ -407,9 +407,10 @@ class Sender:
         if answer is None or not self._accepted(answer[0]) or not reign.holds(self):
             return False
         answers = []
-        for key, (error, tail) in answer[1].items():
+        for key, (error, tail, offline, damaged) in answer[1].items():
             at = LogTail(*tail) if tail[1] >= 0 else None
-            answers.append(InstructionAnswer(key, told[key].versioned.state.leader_epoch, error, at))
+            epoch = told[key].versioned.state.leader_epoch
+            answers.append(InstructionAnswer(key, epoch, error, at, offline, damaged))
         good = {each.key for each in answers if each.error is ErrorCode.NONE}
         self.outbox.instructed(batch, told.keys() - good, reign.owner.now_ms)
         reign.perform(cluster.instruction_answered(self.outbox.broker_id, self.broker.broker_epoch, answers))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from highwater.metadata.models import PartitionKey
+
 from .controllers import Controller
 from .etcd import ETCD
 from .scheduler import Process
@@ -108,6 +110,43 @@ class Faults:
         world.history.lost_tail(node.broker_id, list(node.disk.logs))
         node.held = True
         self._later(self._outage_ms() + 200, self._bring_back, node)
+
+    def _damage_log(self) -> None:
+        """RULES 7.6: scrubbing finds that a batch of a log is not what was written."""
+        node = self._node()
+        manager = node.server()
+        if manager is None or node.storage is None or not node.storage.alive:
+            return
+        logs = [log for key, log in node.disk.logs.items() if log.batches and key in manager.broker.hosted]
+        if logs:
+            log = self._random.choice(logs)
+            log.damaged_from = self._random.choice(log.batches).base_offset
+            self._say("damage", node.broker_id, log.key, log.damaged_from)
+            manager.broker.damaged_logs.found({log.key})
+
+    def _fail_log(self) -> None:
+        """RULES 7.7: a log is offline, others of the broker are not, until log-storage is started again."""
+        node = self._node()
+        storage = node.storage
+        if storage is None or not storage.alive or node.held or not node.disk.logs:
+            return
+        log = self._random.choice(list(node.disk.logs.values()))
+        log.offline = True
+        self._say("fail log", node.broker_id, log.key)
+        if self._random.random() < 0.7:  # the broker hears of it before anybody asks for the log
+            self._later(int(self._random.expovariate(1 / 300)), self._tell_offline, node, log.key)
+        self._later(self._outage_ms(), self._start_storage_again, node, storage)
+
+    def _tell_offline(self, node: Node, key: PartitionKey) -> None:
+        manager, log = node.server(), node.disk.logs.get(key)
+        if manager is not None and log is not None and log.offline:
+            manager.broker.offline_logs.seen([key])
+
+    def _start_storage_again(self, node: Node, storage: Process) -> None:
+        if node.storage is storage and storage.alive and not node.held:
+            self._say("start storage again", node.broker_id)
+            storage.kill()
+            node.start_storage()
 
     def _is_whole(self, node: Node) -> bool:
         """Whether it has again all that it may have lost."""

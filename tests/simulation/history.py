@@ -41,6 +41,7 @@ class History:
         self._committed: dict[PartitionKey, dict[int, Batch]] = defaultdict(dict)
         self._offset_of: dict[PartitionKey, dict[int, int]] = defaultdict(dict)  # payload -> base offset
         self._lost_tails: set[tuple[int, PartitionKey]] = set()  # replicas that may miss what their ISR has (7.2)
+        self._cut: set[tuple[int, PartitionKey]] = set()  # replicas that dropped what was damaged (7.6), not back yet
         self._leads: dict[tuple[PartitionKey, int], tuple[int, str, str]] = {}  # 5: (key, epoch) -> its one author
         self._in_etcd: dict[tuple[PartitionKey, int], int] = {}  # 5: (key, epoch) -> leader, as written
         self._chains: dict[tuple[PartitionKey, int, int], int] = {}  # 4: (key, offset, epoch) -> the log up to there
@@ -75,6 +76,7 @@ class History:
             raise InvariantError("6 (never empty)", f"{writer} emptied the ISR of {key}")
         if new.leader != NO_LEADER and new.leader not in new.isr:
             raise InvariantError("6 (holds the leader)", f"{key}: {new}")
+        self._cut.difference_update((member, key) for member in new.isr)
         self._in_etcd[key, new.leader_epoch] = new.leader
         if new.leader_epoch == new.unclean_epoch and (old is None or old.unclean_epoch != new.unclean_epoch):
             self._unclean_election(key, new.leader)
@@ -122,6 +124,15 @@ class History:
         mark = self._marks.get(("follower", broker_id, log.key), 0)
         if mark > log.high_watermark:
             self._marks["follower", broker_id, log.key] = log.high_watermark
+
+    def damage_dropped(self, broker_id: int, log: Log, dropped: Sequence[Batch]) -> None:
+        """RULES 7.6. A leader that has not heard of it may go on counting what this replica had acknowledged: the
+        others of its ISR hold that."""
+        state = self.states.get(log.key)
+        if state is not None and log.key not in self.dead and broker_id in (state.leader, *state.isr, *state.elr):
+            raise InvariantError("1 (dropped while it counts)", f"broker {broker_id} cut its log of {log.key}: {state}")
+        self._cut.add((broker_id, log.key))
+        self.truncated(broker_id, log, dropped)
 
     def log_deleted(self, broker_id: int, key: PartitionKey) -> None:
         if key not in self.dead:
@@ -208,7 +219,8 @@ class History:
         for member in {*members, *self.states[key].isr}:
             log = self._disks[member].logs.get(key)
             end = 0 if log is None else log.log_end_offset
-            if end < offset and (member, key) not in self._lost_tails and key not in self.unclean:
+            excused = (member, key) in self._lost_tails or (member, key) in self._cut or key in self.unclean
+            if end < offset and not excused:
                 raise InvariantError(
                     "2 (HW <= LEO)", f"broker {broker_id}: {key} is at {offset}, ISR member {member} ends at {end}"
                 )

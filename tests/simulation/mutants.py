@@ -21,6 +21,7 @@ from highwater.fetcher.follower import Follower, FollowerState
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
 from highwater.replica_manager.actions import HighWatermarkAdvanced, WriteIsr
+from highwater.replica_manager.damaged_logs import DamagedLogs
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.isr import IsrProposals
 from highwater.replica_manager.leadership import Leadership
@@ -326,6 +327,21 @@ def _restarts(settings: Settings) -> None:
     _weights(settings, kill_manager=1, kill_storage=1, kill_broker=1)
 
 
+# 7.6
+
+
+def _counting_and_dropped() -> list[Any]:
+    return [patch.object(DamagedLogs, "_counts", lambda self, state: False)]
+
+
+def _damaged(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 60
+    settings.fault_gap_ms = 150
+    settings.slow, settings.slow_ms = 0.1, 400
+    _weights(settings, damage_log=2, pause_manager=0.5, kill_broker=0.3)
+
+
 MUTANTS = (
     Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
@@ -340,6 +356,7 @@ MUTANTS = (
     ),
     Mutant("an acked offset kept across a truncation", "4.1", _kept_acked_offset, ("1", "2"), _elections),
     Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), _restarts),
+    Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), _damaged),
 )
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import ErrorCode
 from highwater.metadata.models import BrokerRegistration, LiveBroker, PartitionKey
 from highwater.replica_manager.actions import Instruction
+from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
 
 from .etcd import Compare, Delete, Entry, Event, Put, Watch
@@ -30,6 +31,7 @@ class Control:
         self.registration: BrokerRegistration | None = None
         self._registering = False
         self._due = True
+        self.offline_log_reports = 0
         self._lease = 0
         self._epoch_changed = Future()
         self._requests: deque[Callable[[], Any]] = deque()  # instructions are taken one after the other
@@ -81,6 +83,15 @@ class Control:
         broker.log_storage_restarted(incarnation)
         self.register_anew()
 
+    def report_offline_logs(self) -> None:
+        self.offline_log_reports += 1
+        epoch, registration = self.owner.broker.broker_epoch, self.registration
+        if epoch is not None and registration is not None:
+            self.owner.spawn(self._report(epoch, registration))
+
+    async def _report(self, epoch: int, registration: BrokerRegistration) -> None:
+        await self._update(epoch, tail_lost=registration.tail_lost)
+
     def register_anew(self) -> None:
         self._due = True
         if not self._registering:
@@ -121,6 +132,7 @@ class Control:
             incarnation,
             tail_lost=tail_lost,
             shutting_down=self.shutting_down,
+            offline_log_reports=self.offline_log_reports,
         )
         key = ("broker", broker.broker_id)
         found = await owner.etcd(etcd.get, (key,))
@@ -229,6 +241,7 @@ class Control:
                 self.registration.log_storage_incarnation,
                 tail_lost=tail_lost,
                 shutting_down=self.shutting_down,
+                offline_log_reports=self.offline_log_reports,
             )
             result = await owner.etcd(
                 owner.world.etcd.txn, (Compare(key, "create", epoch),), (Put(key, changed, self._lease),)
@@ -352,6 +365,13 @@ class Control:
     async def _create_log(self, instruction: Any) -> ErrorCode:
         broker = self.owner.broker
         key, name = instruction.key, instruction.topic
+        if key in broker.damaged_logs:
+            try:
+                trouble = await broker.damaged_logs.mend(name, key, instruction.versioned.state)
+            except StorageUnavailableError:
+                return ErrorCode.LOG_STORAGE_ERROR
+            if trouble is not None:
+                return trouble.code
         if broker.broker_id not in instruction.replicas or key in broker.hosted:
             return ErrorCode.NONE
         error = await self._create(name, key)
@@ -402,7 +422,10 @@ class Control:
                 if hosted.fencing is not None:
                     outcome = (await hosted.fencing).error  # type: ignore[misc]
                 tail = hosted.log_tail
-            outcomes[instruction.key] = (outcome, tail)
+            failed = outcome is ErrorCode.LOG_STORAGE_ERROR
+            offline = failed and instruction.key in self.owner.broker.offline_logs
+            damaged = failed and instruction.key in self.owner.broker.damaged_logs
+            outcomes[instruction.key] = (outcome, tail, offline, damaged)
         reply((ErrorCode.NONE, outcomes))
 
     async def _stop_replica(self, reply: Reply, controller_epoch: int, broker_epoch: int, stops: Sequence[Any]) -> None:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role as FenceRole
-from highwater.metadata.models import PartitionKey
+from highwater.metadata.etcd_errors import Unavailable
+from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
 from highwater.replica_manager import actions as act
-from highwater.replica_manager.append_stream import Append
+from highwater.replica_manager.append_stream import Append, StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.partition import ACKS_ALL
+from highwater.replica_manager.storage import StorageError
 from highwater.replica_manager.tail_cache import TailBatch
 from highwater.replica_manager.waits import Waits
 
@@ -52,6 +54,9 @@ class SimulatedBroker(Broker):
         self.incarnation = owner.incarnation
         self.fencer = owner.storage_client  # type: ignore[assignment]
         self.isr_changes = owner.isr_changes  # type: ignore[assignment]
+        self.damaged_logs.read_state = owner.read_state
+        self.damaged_logs.register_anew = owner.register_anew
+        self.report_offline_logs = owner.control.report_offline_logs
         self._owner = owner
 
     def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
@@ -127,6 +132,13 @@ class StorageClient:
         for append in sent:
             append.answered(None)
 
+    async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
+        answer = await self.call("on_drop_damaged", key, leader_epoch)
+        if answer is None:
+            raise StorageUnavailableError("no answer")
+        self._owner.storage_seen(answer[1])
+        return StorageError(answer[0])
+
     # As `Fencer`.
 
     def submit(self, key: PartitionKey, fence: act.Fence) -> Future:
@@ -155,7 +167,8 @@ class StorageClient:
                     tuple((entry.leader_epoch, entry.start_offset) for entry in epochs),
                 )
             else:
-                answer = act.FenceAnswer(fence.role, fence.leader_epoch, error)
+                offline = error is ErrorCode.LOG_STORAGE_ERROR
+                answer = act.FenceAnswer(fence.role, fence.leader_epoch, error, offline=offline)
         owner.broker._fenced(key, answer)
         future.set(answer)
 
@@ -229,8 +242,8 @@ class ReplicaManager(Process):
         self.storage_client = StorageClient(self)
         self.isr_changes = IsrChanges(self)
         self.confirmed_until_ms = 0
-        self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
         self.control = Control(self)
+        self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
         self.fetching = Fetching(self.broker, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
@@ -241,11 +254,23 @@ class ReplicaManager(Process):
     def lease_confirmed(self) -> bool:
         return self.now_ms < self.confirmed_until_ms
 
+    async def read_state(self, topic: str, partition: int) -> PartitionState | None:
+        answer = await self.etcd(self.world.etcd.get, (("state", topic, partition),))
+        if answer is None:
+            raise Unavailable("no answer")
+        (entry,) = answer[0]
+        return None if entry is None else entry.value  # type: ignore[no-any-return]
+
+    def register_anew(self) -> None:
+        self.broker.registration_lost()
+        self.control.register_anew()
+
     def storage_seen(self, incarnation: str) -> None:
         self.control.storage_seen(incarnation)
 
     def tick(self) -> None:
         self.broker.tick()
+        self.broker.damaged_logs.tick()
         self.after(self.world.settings.tick_ms, self.tick)
 
     def checkpoint(self) -> None:

@@ -34,6 +34,8 @@ FAULTS = (
     "shut down",
     "recreate topic",
     "prefer leaders",
+    "damage log",
+    "fail log",
 )
 
 

@@ -102,6 +102,8 @@ class Log:
         self.producers = ProducerStates()
         self.flushed = 0  # what is below survives the machine
         self.high_watermark_written = 0  # in the checkpoint
+        self.offline = False  # until log-storage is started again (RULES 7.7)
+        self.damaged_from: int | None = None  # what stands from this batch on is not what was written
 
     @property
     def state(self) -> LogState:
@@ -146,6 +148,7 @@ class Log:
 
     def reopen(self) -> None:
         """As after a start: epochs and producers from the batches, the high watermark from its checkpoint."""
+        self.offline = False
         self.epochs = LeaderEpochCache()
         self.producers = ProducerStates()
         self.producers.rebuild(self.batches)
@@ -229,8 +232,9 @@ class LogStorage(Process):
     ) -> None:
         """(error, log state, epochs, incarnation)."""
         log = self.disk.logs.get(key)
-        if log is None:
-            reply((ErrorCode.UNKNOWN_TOPIC_ID, None, (), self.incarnation))
+        if log is None or log.offline:
+            error = ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR
+            reply((error, None, (), self.incarnation))
             return
         manager = replica_manager_incarnation if role is Role.LEADER else ""
         proposed = Fence(leader_epoch, role, manager, self.incarnation)
@@ -252,8 +256,9 @@ class LogStorage(Process):
         reply((ErrorCode.NONE, log.state, log.epochs.entries, self.incarnation))
 
     def _admit(self, key: PartitionKey, role: Role, leader_epoch: int) -> ErrorCode:
-        if key not in self.disk.logs:
-            return ErrorCode.UNKNOWN_TOPIC_ID
+        log = self.disk.logs.get(key)
+        if log is None or log.offline:
+            return ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR
         return admission(self.disk.fences.get(key), role, leader_epoch, self.incarnation)
 
     def append_as_leader(
@@ -279,8 +284,9 @@ class LogStorage(Process):
         self, error: ErrorCode, log: Log | None, base: int = -1, last: int = -1, *, duplicate: bool = False
     ) -> AppendAnswer:
         state = LogState(-1, -1, -1, -1) if log is None else log.state
+        offline = log is not None and log.offline
         return AppendAnswer(
-            error, "", base, last, duplicate, -1, state.log_end_offset, state.last_epoch, 0, self.incarnation
+            error, "", base, last, duplicate, -1, state.log_end_offset, state.last_epoch, 0, self.incarnation, offline
         )
 
     def append_as_follower(
@@ -346,11 +352,26 @@ class LogStorage(Process):
         self._history.truncated(self.disk.broker_id, log, dropped)
         reply((ErrorCode.NONE, log.state, self.incarnation))
 
+    def on_drop_damaged(self, reply: Reply, key: PartitionKey, leader_epoch: int) -> None:
+        """(error, incarnation). RULES 7.6."""
+        log = self.disk.logs.get(key)
+        fence = self.disk.fences.get(key)
+        if log is None or log.offline:
+            reply((ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR, self.incarnation))
+            return
+        if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (leader_epoch, True):
+            reply((ErrorCode.STALE_FENCE, self.incarnation))
+            return
+        cut, log.damaged_from = log.damaged_from, None
+        if cut is not None and cut < log.log_end_offset:
+            self._history.damage_dropped(self.disk.broker_id, log, log.drop_from(log.batch_start(cut)))
+        reply((ErrorCode.NONE, self.incarnation))
+
     def on_read(self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int) -> None:
         """(error, batches, incarnation)."""
         log = self.disk.logs.get(key)
-        if log is None:
-            reply((ErrorCode.UNKNOWN_TOPIC_ID, (), self.incarnation))
+        if log is None or log.offline:
+            reply((ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR, (), self.incarnation))
             return
         if not 0 <= offset <= log.log_end_offset:
             reply((ErrorCode.OFFSET_OUT_OF_RANGE, (), self.incarnation))

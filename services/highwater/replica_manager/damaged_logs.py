@@ -9,8 +9,8 @@ What is damaged lies below the high watermark, so it is dropped only when this r
 3. Told so, it reads the state once more: what etcd shows under the new broker epoch stays as it is, as nobody can add
    a replica that does not fetch. Then it has log-storage drop the damaged segment and all behind it, and follows.
 
-Where that does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again later: a damaged replica
-is better than none.
+Where nobody else may lead, or it does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again
+later: a damaged replica is better than none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import PartitionKey, PartitionState
+from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.metadata_cache import MetadataCache
@@ -104,11 +104,12 @@ class DamagedLogs:
                     self._ask_again = True
                     await asyncio.sleep(RETRY_S)
                     continue
-                self._take({from_key(log.partition) for log in described.logs if log.damaged})
+                self.found({from_key(log.partition) for log in described.logs if log.damaged})
         finally:
             self._asking = None
 
-    def _take(self, damaged: set[PartitionKey]) -> None:
+    def found(self, damaged: set[PartitionKey]) -> None:
+        """These are all that are damaged now."""
         for key in self._due_ms.keys() - damaged - self._leaving_since_ms.keys():
             del self._due_ms[key]
         for key in damaged - self._due_ms.keys():
@@ -120,9 +121,7 @@ class DamagedLogs:
         now_ms = self._now_ms()
         for key, since_ms in list(self._leaving_since_ms.items()):
             if now_ms - since_ms >= PATIENCE_MS and key not in self._dropping:
-                logger.warning("a damaged log cannot be mended now %s", pairs(partition=key))
-                del self._leaving_since_ms[key]
-                self._due_ms[key] = now_ms + RETRY_MS
+                self._give_up(key)
         begun = [key for key, due_ms in self._due_ms.items() if now_ms >= due_ms and self._may_leave(key)]
         for key in begun:
             logger.warning("a damaged log leaves the ISR %s", pairs(partition=key))
@@ -131,6 +130,11 @@ class DamagedLogs:
             self._leave(self._hosted[key])
         if begun:
             self.register_anew()
+
+    def _give_up(self, key: PartitionKey) -> None:
+        logger.warning("a damaged log cannot be mended now %s", pairs(partition=key))
+        del self._leaving_since_ms[key]
+        self._due_ms[key] = self._now_ms() + RETRY_MS
 
     def _may_leave(self, key: PartitionKey) -> bool:
         """Whether the ISR can spare it, as far as is known here: the leader or the controller decides."""
@@ -152,8 +156,11 @@ class DamagedLogs:
         return len(others) >= max(1, min(partition.min_insync_replicas, len(partition.replicas) - 1))
 
     async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
-        """On an instruction with this state. None: the log is mended, and may be taken up. Raises
-        `StorageUnavailableError`."""
+        """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
+        lead. Raises `StorageUnavailableError`."""
+        if state.leader in (self._broker_id, NO_LEADER) and self._counts(state):
+            self._give_up(key)
+            return None
         if self._counts(state) or self._broker_epoch() in (None, self._left_under.get(key)):
             return _NOT_YET
         self._dropping.add(key)

@@ -1,0 +1,277 @@
+"""Offline and damaged logs as the replica-manager learns of them, and what it does before a damaged one is cut (RULES
+7.6, 7.7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import Unavailable
+from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.offline_logs import OfflineLogs
+from highwater.replica_manager.storage import Description, LogDescription, StorageError
+from highwater.v1 import log_storage_pb2
+
+KEY = PartitionKey(b"t" * 16, 0)
+OTHER = PartitionKey(b"t" * 16, 1)
+ME = 1
+
+
+class Storage:
+    """log-storage, as far as it is asked here."""
+
+    def __init__(self) -> None:
+        self.offline: set[PartitionKey] = set()
+        self.damaged: set[PartitionKey] = set()
+        self.silent = 0  # so many calls get no answer
+        self.dropped: list[tuple[PartitionKey, int]] = []
+        self.error = ErrorCode.NONE
+
+    def _answer(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise StorageUnavailableError("nobody there")
+
+    async def describe(self) -> Description:
+        self._answer()
+        logs = tuple(LogDescription(key, "t", 0, 9, 9, 0, key in self.offline) for key in (KEY, OTHER))
+        return Description("one", logs, False, frozenset())
+
+    async def describe_logs(self) -> log_storage_pb2.DescribeLogsResponse:
+        self._answer()
+        response = log_storage_pb2.DescribeLogsResponse()
+        for key in (KEY, OTHER):
+            log = response.logs.add()
+            log.partition.topic_id, log.partition.partition = key
+            if key in self.damaged:
+                log.damaged.add(first_offset=3, last_offset=4, problem="CRC-32C")
+        return response
+
+    async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
+        self._answer()
+        self.dropped.append((key, leader_epoch))
+        return StorageError(self.error)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.replica_manager.offline_logs.RETRY_S", 0.0)
+    monkeypatch.setattr("highwater.replica_manager.damaged_logs.RETRY_S", 0.0)
+
+
+async def settled(logs: OfflineLogs | DamagedLogs) -> None:
+    assert logs._asking is not None
+    await logs._asking
+
+
+# Offline logs
+
+
+async def test_offline_logs_are_told_once_however_they_are_learned_of() -> None:
+    storage, failed = Storage(), list[PartitionKey]()
+    logs = OfflineLogs(storage, failed.append)  # type: ignore[arg-type]
+    logs.seen([KEY])
+    storage.offline, storage.silent = {KEY, OTHER}, 2
+    logs.count_changed(2)
+    await settled(logs)
+    assert failed == [KEY, OTHER]
+    assert KEY in logs
+    logs.count_changed(0)
+    logs.serves(KEY)
+    assert KEY not in logs
+    logs.restarted()
+    assert len(logs) == 0
+    logs.seen([OTHER])  # under the new incarnation it is news
+    assert failed == [KEY, OTHER, OTHER]
+    await logs.stop()
+
+
+# Damaged logs
+
+
+def state(isr: Sequence[int], elr: Sequence[int] = (), leader: int = 2, epoch: int = 5) -> PartitionState:
+    return PartitionState(leader, epoch, 9, tuple(isr), tuple(elr))
+
+
+class World:
+    def __init__(self, isr: Sequence[int] = (1, 2, 3), minimum: int = 2, live: Sequence[int] = (1, 2, 3)) -> None:
+        self.now_ms = 1_000_000
+        self.broker_epoch: int | None = 7
+        self.registrations = 0
+        self.left: list[PartitionKey] = []
+        self.in_etcd: PartitionState | Exception | None = state((2, 3))
+        self.storage = Storage()
+        self.storage.damaged = {KEY}
+        metadata = MetadataCache()
+        metadata.set_brokers(Endpoint(broker, 1, f"b{broker}:1", "") for broker in live)
+        cached = CachedPartition(state(isr), 10, (1, 2, 3))
+        metadata.update([CachedTopic("t", KEY.topic_id, {}, {0: cached})], full=True)
+        committed = VersionedState(state((1, 2, 3)), 9)  # older than the metadata
+        partition = SimpleNamespace(committed=committed, min_insync_replicas=minimum, replicas=(1, 2, 3))
+        hosted: Any = {KEY: SimpleNamespace(key=KEY, partition=partition)}
+        self.logs = DamagedLogs(
+            ME,
+            self.storage,  # type: ignore[arg-type]
+            hosted,
+            metadata,
+            leave=lambda each: self.left.append(each.key),
+            broker_epoch=lambda: self.broker_epoch,
+            now_ms=lambda: self.now_ms,
+        )
+        self.logs.register_anew = self._register_anew
+        self.logs.read_state = self._read_state
+
+    def _register_anew(self) -> None:
+        self.registrations += 1
+        self.broker_epoch = None
+
+    async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
+        assert (topic, partition) == ("t", 0)
+        if isinstance(self.in_etcd, Exception):
+            raise self.in_etcd
+        return self.in_etcd
+
+    async def begun(self) -> None:
+        """Damage was found, and the replica is on its way out."""
+        self.logs.count_changed(1)
+        await settled(self.logs)
+        self.logs.tick()
+
+    async def mend(self, instructed: PartitionState) -> StorageError | None:
+        return await self.logs.mend("t", KEY, instructed)
+
+
+async def test_a_damaged_replica_leaves_registers_anew_and_is_cut_when_it_counts_for_nothing() -> None:
+    world = World()
+    await world.begun()
+    assert (world.left, world.registrations) == ([KEY], 1)
+    assert KEY in world.logs
+    world.logs.tick()
+    assert world.registrations == 1
+    world.broker_epoch = 8
+    assert await world.mend(state((2, 3))) is None
+    assert world.storage.dropped == [(KEY, 5)]
+    assert KEY not in world.logs
+    assert len(world.logs) == 0
+
+
+@pytest.mark.parametrize("instructed", [state((1, 2)), state((2, 3), elr=(1,))], ids=["isr", "elr"])
+async def test_not_while_the_instruction_has_it(instructed: PartitionState) -> None:
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    refused = await world.mend(instructed)
+    assert refused is not None
+    assert refused.code is ErrorCode.LOG_STORAGE_ERROR
+    assert world.storage.dropped == []
+
+
+async def test_not_while_etcd_has_it_though_the_instruction_does_not() -> None:
+    """The instruction may be older than a joining under the broker epoch before."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    for found in (state((1, 2, 3)), state((2,), elr=(1, 3)), None, Unavailable("no etcd")):
+        world.in_etcd = found
+        assert await world.mend(state((2, 3))) is not None
+    assert world.storage.dropped == []
+
+
+@pytest.mark.parametrize("broker_epoch", [None, 7])
+async def test_not_under_the_broker_epoch_that_fetched_it(broker_epoch: int | None) -> None:
+    """A fetch of it that is still under way could bring the replica back into the ISR (RULES 2.3)."""
+    world = World()
+    await world.begun()
+    world.broker_epoch = broker_epoch
+    assert await world.mend(state((2, 3))) is not None
+    assert world.storage.dropped == []
+
+
+@pytest.mark.parametrize(
+    "instructed",
+    [state((ME,), leader=ME), state((1, 2), leader=NO_LEADER), state((2,), elr=(1,), leader=NO_LEADER)],
+    ids=["leads", "isr", "elr"],
+)
+async def test_where_nobody_else_may_lead_it_is_taken_up_as_it_is(instructed: PartitionState) -> None:
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    assert await world.mend(instructed) is None
+    assert world.storage.dropped == []
+    assert KEY not in world.logs
+    assert len(world.logs) == 1  # and is tried again later
+
+
+async def test_a_cut_that_fails_is_tried_with_the_next_instruction() -> None:
+    world = World()
+    await world.begun()
+    world.broker_epoch = 8
+    world.storage.error = ErrorCode.STALE_FENCE
+    refused = await world.mend(state((2, 3)))
+    assert refused is not None
+    assert refused.code is ErrorCode.STALE_FENCE
+    assert KEY in world.logs
+    world.storage.error = ErrorCode.NONE
+    assert await world.mend(state((2, 3))) is None
+
+
+@pytest.mark.parametrize(
+    ("isr", "minimum", "live", "spared"),
+    [
+        ((1, 2, 3), 2, (1, 2, 3), True),
+        ((1, 2, 3), 3, (1, 2, 3), True),  # the minimum cannot be kept with all there are
+        ((1, 2), 2, (1, 2, 3), False),
+        ((1, 2), 1, (1, 2, 3), True),
+        ((1, 2), 3, (1, 2, 3), False),
+        ((1,), 1, (1, 2, 3), False),
+        ((1, 2, 3), 2, (1, 2), False),
+        ((1, 2), 1, (1, 3), False),
+    ],
+)
+async def test_it_stays_where_the_isr_cannot_spare_it(
+    isr: Sequence[int], minimum: int, live: Sequence[int], spared: bool
+) -> None:
+    world = World(isr, minimum, live)
+    await world.begun()
+    assert bool(world.left) is spared
+    assert world.registrations == int(spared)
+
+
+async def test_what_does_not_come_about_is_given_up_and_tried_again_later() -> None:
+    world = World()
+    await world.begun()
+    world.now_ms += PATIENCE_MS
+    world.logs.tick()
+    assert KEY not in world.logs
+    world.now_ms += RETRY_MS - 1
+    world.logs.tick()
+    assert world.registrations == 1
+    world.now_ms += 1
+    world.logs.tick()
+    assert world.registrations == 2
+
+
+async def test_what_is_mended_elsewhere_is_forgotten() -> None:
+    world = World((1,), 1)
+    world.storage.silent = 1
+    await world.begun()
+    assert len(world.logs) == 1
+    world.storage.damaged = set()
+    world.logs.count_changed(0)
+    await settled(world.logs)
+    assert len(world.logs) == 0
+    world.storage.damaged = {KEY, OTHER}  # the other one is not hosted
+    world.logs.count_changed(2)
+    await settled(world.logs)
+    world.logs.restarted()
+    assert len(world.logs) == 0
+    await asyncio.sleep(0)
+    await world.logs.stop()
