@@ -58,8 +58,8 @@ def main(bootstrap: str, topic: str, directory: str) -> None:
         "executors": spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1,
         "middle": [middle.done, middle.total],
         "end": [end.done, end.total],
-        "copied": copied.distinct().count(),
-        "archived": spark.read.parquet(f"{directory}/out").distinct().count(),
+        "copied": copied.count(),
+        "archived": spark.read.parquet(f"{directory}/out").count(),
     }
     print(json.dumps(found))
     spark.stop()

@@ -155,7 +155,7 @@ def available_now(frame: DataFrame, checkpoint: Path, out: Path) -> list[dict[st
 
 def wait_until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
     """With a deadline; `what` says what there was instead."""
-    deadline = monotonic() + 120
+    deadline = monotonic() + 240
     tick = Event()
     while not holds():
         assert monotonic() < deadline, what()
@@ -167,7 +167,7 @@ def waiting_for(path: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            deadline = monotonic() + 120
+            deadline = monotonic() + 240
             while not path.exists():
                 assert monotonic() < deadline, "the test did not go on"
                 Event().wait(0.05)
