@@ -246,7 +246,8 @@ class Sender:
             if settings.idempotent:
                 payload = with_producer(payload, queue.producer_id, queue.producer_epoch, batch.wire_sequence)
             key = common_pb2.PartitionKey(topic_id=topic.topic_id, partition=queue.partition)
-            message.partitions.append(broker_pb2.ProducePartition(partition=key, records=payload))
+            # Made in place: a message that is made first is copied, a hundred times slower than its bytes.
+            message.partitions.add(partition=key, records=payload)
         connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer))
 
     # Answers

@@ -103,21 +103,18 @@ def _from_records(records: bytes) -> FetchedRecords | None:
 def to_append_request(
     correlation_id: int, appends: Sequence[tuple[PartitionKey, Append]]
 ) -> log_storage_pb2.AppendRequest:
-    return log_storage_pb2.AppendRequest(
-        correlation_id=correlation_id,
-        role=log_storage_pb2.FOLLOWER,
-        partitions=[
-            log_storage_pb2.AppendPartition(
-                partition=to_key(key),
-                leader_epoch=append.leader_epoch,
-                expected_offset=append.expected_offset,
-                records=append.records or b"",
-                leader_high_watermark=append.leader_high_watermark,
-                leader_log_start_offset=append.leader_log_start_offset,
-            )
-            for key, append in appends
-        ],
-    )
+    request = log_storage_pb2.AppendRequest(correlation_id=correlation_id, role=log_storage_pb2.FOLLOWER)
+    for key, append in appends:
+        # Made in place: a message that is made first is copied into the request, a hundred times slower than the bytes.
+        request.partitions.add(
+            partition=to_key(key),
+            leader_epoch=append.leader_epoch,
+            expected_offset=append.expected_offset,
+            records=append.records or b"",
+            leader_high_watermark=append.leader_high_watermark,
+            leader_log_start_offset=append.leader_log_start_offset,
+        )
+    return request
 
 
 def to_truncate_to(key: PartitionKey, action: TruncateTo) -> log_storage_pb2.TruncateToRequest:
