@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import InheritableThread
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Producer
@@ -136,20 +138,30 @@ def written(out: Path) -> list[int]:
     return sorted(int(value) for value in found.column("value").to_pylist())
 
 
+def to_the_end(writer: DataStreamWriter, attempts: int = 3) -> StreamingQuery:
+    """Runs a query to the end of what there is. Spark gives the Python process of a source ten seconds to start, which
+    may be too short on a busy machine: then it is started again. Raises what the query fails with otherwise."""
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(240), "the query did not end"
+        return query
+    except StreamingQueryException as error:
+        if attempts == 1 or "Python worker failed to connect back" not in str(error):
+            raise
+    finally:
+        query.stop()
+    return to_the_end(writer, attempts - 1)
+
+
 def available_now(frame: DataFrame, checkpoint: Path, out: Path) -> list[dict[str, Any]]:
     """Runs a query to the end of what there is, into Parquet files; its progress reports."""
-    query = (
+    writer = (
         frame.selectExpr("cast(value as string) value", "topic", "partition", "offset")
         .writeStream.format("parquet")
         .option("path", str(out))
         .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
     )
-    try:
-        assert query.awaitTermination(120), "the query did not end"
-    finally:
-        query.stop()
+    query = to_the_end(writer)
     return [json.loads(report.json) for report in query.recentProgress]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import available_now, send, with_options
+from conftest import available_now, send, to_the_end, with_options
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -106,8 +106,6 @@ def test_writes(
 def test_a_streaming_write(trimmed: str, cluster: LocalCluster, read_stream: Read, tmp_path: Path) -> None:
     frame = read_stream(subscribe=trimmed, startingOffsets="earliest").selectExpr("offset value")
     writer = with_options(frame.writeStream, cluster, {"topic": trimmed})
-    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     with pytest.raises(PySparkException) as error:
-        query.awaitTermination(60)
-    query.stop()
+        to_the_end(writer.option("checkpointLocation", str(tmp_path)))
     assert_said(error, "column value is bigint; it must be string or binary: cast it")

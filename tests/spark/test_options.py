@@ -12,7 +12,7 @@ import pytest
 import test_faults
 import test_stream_read
 import test_write
-from conftest import numbers, send, with_options
+from conftest import numbers, send, to_the_end, with_options
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -228,17 +228,8 @@ STREAM = [
 def test_stream(case: Case, read_stream: Read, spark: SparkSession, topic: str, tmp_path: Path) -> None:
     name = topic.replace("-", "_").replace(".", "_")
     frame = read_stream(**subscribed(case.given)).selectExpr("cast(value as string) value", "spark_partition_id() task")
-    query = (
-        frame.writeStream.format("memory")
-        .queryName(name)
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        assert query.awaitTermination(60), "the query did not end"
-    finally:
-        query.stop()
+    writer = frame.writeStream.format("memory").queryName(name).option("checkpointLocation", str(tmp_path))
+    query = to_the_end(writer)
     rows = spark.table(name).collect()
     sizes = [report["numInputRows"] for report in query.recentProgress if report["numInputRows"]]
     run = Streamed(sorted(int(row.value) for row in rows), sizes, len({row.task for row in rows}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import numbers, send, with_options
+from conftest import numbers, send, to_the_end, with_options
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
@@ -104,11 +104,7 @@ def test_from_stream_to_stream(
         send(cluster, f"{topic}-in", range(start, start + 500))
         frame = read_stream(subscribe=f"{topic}-in", startingOffsets="earliest").select("key", "value")
         writer = with_options(frame.writeStream, cluster, {"topic": f"{topic}-out"})
-        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-        try:
-            assert query.awaitTermination(60)
-        finally:
-            query.stop()
+        to_the_end(writer.option("checkpointLocation", str(tmp_path)))
     assert numbers(read(subscribe=f"{topic}-out")) == list(range(1000))
     ends = admin.list_offsets([TopicPartition(f"{topic}-{name}", 0) for name in ("in", "out")])
     assert len({end.offset for end in ends.values()}) == 1  # keys went to the same partitions
