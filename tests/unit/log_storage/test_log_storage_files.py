@@ -111,6 +111,7 @@ def test_offset_index_layout(tmp_path: Path) -> None:
 def test_time_index_layout(tmp_path: Path) -> None:
     path = tmp_path / "00000000000000000100.timeindex"
     index = TimeIndex(path, 100, 120)
+    index.reset()
     index.append(1_500, 104)
     index.append(1_500, 110)  # not above the last: left out
     index.append(1_700, 230)
