@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from highwater.errors import ErrorCode
@@ -42,12 +43,15 @@ class LogMoving(LogRegistry):
             self._make_future(hosted, target)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot begin a copy in {target.path}") from error
+        except LogError as error:
+            target.disk.note(error.__cause__)
+            raise
         _log.info("moving %s", pairs(log=hosted.directory, to=target.path))
         return True
 
     def _directory_of(self, path: str) -> LogDir:
         for log_dir in self.log_dirs:
-            if path in (str(log_dir.path), log_dir.properties.directory_id):
+            if Path(path) == log_dir.path or path == log_dir.properties.directory_id:
                 if log_dir.offline:
                     raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
                 return log_dir
@@ -64,7 +68,12 @@ class LogMoving(LogRegistry):
         fsync_directory(making)
         making.rename(directory)
         fsync_directory(target.path)
-        log = open_log(directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
+        try:
+            log = open_log(directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
+        except (OSError, LogError):
+            with suppress(OSError):  # or the next start would take it up
+                self._let_go(directory)
+            raise
         log.disk = target.disk
         log.cleaned_to = source.cleaned_to  # what compaction does to the source from now on the copy may have missed
         hosted.future = FutureLog(target, log)

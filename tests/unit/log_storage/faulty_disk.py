@@ -26,6 +26,7 @@ class FaultyDisk:
         self._directory = os.path.realpath(directory)
         self._failing: dict[str, int] = {}
         self.room: int | None = None  # bytes that can still be written; None: as many as there are
+        self.left: int | None = None  # operations until the disk fails for good; None: it does not
         self.met: list[str] = []  # what was refused
         for name in (*_ON_DESCRIPTORS, *_BY_PATH):
             monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
@@ -38,7 +39,7 @@ class FaultyDisk:
 
     def heal(self) -> None:
         self._failing.clear()
-        self.room = None
+        self.room = self.left = None
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(where: Any, *arguments: Any, **options: Any) -> Any:
@@ -80,6 +81,10 @@ class FaultyDisk:
         return call
 
     def _check(self, name: str, path: str) -> None:
+        if self.left is not None:
+            if not self.left:
+                raise self._refused(name, errno.EIO, path)
+            self.left -= 1
         number = self._failing.get(name)
         if number is not None:
             raise self._refused(name, number, path)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from faulty_disk import CHANGES, READS, SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, lead, read_all
+from test_log_storage_service import LEADER, Code, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import meta_properties
@@ -24,6 +25,7 @@ from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.meta_properties import MetaProperties
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
+from highwater.v1 import common_pb2, log_storage_pb2
 
 
 def key(partition: int) -> PartitionKey:
@@ -289,3 +291,40 @@ def test_too_many_open_files_are_no_fault_of_the_disk(
         lead(log, batch())
     disk.heal()
     assert lead(log, batch()).base_offset == 3
+
+
+# -- as the service answers it ---------------------------------------------------------------------------------------
+
+
+async def test_what_the_service_says_of_a_directory_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.log_storage.service.HOUSEKEEPING_MS", 20)
+    disk = FaultyDisk(tmp_path / "a", monkeypatch)
+    partitions = [common_pb2.PartitionKey(topic_id=b"t" * 16, partition=partition) for partition in range(2)]
+    async with running(tmp_path, log_dirs=f"{tmp_path}/a,{tmp_path}/b") as storage:
+        for partition in partitions:
+            await storage.create(partition)
+        await storage.fence(LEADER, 1, partitions)
+        disk.fail(WRITES)
+        answers = [
+            await storage.append(LEADER, partition=partition, leader_epoch=1, expected_offset=0, records=batch())
+            for partition in partitions
+        ]
+        assert [answer.error.code for answer in answers] == [Code.LOG_STORAGE_ERROR, Code.NONE]
+        assert [answer.log.offline for answer in answers] == [True, False]
+        fences = await storage.fence(LEADER, 2, partitions)
+        assert [fence.error.code for fence in fences] == [Code.LOG_STORAGE_ERROR, Code.NONE]
+        assert [fence.log.offline for fence in fences] == [True, False]
+        assert (await storage.read(partitions[0], 0)).log.offline
+        described = await storage.stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest())
+        assert ["Input/output" in log_dir.error.message for log_dir in described.log_dirs] == [True, False]
+        assert [log.log.offline for log in described.logs] == [True, False]
+        sample = storage.service.metrics.registry.get_sample_value
+        assert sample("highwater_log_storage_offline_log_dirs") == sample("highwater_log_storage_offline_logs") == 1
+        call = storage.stub.Append()
+        while True:  # whoever only follows appends nothing: the number is in every answer
+            await call.write(log_storage_pb2.AppendRequest())
+            if (await call.read()).offline_logs == 1:
+                break
+        await call.done_writing()
+        flushed = await storage.stub.Flush(log_storage_pb2.FlushRequest(record_boot=True, cluster_id="cluster"))
+        assert [error.partition for error in flushed.errors] == [partitions[0]]
