@@ -140,7 +140,8 @@ def test_numbers_that_are_text(
     admin.create_topic(f"{topic}-out", 1, 1)
     send_json(cluster, topic, [{"delay": text} for text in ("1.5", "2", "", "NA")])
     run(options(cluster, topic, tmp_path, to_topic=f"{topic}-out", count=True, sum=["delay"], mean=["delay"]))
-    assert records(cluster, f"{topic}-out") == [(None, {"count": 4, "sum_delay": 3.5, "mean_delay": 1.75})]
+    # The one row of a rollup without windows and groups comes with every micro-batch.
+    assert records(cluster, f"{topic}-out")[-1] == (None, {"count": 4, "sum_delay": 3.5, "mean_delay": 1.75})
 
 
 def test_sql_of_the_user(cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path) -> None:
