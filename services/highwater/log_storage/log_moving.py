@@ -40,6 +40,9 @@ class LogMoving(LogRegistry):
             return False
         target.disk.check_room()
         try:
+            if target.stale_checkpoints:  # an entry of a log of this name would speak for the copy
+                self.write_checkpoints(target)
+                target.stale_checkpoints = False
             self._make_future(hosted, target)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot begin a copy in {target.path}") from error
@@ -153,6 +156,7 @@ class LogMoving(LogRegistry):
             self.write_checkpoints(source_dir)
             source_dir.fences.forget([hosted.key])
         except (OSError, LogError) as error:
+            source_dir.stale_checkpoints = True
             _log.warning("%s: %s", source_dir.path, error)
 
     def _let_go(self, directory: Path) -> None:
