@@ -48,7 +48,10 @@ class Scrubber:
     async def scrub_all(self) -> None:
         """One pass."""
         for hosted in list(self._registry):
-            await self.scrub(hosted)
+            try:
+                await self.scrub(hosted)
+            except Exception:  # one log's, that was deleted meanwhile say: the others are not to go without
+                _log.exception("cannot scrub %s", hosted.directory)
         self._passes.inc()
 
     async def scrub(self, hosted: HostedLog) -> None:
