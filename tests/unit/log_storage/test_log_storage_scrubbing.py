@@ -221,6 +221,26 @@ async def test_a_leaders_log_is_not_cut(world: World) -> None:
     assert from_proto((await world.servicer.DropDamaged(request, None)).error) is ErrorCode.STALE_FENCE
 
 
+async def test_a_log_that_goes_away_meanwhile_does_not_end_the_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.manager.create("u", PartitionKey(bytes(16), 1), {})
+    read = world.scrubber._read
+
+    async def deleted(segment: Segment) -> list[DamagedRange]:
+        found = await read(segment)
+        world.hosted.log = None
+        return found
+
+    monkeypatch.setattr(world.scrubber, "_read", deleted)
+    log = world.log
+    await world.scrubber.scrub_all()
+    world.hosted.log = log
+    assert world.hosted.scrubbed_ms < 0
+    assert world.manager.get(PartitionKey(bytes(16), 1)).scrubbed_ms > 0
+    assert world.counted("scrub_passes_total") == 1
+
+
 async def test_a_pass_goes_over_all_logs(world: World) -> None:
     world.manager.create("u", PartitionKey(bytes(16), 1), {})
     await world.scrubber.scrub_all()
