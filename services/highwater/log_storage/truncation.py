@@ -83,10 +83,18 @@ class LogTruncation(LogCore):
         self._set_end(cut)
         self.epochs.truncate_from_end(cut)
         self._filed_epochs = {NO_EPOCH}
+        if not self.epochs.entries:
+            self._find_epochs()
         self._last_epoch = self.epochs.last_epoch_below(cut)
         self.log_start_offset = min(self.log_start_offset, cut)
         if not self.producers.outlives(cut):
             self._restore_producers(cut)
+
+    def _find_epochs(self) -> None:
+        """Of the batches that are left: where they are below what was the log start, their epochs had been let go."""
+        for header in self.headers():
+            if header.partition_leader_epoch > self.epochs.latest_epoch:
+                self.epochs.assign(header.partition_leader_epoch, header.base_offset)
 
     def _restore_producers(self, cut: int) -> None:
         """Those that wrote above the cut are what they were below it; of the others all is known."""

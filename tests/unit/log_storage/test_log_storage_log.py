@@ -578,3 +578,18 @@ def test_headers_are_iterated_in_order(tmp_path: Path) -> None:
     log = filled(tmp_path)
     assert [header.base_offset for header in log.headers()] == list(range(0, 60, 2))
     assert header_of(log.read(59, -1, 1)).last_offset == 59
+
+
+def test_truncation_below_the_log_start_finds_the_epochs_again(tmp_path: Path) -> None:
+    """After an unclean election: what is left had been below the log start, and its epoch was let go."""
+    log = make_log(tmp_path)
+    lead(log, batch(2), epoch=1)
+    lead(log, batch(2), epoch=2)
+    log.raise_high_watermark(4)
+    log.raise_log_start(4)
+    assert log.epochs.start_of(1) is None
+    cut = log.cut_for(2, 3)
+    log.promise_at_most(cut)
+    log.truncate_to(cut)
+    assert (log.log_start_offset, log.log_end_offset, log.last_epoch) == (2, 2, 1)
+    assert make_log(tmp_path, known=Checkpointed(False, 0, 2, 2)).state == log.state
