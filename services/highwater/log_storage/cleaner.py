@@ -272,10 +272,12 @@ class Cleaner:
         return keep
 
     def _new_horizon(self, batch: DecodedBatch, keep: npt.NDArray[np.bool_]) -> int | None:
-        """When its tombstones may go, told where the cleaner first passes over them."""
-        if batch.batch.header.delete_horizon_ms is not None:
+        """When its tombstones may go, told where the cleaner first passes over all of them: a batch in which the map ends
+        may have some whose key has not been cleaned yet."""
+        header = batch.batch.header
+        if header.delete_horizon_ms is not None or header.last_offset > self._map.latest_offset:
             return None
-        passed = keep & ~batch.has_value & (batch.offsets <= self._map.latest_offset)
+        passed = keep & ~batch.has_value
         return self._job.wall_clock_ms + self._job.delete_retention_ms if passed.any() else None
 
     # -- files --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from highwater.log_storage.cleaner_job import CleanedGroup, PassLimits
 from highwater.log_storage.cleaner_process import run_pass
 from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Log
 from highwater.log_storage.offset_map import ENTRY_BYTES
 from highwater.log_storage.recovery import Checkpointed
@@ -167,7 +168,11 @@ class CleanerMachine(RuleBasedStateMachine):
         log = self.log
         lowest = log.segments[0].base_offset if unclean else log.high_watermark
         wanted = lowest + round((log.log_end_offset - lowest) * share)
-        cut = log.cut_for(max(wanted, lowest), log.last_epoch + 1 if unclean else -1)
+        try:
+            cut = log.cut_for(max(wanted, lowest), log.last_epoch + 1 if unclean else -1)
+        except LogError:  # the high watermark is within a batch
+            assert not unclean
+            return
         log.promise_at_most(cut)
         log.truncate_to(cut)
         assert (log.cleaned_to or 0) <= log.log_end_offset
