@@ -272,8 +272,8 @@ class Cleaner:
         return keep
 
     def _new_horizon(self, batch: DecodedBatch, keep: npt.NDArray[np.bool_]) -> int | None:
-        """When its tombstones may go, told where the cleaner first passes over all of them: a batch in which the map ends
-        may have some whose key has not been cleaned yet."""
+        """When its tombstones may go, told where the cleaner first passes over all of them: of a batch in which the map
+        ends some have a key that has not been cleaned yet."""
         header = batch.batch.header
         if header.delete_horizon_ms is not None or header.last_offset > self._map.latest_offset:
             return None
