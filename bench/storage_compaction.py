@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from bench.storage_logs import BASE_TIMESTAMP_MS, append, opened
-from highwater.log_storage.cleaner_job import CleanedGroup, PassLimits, PassReport
-from highwater.log_storage.cleaner_selection import CleanableRange
-from highwater.log_storage.cleaner_worker import CleanerWorker
-from highwater.log_storage.cleaning import clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassLimits, PassReport
+from highwater.log_storage.compaction.cleaner_selection import CleanableRange
+from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
+from highwater.log_storage.compaction.cleaning import clean_job, swap_in
 from highwater.log_storage.log import Log
 from highwater.records import Codec, encode_arrays, iter_batches
 

@@ -13,7 +13,7 @@ from bench.storage_logs import CONFIG, append, batch_of, opened
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.servicer import LogStorageServicer
+from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2, log_storage_pb2

@@ -57,14 +57,14 @@ def rows(text: str) -> Iterator[list[str]]:
 def metrics_in_code() -> set[str]:
     """Every `counter("name", ...)`, `gauge(...)` and `latency(...)`, under the name that Prometheus sees."""
     found = set()
-    for path in CODE.glob("*/*.py"):
+    for path in CODE.glob("*/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in METRIC_SUFFIXES:
                 name = str(node.args[0].value).removesuffix("_total")
-                found.add(f"highwater_{path.parent.name}_{name}{METRIC_SUFFIXES[called]}")
+                found.add(f"highwater_{path.relative_to(CODE).parts[0]}_{name}{METRIC_SUFFIXES[called]}")
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.cleaner_states import Cleaning, CleaningState
+from highwater.log_storage.compaction.cleaner_states import Cleaning, CleaningState
 from highwater.log_storage.damage import DamagedRange, KnownDamage
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from highwater.log_storage.cleaner_job import PassLimits
+from highwater.log_storage.compaction.cleaner_job import PassLimits
+from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCleaner
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.gate import Gate
-from highwater.log_storage.log_cleaner import CleanerSettings, LogCleaner
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.scrubber import Scrubber
-from highwater.log_storage.servicer import LogStorageServicer
+from highwater.log_storage.serving.gate import Gate
+from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings
 from highwater.telemetry.log import get_logger, pairs

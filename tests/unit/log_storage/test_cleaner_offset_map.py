@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.log_storage.key_hash import LONGEST_IN_COLUMNS, hash_keys
-from highwater.log_storage.offset_map import ENTRY_BYTES, NOT_FOUND, OffsetMap
+from highwater.log_storage.compaction.key_hash import LONGEST_IN_COLUMNS, hash_keys
+from highwater.log_storage.compaction.offset_map import ENTRY_BYTES, NOT_FOUND, OffsetMap
 
 SEED = 0x0123456789ABCDEF_FEDCBA9876543210
 

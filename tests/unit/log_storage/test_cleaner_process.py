@@ -13,8 +13,8 @@ from log_storage_batches import make_log
 from test_cleaner_crashes import KEYS, LIMITS, NOW, fill, problems
 from test_cleaner_model import CONFIG, encode, records_of
 
-from highwater.log_storage.cleaner import Cleaner, CleanerError
-from highwater.log_storage.cleaner_job import (
+from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
+from highwater.log_storage.compaction.cleaner_job import (
     Answer,
     CleanedGroup,
     CleanJob,
@@ -25,11 +25,11 @@ from highwater.log_storage.cleaner_job import (
     answer_from_json,
     answer_to_json,
 )
-from highwater.log_storage.cleaner_process import run_pass
-from highwater.log_storage.cleaner_worker import CleanerWorker
-from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_process import run_pass
+from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
+from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.log import Log
-from highwater.log_storage.offset_map import ENTRY_BYTES
 from highwater.records import Codec, encode_lists, read_header
 
 PATIENCE_S = 30
@@ -73,7 +73,8 @@ async def test_a_process_does_one_job_after_another_and_ends_with_the_log_storag
 def test_it_ends_with_its_standard_input_in_the_middle_of_a_pass(tmp_path: Path) -> None:
     log = make_log(tmp_path / "t-0", CONFIG)
     fill(log, 0, 20)
-    command = [sys.executable, "-m", "highwater.log_storage.cleaner_process", json.dumps({"bytes_per_second": 1})]
+    limits = json.dumps({"bytes_per_second": 1})
+    command = [sys.executable, "-m", "highwater.log_storage.compaction.cleaner_process", limits]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(job_of(log).to_json().encode() + b"\n")
@@ -196,7 +197,7 @@ def test_a_measurement_of_a_directory(tmp_path: Path) -> None:
     log = make_log(tmp_path / "t-0", CONFIG)
     fill(log, 0, 40)
     log.close()
-    command = [sys.executable, "-m", "highwater.log_storage.offline_cleaning", str(log.directory)]
+    command = [sys.executable, "-m", "highwater.log_storage.compaction.offline_cleaning", str(log.directory)]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S).stdout)
     assert (told["passes"], told["records_read"]) == (1, 120)
     assert told["records_dropped"] >= 120 - KEYS - 3

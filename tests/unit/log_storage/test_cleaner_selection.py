@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.log_storage.cleaner_selection import (
+from highwater.log_storage.compaction.cleaner_selection import (
     CleanableRange,
     Compaction,
     LogToClean,
@@ -15,7 +15,7 @@ from highwater.log_storage.cleaner_selection import (
     group_segments,
     log_to_clean,
 )
-from highwater.log_storage.cleaner_states import Cleaning, CleaningState
+from highwater.log_storage.compaction.cleaner_states import Cleaning, CleaningState
 from highwater.log_storage.throttle import Throttle
 
 NOW = 1_000_000

@@ -12,10 +12,10 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 from log_storage_batches import batch, lead, make_log
 
-from highwater.log_storage.cleaner_job import PassLimits
-from highwater.log_storage.cleaner_process import run_pass
-from highwater.log_storage.cleaner_selection import CleanableRange
-from highwater.log_storage.cleaning import clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_job import PassLimits
+from highwater.log_storage.compaction.cleaner_process import run_pass
+from highwater.log_storage.compaction.cleaner_selection import CleanableRange
+from highwater.log_storage.compaction.cleaning import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager import LogManager
 from highwater.metadata.models import PartitionKey

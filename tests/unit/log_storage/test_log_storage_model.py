@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_storage_batches import batch, make_log, read_all
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.cleaner_job import PassLimits
-from highwater.log_storage.cleaner_process import run_pass
-from highwater.log_storage.cleaner_selection import CleanableRange
-from highwater.log_storage.cleaning import clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_job import PassLimits
+from highwater.log_storage.compaction.cleaner_process import run_pass
+from highwater.log_storage.compaction.cleaner_selection import CleanableRange
+from highwater.log_storage.compaction.cleaning import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError

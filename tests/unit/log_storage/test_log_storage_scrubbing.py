@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from log_storage_batches import batch
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import key_proto
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
@@ -22,7 +21,8 @@ from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.scrubber import Scrubber
 from highwater.log_storage.segment import Segment
-from highwater.log_storage.servicer import LogStorageServicer
+from highwater.log_storage.serving.answers import key_proto
+from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
-from highwater.log_storage.fencing import FOLLOWER, LEADER, admit
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Appended
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.segment import Segment
-from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
+from highwater.log_storage.serving.answers import fill_log, key_of, refuse
+from highwater.log_storage.serving.fencing import FOLLOWER, LEADER, admit
+from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 

@@ -11,10 +11,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from highwater.log_storage.answers import key_of
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.serving.answers import key_of
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_dir import LogDir
-from highwater.log_storage.servicer_core import ServicerCore, to_its_end
+from highwater.log_storage.serving.answers import fill_log, key_of, refuse
+from highwater.log_storage.serving.servicer_core import ServicerCore, to_its_end
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger
 from highwater.v1 import log_storage_pb2

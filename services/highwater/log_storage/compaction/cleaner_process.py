@@ -1,5 +1,5 @@
-"""The process that compacts: `python -m highwater.log_storage.cleaner_process LIMITS`, started by the log-storage. It
-has an interpreter and memory of its own, so that appends and reads go on undisturbed.
+"""The process that compacts: `python -m highwater.log_storage.compaction.cleaner_process LIMITS`, started by the
+log-storage. It has an interpreter and memory of its own, so that appends and reads go on undisturbed.
 
 A job comes as a line on stdin; answers go as lines to stdout: one for each group of segments that is ready, then one
 for the pass. The process ends at once when stdin does, also in the middle of a pass: a log-storage that was killed
@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from queue import Queue
 
-from highwater.log_storage.cleaner import Cleaner, CleanerError
-from highwater.log_storage.cleaner_job import (
+from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
+from highwater.log_storage.compaction.cleaner_job import (
     Answer,
     CleanJob,
     PassFailed,

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from highwater.log_storage.cleaner_batches import DecodedBatch, decode_batch, read_chunks
-from highwater.log_storage.cleaner_job import CleanedGroup, CleanJob, PassLimits, SegmentFile
-from highwater.log_storage.cleaner_selection import SegmentSizes, group_segments
-from highwater.log_storage.key_hash import hash_keys
-from highwater.log_storage.offset_map import NOT_FOUND, OffsetMap
+from highwater.log_storage.compaction.cleaner_batches import DecodedBatch, decode_batch, read_chunks
+from highwater.log_storage.compaction.cleaner_job import CleanedGroup, CleanJob, PassLimits, SegmentFile
+from highwater.log_storage.compaction.cleaner_selection import SegmentSizes, group_segments
+from highwater.log_storage.compaction.key_hash import hash_keys
+from highwater.log_storage.compaction.offset_map import NOT_FOUND, OffsetMap
 from highwater.log_storage.segment import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,

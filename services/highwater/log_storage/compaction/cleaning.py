@@ -7,8 +7,8 @@ from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from highwater.log_storage import producer_snapshots
-from highwater.log_storage.cleaner_job import CleanedGroup, CleanJob, SegmentFile
-from highwater.log_storage.cleaner_selection import (
+from highwater.log_storage.compaction.cleaner_job import CleanedGroup, CleanJob, SegmentFile
+from highwater.log_storage.compaction.cleaner_selection import (
     NO_TIMESTAMP,
     CleanableRange,
     Compaction,

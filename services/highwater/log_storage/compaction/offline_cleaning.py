@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from highwater.log_storage.cleaner_job import Answer, CleanedGroup, PassLimits
-from highwater.log_storage.cleaner_process import run_pass, throttled
-from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
+from highwater.log_storage.compaction.cleaner_process import run_pass, throttled
+from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log import Log
 from highwater.log_storage.recovery import Checkpointed, open_log
@@ -66,8 +66,8 @@ def compact_directory(directory: Path, config: LogConfig | None = None, limits: 
     """`compact_log` of the log in `directory`, which no log-storage has open: all of it but its last segment.
 
     For a measurement run it in a process of its own, whose peak memory is then the pass's:
-    `python -m highwater.log_storage.offline_cleaning DIRECTORY` prints the result as JSON. Raises as `compact_log`, and
-    `LogError` where the log cannot be opened."""
+    `python -m highwater.log_storage.compaction.offline_cleaning DIRECTORY` prints the result as JSON.
+    Raises as `compact_log`, and `LogError` where the log cannot be opened."""
     log = open_log(directory, config or LogConfig(), Checkpointed(clean=True))
     log.raise_high_watermark(log.log_end_offset)
     return compact_log(log, limits or PassLimits(), time.time_ns() // 1_000_000)

@@ -7,12 +7,12 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints
-from highwater.log_storage.answers import fill_log, key_of, refuse
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
-from highwater.log_storage.fencing import admit, check_decided_on
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.servicer_core import ServicerCore
+from highwater.log_storage.serving.answers import fill_log, key_of, refuse
+from highwater.log_storage.serving.fencing import admit, check_decided_on
+from highwater.log_storage.serving.servicer_core import ServicerCore
 from highwater.v1 import log_storage_pb2
 
 

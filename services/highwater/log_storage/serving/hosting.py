@@ -6,9 +6,9 @@ import shutil
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import describe, key_of, key_proto, recovery_proto, refuse
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.servicer_core import ServicerCore, remove_tree
+from highwater.log_storage.serving.answers import describe, key_of, key_proto, recovery_proto, refuse
+from highwater.log_storage.serving.servicer_core import ServicerCore, remove_tree
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from highwater.log_storage import checkpoints
-from highwater.log_storage.cleaner_job import CleanedGroup, PassFailed, PassLimits, PassReport
-from highwater.log_storage.cleaner_metrics import CleanerMetrics
-from highwater.log_storage.cleaner_selection import LogToClean, filthiest
-from highwater.log_storage.cleaner_states import CleaningState
-from highwater.log_storage.cleaner_worker import CleanerWorker, WorkerDiedError
-from highwater.log_storage.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassFailed, PassLimits, PassReport
+from highwater.log_storage.compaction.cleaner_metrics import CleanerMetrics
+from highwater.log_storage.compaction.cleaner_selection import LogToClean, filthiest
+from highwater.log_storage.compaction.cleaner_states import CleaningState
+from highwater.log_storage.compaction.cleaner_worker import CleanerWorker, WorkerDiedError
+from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.segment import CLEANED_SUFFIX
-from highwater.log_storage.servicer_core import to_its_end, wall_clock_ms
+from highwater.log_storage.serving.servicer_core import to_its_end, wall_clock_ms
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

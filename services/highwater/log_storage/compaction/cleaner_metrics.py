@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from highwater.log_storage.cleaner_job import PassReport
-from highwater.log_storage.cleaner_selection import LogToClean
+from highwater.log_storage.compaction.cleaner_job import PassReport
+from highwater.log_storage.compaction.cleaner_selection import LogToClean
 from highwater.telemetry.metrics import Metrics
 
 

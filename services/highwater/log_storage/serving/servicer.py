@@ -3,13 +3,13 @@ in `fence.py`; here and in the parts is their order in time."""
 
 from __future__ import annotations
 
-from highwater.log_storage.cutting import Cutting
-from highwater.log_storage.data_path import DataPath
-from highwater.log_storage.durability import Durability
-from highwater.log_storage.fencing import Fencing
-from highwater.log_storage.hosting import Hosting
-from highwater.log_storage.listing import Listing
-from highwater.log_storage.moving import Moving
+from highwater.log_storage.serving.cutting import Cutting
+from highwater.log_storage.serving.data_path import DataPath
+from highwater.log_storage.serving.durability import Durability
+from highwater.log_storage.serving.fencing import Fencing
+from highwater.log_storage.serving.hosting import Hosting
+from highwater.log_storage.serving.listing import Listing
+from highwater.log_storage.serving.moving import Moving
 from highwater.v1 import log_storage_pb2_grpc
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
-from highwater.log_storage.cleaner_job import Answer, CleanedGroup, CleanJob, PassLimits, answer_from_json
+from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, CleanJob, PassLimits, answer_from_json
 
 _LONGEST_LINE_BYTES = 64 << 20  # an answer names each segment of a group
 
@@ -82,4 +82,4 @@ class CleanerWorker:
 def _command(limits: PassLimits) -> list[str]:
     """What starts a process with these limits."""
     given = {name: value for name, value in asdict(limits).items() if value != float("inf")}
-    return [sys.executable, "-m", "highwater.log_storage.cleaner_process", json.dumps(given)]
+    return [sys.executable, "-m", "highwater.log_storage.compaction.cleaner_process", json.dumps(given)]

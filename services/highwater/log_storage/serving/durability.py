@@ -7,16 +7,16 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints
-from highwater.log_storage.answers import key_of, key_proto
-from highwater.log_storage.cleaner_states import CleaningState
+from highwater.log_storage.compaction.cleaner_states import CleaningState
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
-from highwater.log_storage.fencing import admit
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
-from highwater.log_storage.servicer_core import ServicerCore, wall_clock_ms
+from highwater.log_storage.serving.answers import key_of, key_proto
+from highwater.log_storage.serving.fencing import admit
+from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics

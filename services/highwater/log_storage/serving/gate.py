@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from highwater.log_storage.servicer import LogStorageServicer
+from highwater.log_storage.serving.servicer import LogStorageServicer
 
 _ALWAYS_ANSWERED = "DescribeLogs"
 

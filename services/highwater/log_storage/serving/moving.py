@@ -7,12 +7,12 @@ from concurrent.futures import Executor
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.answers import key_of
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import FutureLog, HostedLog
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
-from highwater.log_storage.servicer_core import ServicerCore
+from highwater.log_storage.serving.answers import key_of
+from highwater.log_storage.serving.servicer_core import ServicerCore
 from highwater.log_storage.throttle import Throttle
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from highwater.log_storage.key_hash import KeyHashes
+from highwater.log_storage.compaction.key_hash import KeyHashes
 
 ENTRY_BYTES = 24
 NOT_FOUND = -1

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from highwater.log_storage.answers import fill_log, refuse
 from highwater.log_storage.damage import DamagedRange, walk_checked
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.segment import Segment
-from highwater.log_storage.servicer_core import ServicerCore
+from highwater.log_storage.serving.answers import fill_log, refuse
+from highwater.log_storage.serving.servicer_core import ServicerCore
 from highwater.records import BatchHeader
 from highwater.v1 import common_pb2, log_storage_pb2
 
