@@ -29,7 +29,7 @@ SERVICES = {
     "fetcher": ["Fetcher"],
 }
 NOT_SERVED_YET = {
-    "controller": ["Controller/CreatePartitions", "Controller/AlterConfigs", "Controller/ReassignPartitions"],
+    "controller": ["Controller/ReassignPartitions"],
     "replica-manager-1": ["GroupCoordinator/JoinGroup", "GroupCoordinator/CommitOffsets"],
     "fetcher-1": ["Fetcher/SetThrottle"],
 }
