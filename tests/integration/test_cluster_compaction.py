@@ -162,7 +162,6 @@ async def in_the_middle(deployed: Deployment, broker: int) -> bool:
 
 
 async def keep_writing(written: Written) -> None:
-    written.stopping = False
     while not written.stopping:
         await written.more(100)
         await asyncio.sleep(_PACE_S)
@@ -172,6 +171,7 @@ async def test_kill_9_in_the_middle_of_passes(deployed: Deployment) -> None:
     written = await create(deployed, "killed")
     await written.more(1500)
     for broker in (1, 2, 3):
+        written.stopping = False  # not by the task: what stops it may come before it begins
         writing = asyncio.create_task(keep_writing(written))
         try:
             await eventually(partial(in_the_middle, deployed, broker), f"broker {broker} compacts", PASS_S)
