@@ -132,7 +132,10 @@ class AppendStream:
         self._probes.append(future)
         self._wake.set()
         try:
-            return await asyncio.wait_for(future, timeout_s)
+            # Not `wait_for`: up to Python 3.11 it swallows a cancellation that comes with the answer, and then a lease
+            # is renewed for ever by a task that its owner waits to see end.
+            async with asyncio.timeout(timeout_s):
+                return await future
         except TimeoutError:
             with contextlib.suppress(ValueError):
                 self._probes.remove(future)  # where it was not sent: they would pile up while nothing is connected

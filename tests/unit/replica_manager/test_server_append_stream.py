@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,16 @@ async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_p
         assert len(asked) == 2  # the message that opens the stream, and this probe
         await stream.stop()
         await server.stop(None)
+
+
+async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path: Path) -> None:
+    """Else who renews a lease goes on for ever, and who waits for its end, too: the broker never registers again."""
+    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
+        stream = AppendStream(channel, lambda incarnation: None)
+        probing = asyncio.create_task(stream.probe(10))
+        while not stream._probes:
+            await asyncio.sleep(0)
+        stream._probes[0].set_result("new")
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
