@@ -54,8 +54,7 @@ async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path
     async with open_channel(f"unix:{tmp_path}/nobody") as channel:
         stream = AppendStream(channel, lambda incarnation: None)
         probing = asyncio.create_task(stream.probe(10))
-        while not stream._probes:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
         stream._probes[0].set_result("new")
         probing.cancel()
         with pytest.raises(asyncio.CancelledError):
