@@ -16,6 +16,7 @@ RECOVERED_BATCH_BYTES = 64 << 10
 
 LOGS = 1_000
 SEGMENTS = 10
+FILLED_AT_ONCE = 100  # what is appended to has all its files open
 
 
 def measure_recovery(directory: Path, _: float) -> dict[str, float]:
@@ -38,21 +39,24 @@ def measure_open(directory: Path, _: float) -> dict[str, float]:
     """Seconds for all logs."""
     logging.disable(logging.INFO)
     config = replace(CONFIG, segment_bytes=64 << 10)
-    manager = LogManager([directory], config, broker_id=0)
-    manager.load()
     records = batch_of(32 << 10)
-    for number in range(LOGS):
-        key = PartitionKey(bytes(16), number)
-        manager.create("bench", key, {})
-        log = manager.get(key).online()
-        for _ in range(2 * SEGMENTS - 1):
-            append(log, records)
-        assert len(log.segments) >= SEGMENTS, len(log.segments)
-    manager.close()
+    for first in range(0, LOGS, FILLED_AT_ONCE):
+        manager = LogManager([directory], config, broker_id=0)
+        manager.load()
+        for number in range(first, first + FILLED_AT_ONCE):
+            key = PartitionKey(bytes(16), number)
+            manager.create("bench", key, {})
+            log = manager.get(key).online()
+            for _ in range(2 * SEGMENTS - 1):
+                append(log, records)
+            assert len(log.segments) >= SEGMENTS, len(log.segments)
+        manager.close()
     began = time.perf_counter()
     manager = LogManager([directory], config, broker_id=0)
     manager.load()
     spent_s = time.perf_counter() - began
     assert len(manager) == LOGS
+    for number in range(LOGS):
+        manager.get(PartitionKey(bytes(16), number)).online()
     manager.unlock()
     return {"open": spent_s}
