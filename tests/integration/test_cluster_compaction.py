@@ -23,7 +23,7 @@ from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.dump import dump_segment
 from highwater.log_storage.recovery import Checkpointed, open_log
-from highwater.log_storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX
+from highwater.log_storage.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
 from highwater.log_storage.verify import verify
 from highwater.metadata.models import NO_LEADER
 from highwater.records import decode

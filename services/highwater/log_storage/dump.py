@@ -11,7 +11,7 @@ from pathlib import Path
 from highwater.log_storage.index_file import IndexFile
 from highwater.log_storage.offset_index import OffsetIndex
 from highwater.log_storage.scan import checked_batches
-from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from highwater.log_storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from highwater.log_storage.time_index import TimeIndex
 from highwater.records import BatchHeader, CorruptBatchError, Record, decode
 

@@ -10,7 +10,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.scan import scan_batches
-from highwater.log_storage.segment import (
+from highwater.log_storage.segment_files import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     LOG_SUFFIX,

@@ -19,7 +19,8 @@ from highwater.log_storage.disk import Disk, Trouble
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.producers import ProducerStates
-from highwater.log_storage.segment import LOG_SUFFIX, Segment, file_name
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import LOG_SUFFIX, file_name
 from highwater.records import BatchHeader, CorruptBatchError
 
 NO_OFFSET = -1

@@ -18,7 +18,8 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.left_overs import base_offset_of, finish_interrupted
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_core import OFFSET_GAPS, new_segment
-from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 

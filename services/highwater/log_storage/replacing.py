@@ -10,7 +10,8 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
-from highwater.log_storage.segment import CLEANED_SUFFIX, SWAP_SUFFIX, Segment
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
 
 
 class LogReplacing(LogCore):

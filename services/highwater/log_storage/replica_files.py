@@ -10,7 +10,7 @@ from pathlib import Path
 from highwater.log_storage import boot, checkpoints, partition_metadata
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
 from highwater.log_storage.partition_metadata import PartitionMetadataError
-from highwater.log_storage.segment import LOG_SUFFIX
+from highwater.log_storage.segment_files import LOG_SUFFIX
 from highwater.rpc.server import UserError
 
 

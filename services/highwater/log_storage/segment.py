@@ -10,23 +10,19 @@ from pathlib import Path
 from highwater.log_storage.descriptor import Descriptor
 from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
 from highwater.log_storage.scan import LOOKUP_BYTES, scan_batches
+from highwater.log_storage.segment_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    file_name,
+    mark_deleted,
+    rename,
+)
 from highwater.log_storage.time_index import TimeIndex
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, read_header, verify
 
-LOG_SUFFIX = ".log"
-INDEX_SUFFIX = ".index"
-TIME_INDEX_SUFFIX = ".timeindex"
-DELETED_SUFFIX = ".deleted"
-CLEANED_SUFFIX = ".cleaned"
-SWAP_SUFFIX = ".swap"
-SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX)
-
 NO_TIMESTAMP = -1
 _MAX_BUFFERS = 1024  # IOV_MAX
-
-
-def file_name(base_offset: int, suffix: str) -> str:
-    return f"{base_offset:020d}{suffix}"
 
 
 class _WrongIndexError(Exception):
@@ -392,27 +388,17 @@ class Segment:
 
     def mark_deleted(self) -> list[Path]:
         """Renames the files to `.deleted`; the new paths, to be removed later. Raises `OSError`."""
-        renamed = []
-        for path in self.paths():
-            if path.exists():
-                target = path.with_name(path.name + DELETED_SUFFIX)
-                os.replace(path, target)
-                renamed.append(target)
-        return renamed
+        return mark_deleted(self.paths())
 
     def change_suffix(self, present: str, wanted: str) -> None:
         """Renames the files, whose names end with `present`. Nothing may write to them meanwhile. Raises `OSError`."""
-        self._rename([path.with_name(path.name.removesuffix(present) + wanted) for path in self.paths()])
+        targets = [path.with_name(path.name.removesuffix(present) + wanted) for path in self.paths()]
+        rename(self.paths(), targets)
+        self.path, self.offset_index.path, self.time_index.path = targets
 
     def move_to(self, directory: Path) -> None:
         """Takes note that the directory has been renamed."""
         self.path, self.offset_index.path, self.time_index.path = (directory / path.name for path in self.paths())
-
-    def _rename(self, targets: Sequence[Path]) -> None:
-        for path, target in zip(self.paths(), targets, strict=True):
-            if path.exists():
-                os.replace(path, target)
-        self.path, self.offset_index.path, self.time_index.path = targets
 
     def remove(self) -> None:
         """Raises `OSError`."""

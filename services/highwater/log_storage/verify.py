@@ -28,7 +28,7 @@ from highwater.log_storage.fence_journal import FenceJournalError
 from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotError
-from highwater.log_storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from highwater.log_storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
 from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader
 from highwater.rpc.server import UserError

@@ -11,7 +11,7 @@ from test_log_storage_service import FOLLOWER, LEADER, Storage, key, running
 from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.log import Log
-from highwater.log_storage.segment import CLEANED_SUFFIX, LOG_SUFFIX
+from highwater.log_storage.segment_files import CLEANED_SUFFIX, LOG_SUFFIX
 from highwater.metadata.models import PartitionKey
 from highwater.records import Record, decode, encode_rows, iter_batches
 from highwater.v1 import log_storage_pb2

@@ -14,7 +14,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Appended, Log
 from highwater.log_storage.log_core import LogState
 from highwater.log_storage.recovery import Checkpointed
-from highwater.log_storage.segment import file_name
+from highwater.log_storage.segment_files import file_name
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)
 CRASHED = Checkpointed()

@@ -23,7 +23,8 @@ from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.recovery_progress import RecoveryProgress
-from highwater.log_storage.segment import Segment, file_name
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import file_name
 from highwater.log_storage.service import SERVICE_NAME, LogStorageService
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel

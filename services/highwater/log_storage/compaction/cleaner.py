@@ -28,13 +28,13 @@ from highwater.log_storage.compaction.cleaner_job import CleanedGroup, CleanJob,
 from highwater.log_storage.compaction.cleaner_selection import SegmentSizes, group_segments
 from highwater.log_storage.compaction.key_hash import hash_keys
 from highwater.log_storage.compaction.offset_map import NOT_FOUND, OffsetMap
-from highwater.log_storage.segment import (
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     TIME_INDEX_SUFFIX,
-    Segment,
     file_name,
 )
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, read_header

@@ -17,7 +17,8 @@ from highwater.log_storage.compaction.cleaner_selection import (
     log_to_clean,
 )
 from highwater.log_storage.log import Log
-from highwater.log_storage.segment import CLEANED_SUFFIX, Segment
+from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_files import CLEANED_SUFFIX
 
 NEVER_MS = 2**63 - 1  # max.compaction.lag.ms where it is not set
 

@@ -27,7 +27,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.segment import CLEANED_SUFFIX
+from highwater.log_storage.segment_files import CLEANED_SUFFIX
 from highwater.log_storage.serving.servicer_core import to_its_end, wall_clock_ms
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
