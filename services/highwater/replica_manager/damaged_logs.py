@@ -15,14 +15,13 @@ later: a damaged replica is better than none.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
-from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.inquiry import Inquiry
 from highwater.replica_manager.metadata_cache import MetadataCache
 from highwater.replica_manager.storage import LogStorage, StorageError, from_key
 from highwater.telemetry.log import get_logger, pairs
@@ -31,7 +30,6 @@ logger = get_logger("replica_manager.damaged_logs")
 
 PATIENCE_MS = 15_000
 RETRY_MS = 60_000
-RETRY_S = 0.5
 _NOT_YET = StorageError(
     ErrorCode.LOG_STORAGE_ERROR,
     "the log is damaged: it is mended when this replica is neither in the ISR nor in elr",
@@ -66,8 +64,7 @@ class DamagedLogs:
         self._leaving_since_ms: dict[PartitionKey, int] = {}
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
         self._dropping: set[PartitionKey] = set()
-        self._asking: asyncio.Task[None] | None = None
-        self._ask_again = False
+        self._inquiry = Inquiry("damaged", self._ask)
 
     def __contains__(self, key: PartitionKey) -> bool:
         """Whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""
@@ -84,29 +81,14 @@ class DamagedLogs:
 
     def count_changed(self, count: int) -> None:
         """The number of damaged logs is another one than before: which they are is asked for."""
-        self._ask_again = True
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(), name="damaged-logs")
+        self._inquiry.begin()
 
     async def stop(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._inquiry.stop()
 
     async def _ask(self) -> None:
-        try:
-            while self._ask_again:
-                self._ask_again = False
-                try:
-                    described = await self._storage.describe_logs()
-                except StorageUnavailableError as error:
-                    logger.warning("which logs are damaged is not known yet: %s", error)
-                    self._ask_again = True
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                self.found({from_key(log.partition) for log in described.logs if log.damaged})
-        finally:
-            self._asking = None
+        described = await self._storage.describe_logs()
+        self.found({from_key(log.partition) for log in described.logs if log.damaged})
 
     def found(self, damaged: set[PartitionKey]) -> None:
         """These are all that are damaged now."""

@@ -7,17 +7,14 @@ offline logs in every answer of the append stream (a broker that only follows ap
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.inquiry import Inquiry
 from highwater.replica_manager.storage import LogStorage
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.offline_logs")
-
-RETRY_S = 0.5
 
 
 class OfflineLogs:
@@ -27,8 +24,7 @@ class OfflineLogs:
         self._storage = storage
         self._failed = failed
         self._known: set[PartitionKey] = set()
-        self._asking: asyncio.Task[None] | None = None
-        self._ask_again = False
+        self._inquiry = Inquiry("offline", self._ask)
 
     def __contains__(self, key: PartitionKey) -> bool:
         return key in self._known
@@ -54,28 +50,12 @@ class OfflineLogs:
 
     def count_changed(self, count: int) -> None:
         """The number of offline logs is another one than before: which they are is asked for."""
-        if not count:
-            return
-        self._ask_again = True
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(), name="offline-logs")
+        if count:
+            self._inquiry.begin()
 
     async def stop(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._inquiry.stop()
 
     async def _ask(self) -> None:
-        try:
-            while self._ask_again:
-                self._ask_again = False
-                try:
-                    described = await self._storage.describe()
-                except StorageUnavailableError as error:
-                    logger.warning("which logs are offline is not known yet: %s", error)
-                    self._ask_again = True
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                self.seen(log.key for log in described.logs if log.offline)
-        finally:
-            self._asking = None
+        described = await self._storage.describe()
+        self.seen(log.key for log in described.logs if log.offline)

@@ -63,13 +63,12 @@ class Storage:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.replica_manager.offline_logs.RETRY_S", 0.0)
-    monkeypatch.setattr("highwater.replica_manager.damaged_logs.RETRY_S", 0.0)
+    monkeypatch.setattr("highwater.replica_manager.inquiry.RETRY_S", 0.0)
 
 
 async def settled(logs: OfflineLogs | DamagedLogs) -> None:
-    assert logs._asking is not None
-    await logs._asking
+    assert logs._inquiry._asking is not None
+    await logs._inquiry._asking
 
 
 # Offline logs
