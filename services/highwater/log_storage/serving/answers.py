@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
@@ -28,6 +29,31 @@ def refuse(answer: Any, error: LogError) -> None:
     if isinstance(answer, log_storage_pb2.AppendResult):
         answer.base_offset = answer.last_offset = NO_OFFSET
         answer.log_append_time_ms = NO_TIME
+
+
+class Answering:
+    """The frame of a call: a `LogError` that ends it becomes the answer's error. Where `hosted` is set, the answer
+    tells the log's state as it is then, whatever came of the call."""
+
+    __slots__ = ("_answer", "hosted")
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.hosted: HostedLog | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None and not isinstance(error, LogError):
+            return False
+        if error is not None:
+            refuse(self._answer, error)
+        if self.hosted is not None:
+            fill_log(self._answer.log, self.hosted)
+        return error is not None
 
 
 def fill_state(target: log_storage_pb2.LogState, state: LogState) -> None:

@@ -10,7 +10,7 @@ from highwater.log_storage import checkpoints
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.serving.answers import fill_log, key_of, refuse
+from highwater.log_storage.serving.answers import Answering, key_of
 from highwater.log_storage.serving.fencing import admit, check_decided_on
 from highwater.log_storage.serving.servicer_core import ServicerCore
 from highwater.v1 import log_storage_pb2
@@ -33,26 +33,20 @@ class Cutting(ServicerCore):
         cut: Callable[[HostedLog, int, int], None],
     ) -> log_storage_pb2.TruncateResponse:
         response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
-        hosted: HostedLog | None = None
-        try:
-            hosted = self._manager.get(key_of(request.partition))
+        with Answering(response) as answering:
+            hosted = answering.hosted = self._manager.get(key_of(request.partition))
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
-        except LogError as error:
-            refuse(response, error)
-        if hosted is not None:
-            fill_log(response.log, hosted)
         return response
 
     async def DropDamaged(
         self, request: log_storage_pb2.DropDamagedRequest, context: Any
     ) -> log_storage_pb2.DropDamagedResponse:
         response = log_storage_pb2.DropDamagedResponse(incarnation=self._incarnation)
-        hosted: HostedLog | None = None
-        try:
-            hosted = self._manager.get(key_of(request.partition))
+        with Answering(response) as answering:
+            hosted = answering.hosted = self._manager.get(key_of(request.partition))
             async with hosted.alone():
                 fence = hosted.fence
                 if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (
@@ -65,25 +59,16 @@ class Cutting(ServicerCore):
                     )
                 await self._in_thread(self._manager.drop_damaged, hosted)
                 self._manager.count_offline()
-        except LogError as error:
-            refuse(response, error)
-        if hosted is not None:
-            fill_log(response.log, hosted)
         return response
 
     async def RaiseLogStart(
         self, request: log_storage_pb2.RaiseLogStartRequest, context: Any
     ) -> log_storage_pb2.RaiseLogStartResponse:
         response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
-        hosted: HostedLog | None = None
-        try:
-            hosted = await self._idle(request.partition)
+        with Answering(response) as answering:
+            hosted = answering.hosted = await self._idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
             hosted.online().raise_log_start(request.log_start_offset)
             await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
-        except LogError as error:
-            refuse(response, error)
-        if hosted is not None:
-            fill_log(response.log, hosted)
         return response

@@ -6,8 +6,7 @@ import shutil
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.errors import LogError
-from highwater.log_storage.serving.answers import describe, key_of, key_proto, recovery_proto, refuse
+from highwater.log_storage.serving.answers import Answering, describe, key_of, key_proto, recovery_proto
 from highwater.log_storage.serving.servicer_core import ServicerCore, remove_tree
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
@@ -18,13 +17,11 @@ class Hosting(ServicerCore):
         self, request: log_storage_pb2.CreateLogRequest, context: Any
     ) -> log_storage_pb2.CreateLogResponse:
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
-        try:
+        with Answering(response):
             async with self._fencing:
                 response.created = await self._in_thread(
                     self._manager.create, request.topic, key_of(request.partition), dict(request.config)
                 )
-        except LogError as error:
-            refuse(response, error)
         return response
 
     async def DeleteLog(
@@ -32,7 +29,7 @@ class Hosting(ServicerCore):
     ) -> log_storage_pb2.DeleteLogResponse:
         response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
         key = key_of(request.partition)
-        try:
+        with Answering(response):
             async with self._fencing:
                 hosted = self._manager.find(key)
                 if hosted is not None:
@@ -41,8 +38,6 @@ class Hosting(ServicerCore):
                     if removable is not None:
                         self._to_thread(remove_tree, removable)
                     self._remove_left()
-        except LogError as error:
-            refuse(response, error)
         return response
 
     async def DescribeLogs(
@@ -81,10 +76,8 @@ class Hosting(ServicerCore):
         self, request: log_storage_pb2.AlterLogConfigRequest, context: Any
     ) -> log_storage_pb2.AlterLogConfigResponse:
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
-        try:
+        with Answering(response):
             hosted = await self._idle(request.partition)
             hosted.online().config = self._manager.config.with_topic(dict(request.config))
             hosted.configured = True
-        except LogError as error:
-            refuse(response, error)
         return response

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from highwater.log_storage.damage import DamagedRange, walk_checked
-from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.segment import Segment
-from highwater.log_storage.serving.answers import fill_log, refuse
+from highwater.log_storage.serving.answers import Answering
 from highwater.log_storage.serving.servicer_core import ServicerCore
 from highwater.records import BatchHeader
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -62,9 +61,8 @@ class Listing(ServicerCore):
         self, request: log_storage_pb2.LogListBatchesRequest, context: Any
     ) -> log_storage_pb2.LogListBatchesResponse:
         response = log_storage_pb2.LogListBatchesResponse(incarnation=self._incarnation)
-        hosted: HostedLog | None = None
-        try:
-            hosted = await self._idle(request.partition)
+        with Answering(response) as answering:
+            hosted = answering.hosted = await self._idle(request.partition)
             log = hosted.online()
             limit = min(max(request.max_batches, 1), MAX_BATCHES)
             page = await self._page(hosted, log, max(request.offset, log.log_start_offset), limit, request.check_crcs)
@@ -73,10 +71,6 @@ class Listing(ServicerCore):
             _fill(response.batches, page)
             if log.cleaned_to is not None:
                 response.batches.cleaned_to = log.cleaned_to
-        except LogError as error:
-            refuse(response, error)
-        if hosted is not None:
-            fill_log(response.log, hosted)
         return response
 
     async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, checked: bool) -> ListedBatches:
