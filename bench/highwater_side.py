@@ -92,10 +92,10 @@ class HighwaterSide:
     async def _consume(self, topic: str, *, arrow: bool) -> float:
         partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
         async with Consumer(bootstrap=self.cluster.bootstrap, auto_offset_reset="earliest") as consumer:
-            consumer.assign(partitions)
             total = sum((await consumer.end_offsets(partitions)).values())
             seen = 0
-            started = time.perf_counter()
+            started = time.perf_counter()  # before the assignment: from then on the consumer fetches ahead
+            consumer.assign(partitions)
             while seen < total:
                 if arrow:
                     seen += sum(batch.num_rows for batch in await consumer.poll_batches(timeout_ms=5000))
