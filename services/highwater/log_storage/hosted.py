@@ -69,6 +69,12 @@ class HostedLog:
         return self.log_dir.fences.get(self.key)
 
     @property
+    def misnamed(self) -> bool:
+        """Whether its topic id cannot be the log's: nothing is appended without a fence (RULES 3.1), so one that has
+        batches and none was found under an id that a damaged `partition.metadata` has made up."""
+        return self.fence is None and (self.log is None or self.log.log_end_offset > 0)
+
+    @property
     def offline_reason(self) -> str:
         """Why the log is offline; empty while it is not."""
         return self.log_dir.offline or (self.failure if self.log is None else self.log.failure or "")

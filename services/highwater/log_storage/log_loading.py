@@ -18,6 +18,7 @@ from highwater.log_storage.log_registry import DELETED, LogRegistry, monotonic_m
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.recovery import Checkpointed, open_log, unflushed_bytes
 from highwater.log_storage.recovery_progress import RecoveryProgress
+from highwater.log_storage.segment_files import LOG_SUFFIX
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger, pairs
@@ -150,12 +151,19 @@ class LogLoading(LogRegistry):
     def _identify(self, log_dir: LogDir, directory: Path, topic: str, partition: int) -> HostedLog | None:
         try:
             topic_id = partition_metadata.read(directory)
+            if topic_id is not None:
+                return HostedLog(PartitionKey(topic_id, partition), topic, log_dir, directory, None)
+            if not any(directory.glob(f"*{LOG_SUFFIX}")):
+                return None
+            _log.error("%s is missing: nobody can ask for this log", directory / partition_metadata.FILE_NAME)
         except PartitionMetadataError as error:
-            _log.error("%s: without a topic id nobody can ask for this log", error)
-            return None
-        if topic_id is None:
-            return None
-        return HostedLog(PartitionKey(topic_id, partition), topic, log_dir, directory, None)
+            _log.error("%s: nobody can ask for this log", error)
+        except OSError as error:
+            if log_dir.disk.note(error) is not Trouble.OTHER:
+                raise
+            _log.error("%s: nobody can ask for this log", error)
+        self._unidentified[topic, partition] = directory
+        return None
 
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:
         disk, progress = hosted.log_dir.disk, hosted.log_dir.recovery

@@ -76,12 +76,7 @@ class LogManager(LogLoading, LogMoving):
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
         if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
-        other = self._names.get((topic, key.partition))
-        if other is not None:
-            raise LogError(
-                ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{self._hosted[other].directory} belongs to another topic of this name, {other}: delete it first",
-            )
+        self._check_name_is_free(topic, key)
         self.check_all_loaded()
         log_dir = self._directory_for_a_new_log()
         log_dir.disk.check_room()
@@ -97,6 +92,27 @@ class LogManager(LogLoading, LogMoving):
         hosted.configured = True
         self._add(hosted)
         return True
+
+    def _check_name_is_free(self, topic: str, key: PartitionKey) -> None:
+        """Raises `LogError`: INCONSISTENT_TOPIC_ID where another topic's log is in the way, LOG_STORAGE_ERROR where it
+        may be this one's: a log must not be begun anew beside what it holds."""
+        directory = self._unidentified.get((topic, key.partition))
+        other = self._names.get((topic, key.partition))
+        if other is not None:
+            directory = self._hosted[other].directory
+            if not self._hosted[other].misnamed:
+                raise LogError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{directory} belongs to another topic of this name, {other}: delete it first",
+                )
+        if directory is not None and directory.exists():
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"{directory / partition_metadata.FILE_NAME} is damaged or missing, so whose log it is is not known. "
+                f"Stop log-storage; if it is of this topic, write the lines `version: 0` and "
+                f"`topic_id: {partition_metadata.format_topic_id(key.topic_id)}` to the file; else, or once the "
+                f"partition's ISR does not list this broker, move the directory away",
+            )
 
     def _directory_for_a_new_log(self) -> LogDir:
         """The one with the fewest logs, counting those that move there; one that is full only where all are."""
@@ -128,7 +144,7 @@ class LogManager(LogLoading, LogMoving):
         to be removed, None where there is no such log.
 
         Raises `LogError`: STALE_FENCE where the fence is higher than `leader_epoch` (-1, a dead topic id: never),
-        LOG_STORAGE_ERROR.
+        LOG_STORAGE_ERROR; also where the topic id that is dead, or not wanted here, is not the log's.
         """
         hosted = self._hosted.get(key)
         if hosted is None:
@@ -138,6 +154,12 @@ class LogManager(LogLoading, LogMoving):
             raise LogError(
                 ErrorCode.LOG_STORAGE_ERROR,
                 f"cannot delete {hosted.directory}: it is offline: {hosted.log_dir.offline}",
+            )
+        if hosted.misnamed:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"{hosted.directory} is not deleted: it has batches and was never fenced under topic id "
+                f"{partition_metadata.format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged",
             )
         fence = hosted.fence
         if fence is not None and leader_epoch != NO_EPOCH and fence.leader_epoch > leader_epoch:

@@ -35,6 +35,7 @@ class LogRegistry:
         self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
         self._hosted: dict[PartitionKey, HostedLog] = {}
         self._names: dict[TopicPartition, PartitionKey] = {}
+        self._unidentified: dict[TopicPartition, Path] = {}  # logs whose topic id could not be read
 
     @property
     def online_dirs(self) -> list[LogDir]:

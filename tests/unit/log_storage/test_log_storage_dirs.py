@@ -16,7 +16,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import Log
-from highwater.log_storage.log_core import LogState
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
@@ -213,6 +213,7 @@ def test_another_topic_of_the_same_name(tmp_path: Path) -> None:
     """RULES 1.1."""
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
+    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     log = log_of(manager)
     lead(log, batch(5))
     log.raise_high_watermark(5)
