@@ -39,6 +39,7 @@ from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
 from highwater.replica_manager.actions import (
     Action,
@@ -55,7 +56,6 @@ from highwater.replica_manager.actions import (
     LogStartRaised,
     PartitionSettings,
     ReadState,
-    Role,
     StopFollowing,
     WriteIsr,
 )

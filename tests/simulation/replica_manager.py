@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role as FenceRole
 from highwater.metadata.etcd_errors import Unavailable
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
@@ -32,7 +31,6 @@ from .storage import Batch, LogStorage
 if TYPE_CHECKING:
     from .world import Node, World
 
-FENCE_ROLES = {act.Role.LEADER: FenceRole.LEADER, act.Role.FOLLOWER: FenceRole.FOLLOWER}
 STORAGE_TIMEOUT_MS = 2000
 ETCD_TIMEOUT_MS = 600
 
@@ -148,8 +146,7 @@ class StorageClient:
 
     async def _fence(self, key: PartitionKey, fence: act.Fence, future: Future) -> None:
         owner = self._owner
-        role = FENCE_ROLES[fence.role]
-        answered = await self.call("on_fence", role, owner.incarnation, key, fence.leader_epoch)
+        answered = await self.call("on_fence", fence.role, owner.incarnation, key, fence.leader_epoch)
         answer = act.FenceAnswer(fence.role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR)
         if answered is not None:
             error, log, epochs, incarnation = answered

@@ -7,11 +7,12 @@ and the sequences are checked, what a truncation may drop, what an answer says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.producers import Duplicate, ProducerStates
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_stream import AppendAnswer
@@ -77,13 +78,6 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<{self.base_offset}+{self.records} e{self.leader_epoch} #{self.payload}>"
-
-
-class LogState(NamedTuple):
-    log_end_offset: int
-    last_epoch: int
-    log_start_offset: int
-    high_watermark: int
 
 
 class Log:

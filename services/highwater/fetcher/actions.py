@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +22,6 @@ class Followed:
     leader_epoch: int
     unclean_epoch: int  # RULES 4.4; -1: none
     log_storage_incarnation: str  # the one that this broker is registered with
-
-
-@dataclass(frozen=True, slots=True)
-class LogState:
-    """What log-storage answers atomically about one log (RULES 3.2)."""
-
-    log_end_offset: int
-    last_epoch: int  # of the last batch, -1: a log without batches
-    log_start_offset: int
-    high_watermark: int
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEntry:
-    """A line of the leader-epoch cache: `leader_epoch` begins at `start_offset`."""
-
-    leader_epoch: int
-    start_offset: int
 
 
 # Events: what comes back.

@@ -21,7 +21,6 @@ from highwater.fetcher.actions import (
     Append,
     Delayed,
     DivergingEpoch,
-    EpochEntry,
     Fence,
     FenceAnswer,
     FetchAnswer,
@@ -29,12 +28,13 @@ from highwater.fetcher.actions import (
     FetchPosition,
     Followed,
     LogAnswer,
-    LogState,
     TruncateFullyAndStartAt,
     TruncateTo,
     WentOffline,
 )
 from highwater.fetcher.truncation import Cut, cut_for_divergence, cut_for_out_of_range, may_cut
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import NO_EPOCH, PartitionKey
 
 FIRST_RETRY_MS = 100

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from highwater.fetcher.actions import DivergingEpoch, EpochEntry, LogState
+from highwater.fetcher.actions import DivergingEpoch
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 
 
 @dataclass(frozen=True, slots=True)

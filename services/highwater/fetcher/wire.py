@@ -8,18 +8,18 @@ from highwater.errors import ErrorCode
 from highwater.fetcher.actions import (
     Append,
     DivergingEpoch,
-    EpochEntry,
     FenceAnswer,
     FetchAnswer,
     FetchedRecords,
     FetchPosition,
     Followed,
     LogAnswer,
-    LogState,
     TruncateFullyAndStartAt,
     TruncateTo,
 )
 from highwater.fetcher.following import FollowedPartition, Following
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 from highwater.records import CorruptBatchError, iter_batches
 from highwater.rpc.errors import from_proto

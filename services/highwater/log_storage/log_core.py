@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.disk import Disk, Trouble
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import LOG_SUFFIX, file_name
@@ -27,13 +27,6 @@ NO_OFFSET = -1
 NO_TIME = -1
 # An empty file in a log's directory: between its batches offsets may be missing (RULES 10.2).
 OFFSET_GAPS = "offset-gaps"
-
-
-class LogState(NamedTuple):
-    log_end_offset: int
-    last_epoch: int  # of the last batch that the log has had, -1 where there was none
-    log_start_offset: int
-    high_watermark: int
 
 
 class LogCore:

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionState, VersionedState
 
 UNKNOWN_OFFSET = -1
-
-
-class Role(Enum):
-    """The role of a fence (RULES 3.1)."""
-
-    LEADER = "leader"
-    FOLLOWER = "follower"
 
 
 # ---------------------------------------------------------------------------------------------------- events' values

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import Fence, FenceAnswer, Role
+from highwater.replica_manager.actions import Fence, FenceAnswer
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage import LogStorage
 from highwater.telemetry.log import get_logger, pairs

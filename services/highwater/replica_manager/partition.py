@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
 from highwater.replica_manager.actions import (
     NO_ACTIONS,
@@ -27,7 +28,6 @@ from highwater.replica_manager.actions import (
     LeadershipStarted,
     LiveBrokers,
     PartitionSettings,
-    Role,
     StopFollowing,
 )
 from highwater.replica_manager.leadership import Leadership

@@ -14,8 +14,9 @@ import grpc
 import grpc.aio
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import FenceAnswer, Role
+from highwater.replica_manager.actions import FenceAnswer
 from highwater.replica_manager.append_stream import Append, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto

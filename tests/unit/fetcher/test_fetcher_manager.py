@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.fetcher.actions import Action, Fence, FenceAnswer, Followed, LogState
+from highwater.fetcher.actions import Action, Fence, FenceAnswer, Followed
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.follower import Follower, FollowerState
 from highwater.fetcher.following import FetcherId, FollowedPartition, Following, fetcher_id_of
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 
 TOPIC_ID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8").bytes

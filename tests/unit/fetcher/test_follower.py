@@ -12,7 +12,6 @@ from highwater.fetcher.actions import (
     Append,
     Delayed,
     DivergingEpoch,
-    EpochEntry,
     Fence,
     FenceAnswer,
     FetchAnswer,
@@ -20,12 +19,13 @@ from highwater.fetcher.actions import (
     FetchPosition,
     Followed,
     LogAnswer,
-    LogState,
     TruncateFullyAndStartAt,
     TruncateTo,
     WentOffline,
 )
 from highwater.fetcher.follower import Follower, FollowerState
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 
 KEY = PartitionKey(bytes(range(16)), 0)

@@ -13,7 +13,6 @@ from highwater.fetcher.actions import (
     Action,
     Append,
     DivergingEpoch,
-    EpochEntry,
     Fence,
     FenceAnswer,
     FetchAnswer,
@@ -21,11 +20,12 @@ from highwater.fetcher.actions import (
     FetchPosition,
     Followed,
     LogAnswer,
-    LogState,
     TruncateFullyAndStartAt,
     TruncateTo,
 )
 from highwater.fetcher.follower import Follower, FollowerState
+from highwater.log_storage.epochs import EpochEntry
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 
 

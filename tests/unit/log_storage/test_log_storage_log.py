@@ -16,7 +16,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Appended
-from highwater.log_storage.log_core import LogState
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.lookups import EARLIEST, LATEST, MAX_TIMESTAMP, FoundOffset
 from highwater.log_storage.recovery import Checkpointed
 from highwater.records import Record, decode, encode_columns, encode_rows, retain

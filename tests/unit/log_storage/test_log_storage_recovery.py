@@ -12,7 +12,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Appended, Log
-from highwater.log_storage.log_core import LogState
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.segment_files import file_name
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
 from highwater.replica_manager.actions import (
     NO_ACTIONS,
@@ -23,7 +24,6 @@ from highwater.replica_manager.actions import (
     LeadershipStarted,
     LiveBrokers,
     PartitionSettings,
-    Role,
     StopFollowing,
     WriteIsr,
 )

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import Fence, FenceAnswer, Role
+from highwater.replica_manager.actions import Fence, FenceAnswer
 from highwater.replica_manager.fencer import Fencer
 from highwater.replica_manager.liveness import Liveness
 

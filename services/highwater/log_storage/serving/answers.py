@@ -8,7 +8,8 @@ from typing import Any, Self
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log_core import NO_OFFSET, NO_TIME, LogState
+from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import to_proto
