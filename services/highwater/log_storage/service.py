@@ -10,7 +10,7 @@ from pathlib import Path
 
 from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCleaner
-from highwater.log_storage.config import LogConfig
+from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
@@ -52,6 +52,7 @@ class LogStorageService:
         """Locks the log directories, listens, opens the logs, then serves. Until then only DescribeLogs is answered,
         with how far that is. Raises `UserError`."""
         settings = self._settings
+        deletes, compacts = cleanup_policies(settings.log_cleanup_policy)
         manager = LogManager(
             settings.log_dirs,
             LogConfig(
@@ -66,6 +67,8 @@ class LogStorageService:
                 retention_ms=settings.retention_ms,
                 retention_bytes=settings.log_retention_bytes,
                 file_delete_delay_ms=settings.file_delete_delay_ms,
+                deletes=deletes,
+                compacts=compacts,
                 min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
                 min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
                 max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,

@@ -47,6 +47,7 @@ class Broker:
         message_max_bytes: int,
         lease_confirmed: Callable[[], bool],
         now_ms: Callable[[], int],
+        cleanup_policy: str = "delete",
     ) -> None:
         self.broker_id = broker_id
         self.incarnation = uuid.uuid4().hex
@@ -65,6 +66,7 @@ class Broker:
         self.waits = waits
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
+        self._cleanup_policy = cleanup_policy
         self.offline_logs = OfflineLogs(storage, self._log_failed)
         self.damaged_logs = DamagedLogs(
             broker_id,
@@ -106,6 +108,7 @@ class Broker:
             config,
             min_insync_replicas=self.settings.min_insync_replicas,
             message_max_bytes=self._message_max_bytes,
+            cleanup_policy=self._cleanup_policy,
         )
 
     # Hosting

@@ -76,6 +76,7 @@ class ReplicaManagerService:
             tail_cache_bytes=settings.tail_cache_bytes,
             waits=Waits(max_produces=settings.queued_max_requests * MAX_REQUEST_WAITS, max_fetches=MAX_WAITING_FETCHES),
             message_max_bytes=settings.message_max_bytes,
+            cleanup_policy=settings.log_cleanup_policy,
             lease_confirmed=self._lease_confirmed,
             now_ms=_monotonic_ms,
         )

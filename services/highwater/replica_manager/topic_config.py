@@ -14,14 +14,16 @@ class TopicConfig:
     compacted: bool  # cleanup.policy holds compact (RULES 10.3)
 
 
-def parse(config: Mapping[str, str], *, min_insync_replicas: int, message_max_bytes: int) -> TopicConfig:
+def parse(
+    config: Mapping[str, str], *, min_insync_replicas: int, message_max_bytes: int, cleanup_policy: str
+) -> TopicConfig:
     """Kafka's keys over the broker's defaults. A number that is none counts as not set: the controller refuses it
     when a topic is made, and a broker must go on serving whatever it finds."""
     return TopicConfig(
         min_insync_replicas=_number(config.get("min.insync.replicas"), min_insync_replicas),
         max_message_bytes=_number(config.get("max.message.bytes"), message_max_bytes),
         rows_only=config.get("payload.format", "any") == "rows",
-        compacted="compact" in (policy.strip() for policy in config.get("cleanup.policy", "").split(",")),
+        compacted="compact" in (policy.strip() for policy in config.get("cleanup.policy", cleanup_policy).split(",")),
     )
 
 

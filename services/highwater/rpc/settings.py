@@ -14,13 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from highwater.rpc.server import UserError
 
+
+def _check_policies(value: str) -> str:
+    if sorted({policy.strip() for policy in value.split(",")}) not in (["compact"], ["delete"], ["compact", "delete"]):
+        raise ValueError(f"{value!r} is no cleanup policy: write delete, compact, or compact,delete")
+    return value
+
+
 AddressList = Annotated[list[str], NoDecode]
 PathList = Annotated[list[Path], NoDecode]
+CleanupPolicy = Annotated[str, AfterValidator(_check_policies)]
 
 
 class ServiceSettings(BaseSettings):
@@ -84,6 +92,7 @@ class LogStorageSettings(ServiceSettings):
     log_retention_hours: int = Field(168, ge=-1)
     log_retention_bytes: int = Field(-1, ge=-1)
     log_retention_check_interval_ms: int = Field(300_000, ge=1)
+    log_cleanup_policy: CleanupPolicy = "delete"
     replica_alter_log_dirs_io_max_bytes_per_second: float = Field(sys.float_info.max, gt=0)
     log_scrub_bytes_per_second: float = Field(4 << 20, ge=0)
     log_scrub_interval_ms: int = Field(7 * 24 * 3_600_000, ge=1)
@@ -130,6 +139,7 @@ class ReplicaManagerSettings(ServiceSettings):
     queued_max_request_bytes: int = Field(256 << 20, ge=1 << 20)
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     message_max_bytes: int = Field(1_048_588, ge=1024)
+    log_cleanup_policy: CleanupPolicy = "delete"
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     auto_create_topics_enable: bool = False
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)

@@ -132,6 +132,27 @@ async def test_nothing_is_compacted_where_the_topic_or_the_broker_does_not_say_s
         assert len(await read_records(storage)) == 12
 
 
+async def test_the_brokers_policy_is_that_of_topics_without_one(tmp_path: Path) -> None:
+    async with running(tmp_path, log_cleanup_policy="compact", **SETTINGS) as storage:
+        await storage.create(key(), segment_bytes="1024")
+        await storage.create(key(1), segment_bytes="1024", cleanup_policy="delete")
+        assert [(log.config.compacts, log.config.deletes) for log in (log_of(storage), log_of(storage, 1))] == [
+            (True, False),
+            (False, True),
+        ]
+        await storage.fence(LEADER, 1, [key()])
+        await fill(storage, 41)
+        log = log_of(storage)
+        await until(lambda: log.cleaned_to == log.segments[-1].base_offset)
+        records = [record for record in await read_records(storage) if record.offset < (log.cleaned_to or 0)]
+        assert len({record.key for record in records}) == len(records) == 4
+        # A policy of its own that is taken away again gives way to the broker's.
+        for policy, compacts in (({"cleanup.policy": "delete"}, False), ({}, True)):
+            altered = log_storage_pb2.AlterLogConfigRequest(partition=key(), config=policy)
+            assert not (await storage.stub.AlterLogConfig(altered)).error.code
+            assert log.config.compacts is compacts
+
+
 async def test_a_map_too_small_takes_several_passes(tmp_path: Path) -> None:
     small = {"log_cleaner_dedupe_buffer_size": str(70 * ENTRY_BYTES)}
     async with running(tmp_path, **SETTINGS, **small) as storage:

@@ -101,8 +101,25 @@ def test_topic_configuration_falls_back_to_the_brokers() -> None:
         {"min.insync.replicas": "2", "cleanup.policy": "delete, compact", "max.message.bytes": "many"},
         min_insync_replicas=1,
         message_max_bytes=500,
+        cleanup_policy="delete",
     )
     assert found == TopicConfig(2, 500, rows_only=False, compacted=True)
+
+
+@pytest.mark.parametrize(
+    ("topic", "broker", "compacted"),
+    [
+        ({}, "delete", False),
+        ({}, "compact", True),
+        ({}, "compact,delete", True),
+        ({"cleanup.policy": "delete"}, "compact", False),
+        ({"cleanup.policy": "compact"}, "delete", True),
+    ],
+)
+def test_a_topic_without_a_cleanup_policy_has_the_brokers(topic: dict[str, str], broker: str, compacted: bool) -> None:
+    """Records without a key are then refused (RULES 10.3)."""
+    found = parse(topic, min_insync_replicas=1, message_max_bytes=500, cleanup_policy=broker)
+    assert found.compacted is compacted
 
 
 def test_what_is_cached_is_what_log_storage_wrote() -> None:

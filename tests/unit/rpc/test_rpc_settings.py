@@ -40,6 +40,8 @@ def test_a_given_value_beats_the_environment_which_beats_the_file(
         ("log.segment.bytes", "many", "log.segment.bytes"),
         ("nonsense", "1", "nonsense"),
         ("listen", "nowhere", "listen"),
+        ("log.cleanup.policy", "keep", "log.cleanup.policy"),
+        ("log.cleanup.policy", "", "log.cleanup.policy"),
     ],
 )
 def test_a_bad_setting_is_named(key: str, value: str, named: str) -> None:
