@@ -1,6 +1,6 @@
 """One FetchStream of a replica fetcher: the session, its requests in order, and the leader's answers (RULES 4.1, 4.2).
 
-The server's end is `broker_servicer._FetchStream`; what to answer the production `Fetching` says.
+The server's end is `replica_manager.fetch_stream.FetchStream`; what to answer the production `Fetching` says.
 """
 
 from __future__ import annotations
