@@ -443,7 +443,7 @@ class Runner:
 def rendered(action: Action) -> str:
     match action:
         case Fence(role, leader_epoch):
-            return f"fence {role.value} epoch={leader_epoch}"
+            return f"fence {role.name.lower()} epoch={leader_epoch}"
         case Follow(leader, leader_epoch, unclean_epoch):
             return f"follow {leader} epoch={leader_epoch}" + (f" unclean={unclean_epoch}" if unclean_epoch >= 0 else "")
         case StopFollowing():

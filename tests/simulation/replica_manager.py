@@ -17,7 +17,7 @@ from highwater.replica_manager.append_stream import Append, StorageUnavailableEr
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.hosted import HostedPartition
-from highwater.replica_manager.partition import ACKS_ALL
+from highwater.replica_manager.partition_core import ACKS_ALL
 from highwater.replica_manager.storage import StorageError
 from highwater.replica_manager.tail_cache import TailBatch
 from highwater.replica_manager.waits import Waits

@@ -14,7 +14,7 @@ from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
-from highwater.replica_manager.partition import Phase
+from highwater.replica_manager.partition_core import Phase
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.storage import CreateAnswer, StorageError
 from highwater.telemetry.log import get_logger, pairs

@@ -18,7 +18,7 @@ from highwater.replica_manager.actions import DivergingEpoch, FetchSession, Fetc
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import HostedPartition
-from highwater.replica_manager.partition import Phase
+from highwater.replica_manager.partition_core import Phase
 from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.purgatory import FetchPurgatory, Waiting
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics

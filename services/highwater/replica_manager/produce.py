@@ -17,10 +17,9 @@ from highwater.replica_manager.append_stream import AppendAnswer
 from highwater.replica_manager.batch_check import CheckedBatches, check
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.partition_core import ACKS, ACKS_ALL
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 
-ACKS_ALL = -1
-_ACKS = frozenset({0, 1, ACKS_ALL})
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
 
@@ -77,7 +76,7 @@ class Producing:
         request.all_handed_over()
 
     def _refusal(self, acks: int, size: int) -> tuple[ErrorCode, str]:
-        if acks not in _ACKS:
+        if acks not in ACKS:
             return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of 0, 1 and -1 (all)"
         if self._requests >= self.max_requests or (self._bytes and self._bytes + size > self._max_bytes):
             return (

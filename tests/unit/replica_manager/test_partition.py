@@ -27,7 +27,8 @@ from highwater.replica_manager.actions import (
     StopFollowing,
     WriteIsr,
 )
-from highwater.replica_manager.partition import Partition, Phase
+from highwater.replica_manager.partition import Partition
+from highwater.replica_manager.partition_core import Phase
 
 KEY = PartitionKey(bytes(16), 0)
 ME = 1
