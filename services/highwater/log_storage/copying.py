@@ -94,6 +94,7 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
             self.truncate_fully_and_start_at(log_end_offset)
             return
         try:
+            self.note_gaps()
             self.roll(log_end_offset, self.producers)
         except (OSError, CorruptBatchError) as error:
             raise self._fail_unless_full(error) from error

@@ -25,12 +25,13 @@ class WalkedBatch:
 
 
 def walk_checked(
-    segment: Segment, position: int, *, checked: bool, end_offset: int | None = None
+    segment: Segment, position: int, *, checked: bool, end_offset: int | None = None, contiguous: bool = False
 ) -> Iterator[WalkedBatch | DamagedRange]:
     """The batches of a segment from `position` on, and what is damaged between them; with `checked` by their CRCs too.
     A damaged batch whose header can still be believed is passed over; else the rest of the segment is damaged. Base
-    offsets are not under the CRC: they must rise, and of a sealed segment stay below its `end_offset`. Raises
-    `OSError`."""
+    offsets are not under the CRC: they must rise, and of a sealed segment stay below its `end_offset`. With
+    `contiguous` no offset may be missing between them, nor, where the walk begins at the segment's first batch, up to
+    `end_offset`. Raises `OSError`."""
     end, expected = segment.size_bytes, segment.base_offset
     while position < end:
         try:
@@ -39,10 +40,12 @@ def walk_checked(
                     place = f"offsets {header.base_offset} to {header.last_offset} stand where {expected} is expected"
                     yield _rest(segment, expected, f"{segment.path}, position {found}: {place}")
                     return
+                if contiguous and header.base_offset > expected:
+                    yield _missing(segment, expected, header.base_offset)
                 yield WalkedBatch(found, header)
                 expected = header.next_offset
                 position = found + header.size_bytes
-            return
+            break
         except CorruptBatchError as error:
             problem = f"{segment.path}, {error}"
             header_there = _header_at(segment, error.position, end)
@@ -52,6 +55,13 @@ def walk_checked(
             yield DamagedRange(header_there.base_offset, header_there.last_offset, problem)
             expected = header_there.next_offset
             position = error.position + header_there.size_bytes
+    if contiguous and end_offset is not None and expected < end_offset:
+        yield _missing(segment, expected, end_offset)
+
+
+def _missing(segment: Segment, first_offset: int, next_offset: int) -> DamagedRange:
+    problem = f"{segment.path}: no batch has the offsets {first_offset} to {next_offset - 1}"
+    return DamagedRange(first_offset, next_offset - 1, problem)
 
 
 def _rest(segment: Segment, first_offset: int, problem: str) -> DamagedRange:

@@ -101,6 +101,12 @@ class LogCore:
             return self._refusal(error)
         return self.fail(error)
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether every offset from its first batch to its end has been written here: compaction has left no gaps. What
+        is missing then has been lost."""
+        return not self._gaps
+
     def note_gaps(self) -> None:
         """Before offsets are missing between two batches for the first time: recovery would take that for damage.
         Raises `OSError`."""

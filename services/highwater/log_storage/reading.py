@@ -97,6 +97,8 @@ class LogReading(LogCore):
                     position, header = found
                     if header.last_offset >= self.log_end_offset:  # base offsets are not under the CRC
                         raise CorruptBatchError(position, f"offset {header.last_offset} is beyond the log end")
+                    if self.contiguous and header.base_offset > max(offset, self.segments[0].base_offset):
+                        raise CorruptBatchError(position, f"offsets {offset} to {header.base_offset - 1} are missing")
                     if header.base_offset >= bound:
                         return None
                     return ReadPlan(self.disk, segment, position, max_bytes, bound)

@@ -72,17 +72,13 @@ def open_log(
         elif len(segments) <= len(trusted):
             segments[-1].resume()  # appends go on behind what was flushed
         log_end_offset = segments[-1].end_offset
+        _check_flushed(directory, known, log_end_offset, walk)
         if log_end_offset < walk.producers_from:  # the log has been cut below the snapshot
             producer_snapshots.remove_above(directory, log_end_offset)
             walk.producers = producer_snapshots.restore(directory, segments, log_end_offset, now_ms, wall_offset_ms)
         epochs = walk.epoch_cache(trusted, log_end_offset)
     except CorruptBatchError as error:
-        raise LogError(
-            ErrorCode.LOG_STORAGE_ERROR,
-            f"{directory} is damaged below the recovery point: {error}. Restore the file; or, once the partition's ISR "
-            f"does not list this broker, stop log-storage and remove the log's directory, to have the replica copied "
-            f"from its leader",
-        ) from None
+        raise _lost(f"{directory} is damaged below the recovery point: {error}") from None
     producer_snapshots.remove_needless(directory, segments)
     log_start_offset = max(known.log_start_offset, segments[0].base_offset)
     log = Log(
@@ -103,6 +99,23 @@ def open_log(
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
         log.truncate_fully_and_start_at(log_start_offset, walk.epochs_on_file_below(log_start_offset))
     return log
+
+
+def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, walk: _Walk) -> None:
+    """What was on disk, and not deleted, has to be there. The checkpoint that says how much that was has no CRC, so it
+    is believed only where another file says so too. Raises `LogError` (LOG_STORAGE_ERROR)."""
+    elsewhere = max(known.high_watermark, walk.producers_from)
+    if walk.gaps or known.recovery_point <= max(log_end_offset, known.log_start_offset) or elsewhere <= log_end_offset:
+        return
+    raise _lost(f"{directory} ends at offset {log_end_offset} and was on disk up to {known.recovery_point}")
+
+
+def _lost(what: str) -> LogError:
+    return LogError(
+        ErrorCode.LOG_STORAGE_ERROR,
+        f"{what}. Restore the file; or, once the partition's ISR does not list this broker, stop log-storage and "
+        f"remove the log's directory, to have the replica copied from its leader",
+    )
 
 
 def unflushed_bytes(directory: Path, known: Checkpointed) -> int:

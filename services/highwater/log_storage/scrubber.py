@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log import Log
 from highwater.log_storage.log_registry import LogRegistry
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.throttle import Throttle
@@ -61,15 +62,16 @@ class Scrubber:
         for segment in hosted.log.segments[:-1]:
             if hosted.log is None or hosted.offline_reason:
                 return
+            end_offset = _end_of(hosted.log, segment)
             try:
-                found = await self._read(segment)
-                if found:
-                    found = await self._read(segment)  # once more: it may have been the way from the disk
+                found = await self._read(segment, end_offset, hosted.log)
+                if found:  # once more: it may have been the way from the disk
+                    found = await self._read(segment, end_offset, hosted.log)
             except OSError as error:
                 # A sector that cannot be read, say; whether all of the disk has failed, its other users will find.
                 found = [DamagedRange(segment.base_offset, segment.end_offset - 1, f"{segment.path}: {error}")]
-            if segment not in hosted.log.segments:
-                continue
+            if end_offset is None or _end_of(hosted.log, segment) != end_offset:
+                continue  # cut, or replaced, meanwhile
             hosted.damage.note(segment, found)
             for damaged in found:
                 where = pairs(topic=hosted.topic, partition=hosted.key.partition, first=damaged.first_offset)
@@ -77,9 +79,9 @@ class Scrubber:
         hosted.scrubbed_ms = time.time_ns() // 1_000_000
         self._registry.count_offline()
 
-    async def _read(self, segment: Segment) -> list[DamagedRange]:
+    async def _read(self, segment: Segment, end_offset: int | None, log: Log) -> list[DamagedRange]:
         """What is damaged in it. Raises `OSError`."""
-        walk = walk_checked(segment, 0, checked=True, end_offset=segment.end_offset)
+        walk = walk_checked(segment, 0, checked=True, end_offset=end_offset, contiguous=log.contiguous)
         found: list[DamagedRange] = []
         position = 0
         while position >= 0:
@@ -90,6 +92,13 @@ class Scrubber:
             await asyncio.sleep(self._throttle.delay_s(max(read, 0), time.monotonic()))
             position = after
         return found
+
+
+def _end_of(log: Log, segment: Segment) -> int | None:
+    """Where the segment behind it begins; None where it is not a sealed one of the log's."""
+    segments = log.segments
+    number = segments.index(segment) if segment in segments else len(segments)
+    return segments[number + 1].base_offset if number + 1 < len(segments) else None
 
 
 def _step(

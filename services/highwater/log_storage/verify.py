@@ -25,6 +25,7 @@ from highwater.log_storage.disk import LOCK
 from highwater.log_storage.dump import dump_index, dump_segment
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.fence_journal import FenceJournalError
+from highwater.log_storage.log_core import OFFSET_GAPS
 from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotError
@@ -169,7 +170,7 @@ def verify_log(
     except PartitionMetadataError as error:
         metadata.problems.append(str(error))
     yield metadata
-    walk = _LogWalk()
+    walk = _LogWalk(contiguous=not (directory / OFFSET_GAPS).exists())
     for path in sorted(directory.glob(f"*{LOG_SUFFIX}")):
         yield from walk.segment(path)
     yield walk.ends(directory, known, clean=clean)
@@ -187,9 +188,10 @@ def _unfenced(directory: Path, topic_id: bytes, fenced: Collection[PartitionKey]
 
 
 class _LogWalk:
-    """What the batches so far have told."""
+    """What the batches so far have told. `contiguous`: compaction has left no gaps between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, contiguous: bool) -> None:
+        self._contiguous = contiguous
         self.first_offset: int | None = None
         self.next_offset = 0
         self.last_epoch = -1
@@ -210,6 +212,8 @@ class _LogWalk:
             self.first_offset = self.next_offset = base_offset
         if base_offset < self.next_offset:
             verified.problems.append(f"it begins below {self.next_offset}, where the segment before it ends")
+        if self._contiguous and base_offset > self.next_offset:
+            verified.problems.append(f"the offsets {self.next_offset} to {base_offset - 1} in front of it are missing")
         self.next_offset = max(self.next_offset, base_offset)
         largest = -1
         for batch in dump_segment(path):
@@ -229,7 +233,7 @@ class _LogWalk:
 
     def _batch(self, verified: VerifiedFile, position: int, header: BatchHeader) -> None:
         # Compaction leaves gaps between batches; it never turns them round.
-        if header.base_offset < self.next_offset:
+        if header.base_offset < self.next_offset or (self._contiguous and header.base_offset > self.next_offset):
             verified.problems.append(
                 f"position {position}: base offset {header.base_offset}, the log goes on at {self.next_offset}"
             )

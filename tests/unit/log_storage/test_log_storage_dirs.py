@@ -16,8 +16,8 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import Log
-from highwater.log_storage.log_state import LogState
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 

@@ -150,6 +150,7 @@ def test_a_crash_while_a_swap_is_completed(tmp_path: Path, monkeypatch: pytest.M
     log = filled(directory)
     old = log.segments[0:4]
     new = cleaned(log, old, [0, 3, 6], split_at=5)
+    log.note_gaps()
     for segment in reversed(new):
         segment.change_suffix(".cleaned", ".swap")
     states: list[Path] = []

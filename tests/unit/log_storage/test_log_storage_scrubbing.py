@@ -18,6 +18,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.scrubber import Scrubber
 from highwater.log_storage.segment import Segment
@@ -213,6 +214,52 @@ async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, numbe
     assert again.log.log_end_offset == segment.base_offset + RECORDS
 
 
+async def test_a_segment_whose_file_is_gone_is_found_after_a_restart(tmp_path: Path) -> None:
+    """And dropped with what is in front of it, down to the beginning of a segment, to be copied again (RULES 7.6)."""
+    first = World(tmp_path)
+    before, lost, behind = first.log.segments[1:4]
+    first.threads.shutdown()
+    first.manager.close()
+    lost.path.unlink()
+    again = LogManager([tmp_path], LogConfig(segment_bytes=1024), broker_id=1)
+    again.load()
+    hosted, threads = again.get(KEY), ThreadPoolExecutor(1)
+    await Scrubber(again, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub(hosted)
+    (found,) = hosted.known_damage
+    assert (found.first_offset, found.last_offset) == (lost.base_offset, behind.base_offset - 1)
+    assert again.damaged_logs == 1
+    again.drop_damaged(hosted)
+    assert hosted.online().log_end_offset == before.base_offset
+    assert hosted.known_damage == []
+    threads.shutdown()
+    again.close()
+
+
+async def test_what_compaction_has_left_out_is_not_missing(world: World) -> None:
+    world.log.note_gaps()
+    segment = world.log.segments[1]
+    kept = batches(segment)[0].header
+    segment.undo(kept.size_bytes)
+    await world.scrubber.scrub(world.hosted)
+    assert world.hosted.known_damage == []
+
+
+async def test_a_segment_that_is_cut_while_it_is_read_is_not_damaged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = world.scrubber._read
+
+    async def cut(segment: Segment, end_offset: int | None, log: Log) -> list[DamagedRange]:
+        if segment is world.log.segments[0]:
+            world.log.truncate_to(world.log.segments[0].end_offset - RECORDS)
+        return await read(segment, end_offset, log)
+
+    monkeypatch.setattr(world.scrubber, "_read", cut)
+    await world.scrubber.scrub(world.hosted)
+    assert len(world.log.segments) == 1
+    assert world.hosted.known_damage == []
+
+
 async def test_a_leaders_log_is_not_cut(world: World) -> None:
     flip(world.log.segments[0], 16)
     await world.scrubber.scrub(world.hosted)
@@ -227,8 +274,8 @@ async def test_a_log_that_goes_away_meanwhile_does_not_end_the_pass(
     world.manager.create("u", PartitionKey(bytes(16), 1), {})
     read = world.scrubber._read
 
-    async def deleted(segment: Segment) -> list[DamagedRange]:
-        found = await read(segment)
+    async def deleted(segment: Segment, end_offset: int | None, log: Log) -> list[DamagedRange]:
+        found = await read(segment, end_offset, log)
         world.hosted.log = None
         return found
 

@@ -106,6 +106,10 @@ def _without_a_segment(data: Path) -> None:
     sorted((data / "t-0").glob("*.log"))[-1].unlink()
 
 
+def _with_a_hole(data: Path) -> None:
+    (data / "t-0" / "00000000000000000012.log").unlink()
+
+
 def _with_an_overlap(data: Path) -> None:
     first, second = sorted((data / "t-0").glob("*.log"))[:2]
     shutil.copy(second, first.with_name(f"{int(first.stem) + 1:020}.log"))
@@ -122,6 +126,7 @@ def _rewritten(name: str, content: bytes) -> Callable[[Path], None]:
     ("damage", "file", "message"),
     [
         (_without_a_segment, "t-0", "the log ends at"),
+        (_with_a_hole, "00000000000000000018.log", "the offsets 12 to 17 in front of it are missing"),
         (_with_an_overlap, f"{FIRST + 1:020}.log", "it begins below"),
         (_rewritten("recovery-point-offset-checkpoint", b"0\n1\n"), "recovery-point-offset-checkpoint", "line 2"),
         (
