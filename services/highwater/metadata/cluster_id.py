@@ -11,11 +11,6 @@ from highwater.metadata.store import Store
 from highwater.metadata.transactions import Get, Put, absent
 
 
-async def read_cluster_id(store: Store, keys: Keys) -> str | None:
-    entry = await store.get(keys.cluster_id)
-    return None if entry is None else entry.value.decode()
-
-
 async def ensure_cluster_id(store: Store, keys: Keys, candidate: str) -> str:
     """The cluster's id; `candidate` (a fresh UUID) becomes it where there is none yet. Raises `Unavailable`."""
     while True:

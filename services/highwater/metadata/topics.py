@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from highwater.metadata.batches import BATCH_WRITES, ConditionalWrite, write_in_batches
-from highwater.metadata.cluster_view import ClusterSnapshot, marked_topic_id, versioned_topic
+from highwater.metadata.cluster_view import marked_topic_id, versioned_topic
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.keys import Keys, TopicKey
@@ -59,17 +59,6 @@ async def read_topics(store: Store, keys: Keys) -> TopicsRead:
         frozenset(map(marked_topic_id, markers.entries)),
         revision,
     )
-
-
-def missing_states(snapshot: ClusterSnapshot) -> list[tuple[str, int]]:
-    """Partitions of topics, not marked for deletion, whose state is yet to be created (RULES 9.1). Pure."""
-    return [
-        (topic, partition)
-        for topic, value in sorted(snapshot.topics.items())
-        if topic not in snapshot.deletions
-        for partition in range(len(value.assignment.replicas))
-        if (topic, partition) not in snapshot.states
-    ]
 
 
 # Creating: the topic, then its states.

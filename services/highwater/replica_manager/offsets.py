@@ -13,7 +13,6 @@ from highwater.replica_manager.hosted import HostedPartition
 
 LATEST = -1
 EARLIEST = -2
-LARGEST_TIMESTAMP = -3
 CONSUMER = -1
 DEBUG = -2
 

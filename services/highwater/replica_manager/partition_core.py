@@ -64,11 +64,6 @@ class PartitionCore:
         return self._phase
 
     @property
-    def is_leader(self) -> bool:
-        """Whether appends are taken. While settling (3.4) fetches are still served and this is False."""
-        return self._phase is Phase.LEADER
-
-    @property
     def leadership(self) -> Leadership | None:
         """Where this broker answers as the leader: followers, proposals, epoch start. Read only."""
         return self._leadership

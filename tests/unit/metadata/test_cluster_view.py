@@ -22,7 +22,6 @@ from highwater.metadata.models import (
     VersionedTopic,
     config_to_json,
 )
-from highwater.metadata.topics import missing_states
 from highwater.metadata.transactions import Entry, Event, Listing
 
 KEYS = Keys("test")
@@ -66,7 +65,6 @@ def test_a_snapshot_holds_everything_with_its_revisions() -> None:
     assert snapshot.isr_notifications == (notification,)
     assert snapshot.controller == CONTROLLER
     assert snapshot.controller_epoch == 4
-    assert missing_states(snapshot) == [("t", 1)]
 
 
 def test_puts_and_deletes_become_changes() -> None:

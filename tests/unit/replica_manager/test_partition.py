@@ -95,7 +95,6 @@ def test_a_fence_answered_by_a_log_storage_that_is_gone_is_not_taken() -> None:
     partition.instruct(instruction(state()), 0)
     assert partition.fenced(fence_answer(incarnation="storage-1"), 0) is NO_ACTIONS
     assert partition.phase is Phase.UNFENCED
-    assert not partition.is_leader
 
 
 def test_while_settling_one_fence_is_under_way_at_a_time() -> None:
@@ -107,7 +106,7 @@ def test_while_settling_one_fence_is_under_way_at_a_time() -> None:
     assert partition.tick(1_250) == (Fence(Role.LEADER, 5),)
     assert partition.tick(2_000) is NO_ACTIONS
     assert partition.fenced(fence_answer(log_end_offset=7), 2_000) == (LeadershipStarted(5, "storage-1", 7),)
-    assert partition.is_leader
+    assert partition.phase is Phase.LEADER
 
 
 def test_a_late_outcome_of_an_earlier_leadership_s_proposal_is_not_taken_for_a_new_one_s() -> None:
