@@ -10,6 +10,7 @@ from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.compaction.cleaner_states import Cleaning, CleaningState
+from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, KnownDamage
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
@@ -57,7 +58,7 @@ class HostedLog:
         self.maintenance = asyncio.Lock()
         self.cleaning = Cleaning()
         self.abort_cleaning: Callable[[], None] | None = None  # while the log is being cleaned
-        self.uncleanable = ""  # why compaction leaves it alone
+        self.uncleanable = ""  # why compaction leaves it alone, until it is cut or configured anew
         self._cleaning_stopped = asyncio.Event()
 
     @property
@@ -90,6 +91,14 @@ class HostedLog:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {reason}")
         self.log.check_online()
         return self.log
+
+    def configure(self, config: LogConfig) -> None:
+        """Takes what the topic's configuration comes to. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        log = self.online()
+        if config != log.config:
+            self.uncleanable = ""
+        log.config = config
+        self.configured = True
 
     async def idle(self) -> None:
         """Waits until nobody has the log alone."""

@@ -69,8 +69,7 @@ class LogManager(LogLoading, LogMoving):
         config = self.config.with_topic(topic_config)
         present = self._hosted.get(key)
         if present is not None:
-            present.online().config = config
-            present.configured = True
+            present.configure(config)
             return False
         if not is_legal_topic_name(topic) or key.partition < 0:
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
@@ -199,6 +198,7 @@ class LogManager(LogLoading, LogMoving):
         if log.promise_at_most(cut):
             self._lower_checkpoints(hosted.log_dir)
         log.truncate_to(cut)
+        hosted.uncleanable = ""
         self.cut_future(hosted, cut)
 
     def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
@@ -220,6 +220,7 @@ class LogManager(LogLoading, LogMoving):
         if log.promise_at_most(cut):
             self._lower_checkpoints(hosted.log_dir)
         log.truncate_to(cut)
+        hosted.uncleanable = ""
         self.cut_future(hosted, cut)
 
     def _restart_at(self, hosted: HostedLog, offset: int) -> None:
@@ -233,6 +234,7 @@ class LogManager(LogLoading, LogMoving):
             log.log_start_offset = before
             raise
         log.truncate_fully_and_start_at(offset)
+        hosted.uncleanable = ""
         self.cut_future(hosted, 0)
 
     def _lower_checkpoints(self, log_dir: LogDir) -> None:

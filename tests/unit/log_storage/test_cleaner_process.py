@@ -13,6 +13,7 @@ from log_storage_batches import make_log
 from test_cleaner_crashes import KEYS, LIMITS, NOW, fill, problems
 from test_cleaner_model import CONFIG, encode, records_of
 
+from highwater.log_storage.compaction import cleaner as cleaner_module
 from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
 from highwater.log_storage.compaction.cleaner_job import (
     Answer,
@@ -30,7 +31,7 @@ from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
 from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.log import Log
-from highwater.records import Codec, encode_lists, read_header
+from highwater.records import Batch, Codec, encode_lists, read_header
 
 PATIENCE_S = 30
 
@@ -93,6 +94,45 @@ def test_a_damaged_batch_is_not_carried_over(tmp_path: Path) -> None:
     with pytest.raises(CleanerError, match=path.name):
         run_pass(job_of(log), LIMITS, lambda answer: None, lambda moved: None)
     assert not list(tmp_path.glob("*/*.cleaned*"))
+
+
+def test_no_segment_is_made_that_an_index_could_not_point_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions have 31 bits. Batches that lose records may grow: columns then get their offsets."""
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 20)
+    monkeypatch.setattr(cleaner_module, "MAX_SEGMENT_BYTES", 100)
+    with pytest.raises(CleanerError, match=r"would exceed 2 GiB: give the topic a smaller segment\.bytes"):
+        run_pass(job_of(log), LIMITS, lambda answer: None, lambda moved: None)
+    assert not list(tmp_path.glob("*/*.cleaned*"))
+    assert len(records_of(log)) == 60
+
+
+def test_columns_are_compacted_by_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(tmp_path / "t-0", CONFIG)
+    for first in range(0, 60, 10):
+        keys: list[bytes | None] = [b"key-%d" % (number % 4) for number in range(first, first + 10)]
+        values = [None if number % 7 == 0 else b"%d" % number * 9 for number in range(first, first + 10)]
+        log.append_as_leader(encode_lists([1] * 10, keys, values, codec=Codec.LZ4), 1, first, 0)
+    log.roll(60, log.producers)
+    log.flush()
+    log.raise_high_watermark(60)
+    job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
+    groups: list[Answer] = []
+
+    def never(*_: object) -> None:
+        raise AssertionError("a record of a columnar batch was looked at by itself")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "records", never)
+        run_pass(job, LIMITS, groups.append, lambda moved: None)
+    for group in groups:
+        assert isinstance(group, CleanedGroup)
+        assert swap_in(log, group, present)
+    assert [(record.offset, record.key, record.value) for record in records_of(log)] == [
+        (56, b"key-0", None),
+        *((number, b"key-%d" % (number % 4), b"%d" % number * 9) for number in (57, 58, 59)),
+    ]
+    assert all(header.columnar for header in log.headers() if header.record_count)
 
 
 def test_a_log_start_that_rises_meanwhile_stops_it(tmp_path: Path) -> None:

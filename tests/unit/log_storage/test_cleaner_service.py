@@ -241,6 +241,44 @@ async def test_a_damaged_log_is_left_alone_and_counted(tmp_path: Path) -> None:
         assert not list(first.parent.glob(f"*{CLEANED_SUFFIX}"))
 
 
+async def test_a_log_that_was_mended_is_compacted_again(tmp_path: Path) -> None:
+    """RULES 7.6: the damaged segment is dropped, and what stood there copied again."""
+    async with running(tmp_path, **SETTINGS, log_cleaner_enable="false") as storage:
+        await storage.create(key(), **COMPACT)
+        await storage.fence(LEADER, 1, [key()])
+        await fill(storage, 41)
+        second = log_of(storage).segments[1].path
+    content = bytearray(second.read_bytes())
+    content[100] ^= 1
+    second.write_bytes(content)
+    async with running(tmp_path, **SETTINGS, log_scrub_interval_ms="1000") as storage:
+        await storage.create(key(), **COMPACT)
+        [hosted] = storage.service._manager or []
+        await until(lambda: hosted.uncleanable and hosted.known_damage)
+        await storage.fence(FOLLOWER, 2, [key()])
+        drop = log_storage_pb2.DropDamagedRequest(partition=key(), leader_epoch=2)
+        answer = await storage.stub.DropDamaged(drop)
+        assert not answer.error.code, answer.error
+        await storage.fence(LEADER, 3, [key()])
+        await fill(storage, 40, first=answer.log.log_end_offset, epoch=3)
+        log = log_of(storage)
+        await until(lambda: log.cleaned_to == log.segments[-1].base_offset)
+        assert not hosted.uncleanable
+        sample = storage.service.metrics.registry.get_sample_value
+        await until(lambda: sample("highwater_log_storage_cleaner_uncleanable_logs") == 0)
+
+
+async def test_a_log_that_is_configured_anew_is_tried_again(tmp_path: Path) -> None:
+    async with running(tmp_path, **SETTINGS) as storage:
+        await storage.create(key(), **COMPACT)
+        [hosted] = storage.service._manager or []
+        hosted.uncleanable = "its cleaned segment would be too large"
+        await storage.create(key(), **COMPACT)
+        assert hosted.uncleanable  # nothing has changed
+        await storage.create(key(), **(COMPACT | {"segment_bytes": "2048"}))
+        assert not hosted.uncleanable
+
+
 async def test_compact_and_delete_together(tmp_path: Path) -> None:
     settings = SETTINGS | {"log_retention_check_interval_ms": "20"}
     async with running(tmp_path, **settings) as storage:

@@ -106,9 +106,8 @@ class LogCleaner:
             self._metrics.passed("aborted")
             _log.info("the cleaning of %s was stopped: %s", hosted.directory.name, error)
         except UncleanableError as error:
-            hosted.uncleanable = str(error)
             self._metrics.passed("failed")
-            _log.error("%s is not cleaned any more until the next start: %s", hosted.directory, error)
+            _leave_alone(hosted, error)
         except (WorkerDiedError, LogError, CorruptBatchError, OSError) as error:
             await worker.close()
             self._failed.add(hosted)
@@ -156,8 +155,7 @@ class LogCleaner:
                 try:
                     logs.append(as_seen(hosted, log, wall_clock_ms()))
                 except (CorruptBatchError, OSError) as error:
-                    hosted.uncleanable = str(error)
-                    _log.error("%s is not cleaned any more until the next start: %s", hosted.directory, error)
+                    _leave_alone(hosted, error)
         self._metrics.seen(logs, sum(1 for hosted in self._manager if hosted.uncleanable), uncleanable_bytes)
         return filthiest(log for log in logs if log.key not in self._failed)
 
@@ -197,6 +195,11 @@ class LogCleaner:
 
 class UncleanableError(Exception):
     """Why a log cannot be cleaned."""
+
+
+def _leave_alone(hosted: HostedLog, error: Exception) -> None:
+    hosted.uncleanable = str(error)
+    _log.error("%s is not cleaned until it is cut, configured anew or opened again: %s", hosted.directory, error)
 
 
 def _check_wanted(hosted: HostedLog) -> None:

@@ -78,6 +78,5 @@ class Hosting(ServicerCore):
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
         with Answering(response):
             hosted = await self._idle(request.partition)
-            hosted.online().config = self._manager.config.with_topic(dict(request.config))
-            hosted.configured = True
+            hosted.configure(self._manager.config.with_topic(dict(request.config)))
         return response
