@@ -35,10 +35,12 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
     creating, registered_anew = asyncio.Event(), asyncio.Event()
     create_log = LogStorage.create_log
 
-    async def slowly(storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str]) -> CreateAnswer:
+    async def slowly(
+        storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str], newer_than: str
+    ) -> CreateAnswer:
         creating.set()
         await registered_anew.wait()
-        return await create_log(storage, topic, key, config)
+        return await create_log(storage, topic, key, config, newer_than)
 
     topic = await cluster.create_topic("orders", instruct=False)
     before = cluster[0].broker_epoch

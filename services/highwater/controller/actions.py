@@ -101,6 +101,7 @@ class PartitionInstruction:
     replicas: tuple[int, ...]
     config: Mapping[str, str]
     offline_replicas: tuple[int, ...] = ()  # whose logs are offline (RULES 7.7)
+    topic_revision: int = 0  # at which the topic was created
 
 
 @dataclass(frozen=True, slots=True)

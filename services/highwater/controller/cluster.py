@@ -59,6 +59,7 @@ class Cluster:
             partition.replicas,
             topic.config,
             partition.offline_replicas,
+            topic.versioned.create_revision,
         )
 
     def is_served(self, name: str, partitions: int = 0) -> bool:

@@ -57,6 +57,7 @@ def instruction(told: PartitionInstruction) -> replica_control_pb2.PartitionInst
         partition=partition_key(told.key),
         state=partition_state(told.versioned, told.replicas, told.offline_replicas),
         config=told.config,
+        topic_revision=told.topic_revision,
     )
 
 

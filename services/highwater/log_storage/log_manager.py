@@ -61,8 +61,9 @@ class LogManager(LogLoading, LogMoving):
 
     # -- creating and deleting ----------------------------------------------------------------------------------------
 
-    def create(self, topic: str, key: PartitionKey, topic_config: Mapping[str, str]) -> bool:
-        """Creates the log where there is none; whether it did. An existing one takes the configuration.
+    def create(self, topic: str, key: PartitionKey, topic_config: Mapping[str, str], new: bool = False) -> bool:
+        """Creates the log where there is none; whether it did. An existing one takes the configuration. `new`: the
+        topic is newer than this start, so no directory that could not be opened can hold the log.
 
         Raises `LogError`: INVALID_TOPIC, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, LOG_STORAGE_ERROR, STORAGE_FULL.
         """
@@ -76,7 +77,8 @@ class LogManager(LogLoading, LogMoving):
         if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
         self._check_name_is_free(topic, key)
-        self.check_all_loaded()
+        if not new:
+            self.check_all_loaded()
         log_dir = self._directory_for_a_new_log()
         log_dir.disk.check_room()
         try:
@@ -174,7 +176,8 @@ class LogManager(LogLoading, LogMoving):
             hosted.log_dir.disk.note(error)
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
         del self._hosted[key]
-        del self._names[hosted.topic_partition]
+        if self._names[hosted.topic_partition] == key:
+            del self._names[hosted.topic_partition]
         hosted.log, hosted.failure = None, "deleted"
         hosted.log_dir.stale_checkpoints = True
         try:

@@ -41,6 +41,7 @@ class PartitionInstruction:
     replicas: tuple[int, ...]
     config: Mapping[str, str]
     offline_replicas: tuple[int, ...] = ()
+    topic_revision: int = 0  # at which the topic was created
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ class Control:
 
     async def _create_log(self, instruction: PartitionInstruction) -> CreateAnswer:
         storage, key = self._broker.storage, instruction.key
-        answer = await storage.create_log(instruction.topic, key, instruction.config)
+        newer_than = self._older_log_storage(instruction)
+        answer = await storage.create_log(instruction.topic, key, instruction.config, newer_than)
         if answer.error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
             return answer
         # The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES 9.2).
@@ -212,7 +214,15 @@ class Control:
             if log.topic == instruction.topic and log.key.partition == key.partition and log.key != key
         ]
         await self._purge.delete(earlier)
-        return await storage.create_log(instruction.topic, key, instruction.config)
+        return await storage.create_log(instruction.topic, key, instruction.config, newer_than)
+
+    def _older_log_storage(self, instruction: PartitionInstruction) -> str:
+        """log-storage's incarnation where the topic was created after this broker registered with it: then none of the
+        topic's logs can be in a log directory that could not be opened. Empty where it may be older."""
+        broker_epoch = self._broker.broker_epoch  # none under another incarnation than the registered one (RULES 1.4)
+        if broker_epoch is None or instruction.topic_revision <= broker_epoch:
+            return ""
+        return self._broker.log_storage_incarnation
 
     def _instruct(self, instruction: PartitionInstruction, created: CreateAnswer | None) -> StorageError:
         broker = self._broker

@@ -40,6 +40,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
                     tuple(each.state.replicas),
                     dict(each.config),
                     tuple(each.state.offline_replicas),
+                    each.topic_revision,
                 )
                 for each in request.partitions
             ],

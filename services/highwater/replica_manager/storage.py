@@ -123,10 +123,17 @@ class LogStorage:
         """The incarnation that answered an empty append (RULES 8.2)."""
         return await self.appends.probe(timeout_s)
 
-    async def create_log(self, topic: str, key: PartitionKey, config: Mapping[str, str]) -> CreateAnswer:
+    async def create_log(
+        self, topic: str, key: PartitionKey, config: Mapping[str, str], newer_than_incarnation: str
+    ) -> CreateAnswer:
         """A log that is there takes the configuration. INCONSISTENT_TOPIC_ID: another topic's log is in the way
-        (RULES 9.3)."""
-        request = log_storage_pb2.CreateLogRequest(topic=topic, partition=to_key(key), config=dict(config))
+        (RULES 9.3). `newer_than_incarnation`: of log-storage, where the topic is newer than that, else empty."""
+        request = log_storage_pb2.CreateLogRequest(
+            topic=topic,
+            partition=to_key(key),
+            config=dict(config),
+            newer_than_incarnation=newer_than_incarnation,
+        )
         response = await _answered(self._stub.CreateLog(request, timeout=CALL_TIMEOUT_S))
         self._seen(response.incarnation)
         return CreateAnswer(_error(response.error), response.incarnation)

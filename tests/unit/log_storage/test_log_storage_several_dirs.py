@@ -161,6 +161,34 @@ def test_a_directory_that_cannot_be_opened(dirs: tuple[Path, Path], manager: Log
     assert (dirs[1] / ".kafka_cleanshutdown").exists()
 
 
+def test_a_log_of_a_newer_topic_is_made_in_a_sound_directory(dirs: tuple[Path, Path], manager: LogManager) -> None:
+    """It cannot be in the directory that this start could not open."""
+    manager.close()
+    away = dirs[0].rename(dirs[0].with_name("away"))
+    dirs[0].write_text("no directory")
+    again = opened(*dirs)
+    other = PartitionKey(b"u" * 16, 0)
+    assert again.create("u", other, {}, new=True)
+    assert again.get(other).log_dir.path == dirs[1]
+    # Also under the name of a topic that was deleted meanwhile, and whose log is in the other directory.
+    anew = PartitionKey(b"v" * 16, 0)
+    assert again.create("t", anew, {}, new=True)
+    for partition in (other, anew):
+        lead(again.get(partition).online(), batch(2))
+    again.close()
+    dirs[0].unlink()
+    away.rename(dirs[0])
+    mended = opened(*dirs)
+    assert [log_of(mended, partition).log_end_offset for partition in range(4)] == [3] * 4
+    assert [mended.get(partition).online().log_end_offset for partition in (other, anew)] == [2, 2]
+    mended.log_dirs[0].record_fences({key(0): Fence(1, Role.LEADER, "rm", "ls")})
+    mended.log_dirs[1].record_fences({anew: Fence(1, Role.LEADER, "rm", "ls")})
+    assert mended.delete(key(0), -1) is not None  # the deleted topic's
+    with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
+        mended.create("t", PartitionKey(b"w" * 16, 0), {})
+    mended.unlock()
+
+
 def test_no_directory_can_be_opened(dirs: tuple[Path, Path], manager: LogManager) -> None:
     manager.close()
     for path in dirs:
@@ -294,6 +322,24 @@ def test_too_many_open_files_are_no_fault_of_the_disk(
 
 
 # -- as the service answers it ---------------------------------------------------------------------------------------
+
+
+async def test_what_the_service_makes_while_a_directory_cannot_be_opened(tmp_path: Path) -> None:
+    """Only logs of topics that are said to be newer than this start of log-storage."""
+    (tmp_path / "a").write_text("no directory")
+    async with running(tmp_path, log_dirs=f"{tmp_path}/a,{tmp_path}/b") as storage:
+        partition = common_pb2.PartitionKey(topic_id=b"t" * 16)
+        for incarnation in ("", "that of another start"):
+            request = log_storage_pb2.CreateLogRequest(
+                topic="t", partition=partition, newer_than_incarnation=incarnation
+            )
+            answer = await storage.stub.CreateLog(request)
+            assert answer.error.code == Code.LOG_STORAGE_ERROR
+            assert "may hold the log" in answer.error.message
+        request.newer_than_incarnation = storage.service.incarnation
+        assert (await storage.stub.CreateLog(request)).created
+        [fence] = await storage.fence(LEADER, 1, [partition])
+        assert fence.log.log_end_offset == 0
 
 
 async def test_what_the_service_says_of_a_directory_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,11 @@ class Hosting(ServicerCore):
         with Answering(response):
             async with self._fencing:
                 response.created = await self._in_thread(
-                    self._manager.create, request.topic, key_of(request.partition), dict(request.config)
+                    self._manager.create,
+                    request.topic,
+                    key_of(request.partition),
+                    dict(request.config),
+                    request.newer_than_incarnation == self._incarnation,
                 )
         return response
 
