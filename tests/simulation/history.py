@@ -7,8 +7,8 @@ run of thousands of steps stays cheap and a violation is reported in the step th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.log_storage.fence import Fence, Role
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
@@ -23,6 +23,14 @@ class InvariantError(AssertionError):
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"invariant {invariant}: {message}")
         self.invariant = invariant
+
+
+class Cut(NamedTuple):
+    """A replica has dropped what was damaged (RULES 7.6). Whatever it had acknowledged before then was acknowledged
+    below this broker epoch, and up to this offset."""
+
+    broker_epoch: int
+    log_end_offset: int
 
 
 class History:
@@ -41,7 +49,7 @@ class History:
         self._committed: dict[PartitionKey, dict[int, Batch]] = defaultdict(dict)
         self._offset_of: dict[PartitionKey, dict[int, int]] = defaultdict(dict)  # payload -> base offset
         self._lost_tails: set[tuple[int, PartitionKey]] = set()  # replicas that may miss what their ISR has (7.2)
-        self._cut: set[tuple[int, PartitionKey]] = set()  # replicas that dropped what was damaged (7.6), not back yet
+        self._cut: dict[tuple[int, PartitionKey], Cut] = {}  # replicas that are not back in an ISR yet
         self._leads: dict[tuple[PartitionKey, int], tuple[int, str, str]] = {}  # 5: (key, epoch) -> its one author
         self._in_etcd: dict[tuple[PartitionKey, int], int] = {}  # 5: (key, epoch) -> leader, as written
         self._chains: dict[tuple[PartitionKey, int, int], int] = {}  # 4: (key, offset, epoch) -> the log up to there
@@ -76,7 +84,8 @@ class History:
             raise InvariantError("6 (never empty)", f"{writer} emptied the ISR of {key}")
         if new.leader != NO_LEADER and new.leader not in new.isr:
             raise InvariantError("6 (holds the leader)", f"{key}: {new}")
-        self._cut.difference_update((member, key) for member in new.isr)
+        for member in new.isr:
+            self._cut.pop((member, key), None)
         self._in_etcd[key, new.leader_epoch] = new.leader
         if new.leader_epoch == new.unclean_epoch and (old is None or old.unclean_epoch != new.unclean_epoch):
             self._unclean_election(key, new.leader)
@@ -125,13 +134,15 @@ class History:
         if mark > log.high_watermark:
             self._marks["follower", broker_id, log.key] = log.high_watermark
 
-    def damage_dropped(self, broker_id: int, log: Log, dropped: Sequence[Batch]) -> None:
-        """RULES 7.6. A leader that has not heard of it may go on counting what this replica had acknowledged: the
-        others of its ISR hold that."""
+    def damage_dropped(self, broker_id: int, broker_epoch: int, log: Log, dropped: Sequence[Batch]) -> None:
+        """RULES 7.6. `broker_epoch`: of the registration that the replica waited for; nothing of the log has been
+        fetched under it yet."""
         state = self.states.get(log.key)
         if state is not None and log.key not in self.dead and broker_id in (state.leader, *state.isr, *state.elr):
             raise InvariantError("1 (dropped while it counts)", f"broker {broker_id} cut its log of {log.key}: {state}")
-        self._cut.add((broker_id, log.key))
+        log_end_offset = max((batch.next_offset for batch in dropped), default=log.log_end_offset)
+        before = self._cut.get((broker_id, log.key), Cut(0, 0))
+        self._cut[broker_id, log.key] = Cut(broker_epoch, max(log_end_offset, before.log_end_offset))
         self.truncated(broker_id, log, dropped)
 
     def log_deleted(self, broker_id: int, key: PartitionKey) -> None:
@@ -211,19 +222,35 @@ class History:
     # High watermarks (2)
 
     def leader_high_watermark(
-        self, broker_id: int, manager: str, key: PartitionKey, leader_epoch: int, offset: int, members: Iterable[int]
+        self,
+        broker_id: int,
+        manager: str,
+        key: PartitionKey,
+        leader_epoch: int,
+        offset: int,
+        members: Mapping[int, int],
     ) -> None:
+        """`members`: each broker in the ISR or in that of a pending proposal, and the broker epoch of its fetches that
+        this leader goes by (-1: it fetched nothing)."""
         if key in self.dead:
             return
         self._grows(("leader", broker_id, manager, key, leader_epoch), offset)
         for member in {*members, *self.states[key].isr}:
             log = self._disks[member].logs.get(key)
             end = 0 if log is None else log.log_end_offset
-            excused = (member, key) in self._lost_tails or (member, key) in self._cut or key in self.unclean
-            if end < offset and not excused:
+            if end >= offset or (member, key) in self._lost_tails or key in self.unclean:
+                continue
+            if not self._had_acknowledged(member, key, members.get(member, -1), offset):
                 raise InvariantError(
                     "2 (HW <= LEO)", f"broker {broker_id}: {key} is at {offset}, ISR member {member} ends at {end}"
                 )
+
+    def _had_acknowledged(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
+        """Whether a leader may go on counting what the member held before it was cut: of a state that it has not heard
+        of yet, or in a proposal that etcd will refuse (RULES 2.3, 7.6). The others that it counts hold that. What is
+        fetched after the cut is counted as everybody's."""
+        cut = self._cut.get((member, key))
+        return cut is not None and 0 <= broker_epoch < cut.broker_epoch and offset <= cut.log_end_offset
 
     def follower_high_watermark(self, broker_id: int, log: Log) -> None:
         self._grows(("follower", broker_id, log.key), log.high_watermark)

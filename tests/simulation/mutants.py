@@ -26,6 +26,7 @@ from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.isr import IsrProposals
 from highwater.replica_manager.leadership import Leadership
 from highwater.replica_manager.partition import Partition
+from highwater.replica_manager.replica import Replica
 
 from . import storage
 from .run import Result, run_seed
@@ -334,6 +335,27 @@ def _counting_and_dropped() -> list[Any]:
     return [patch.object(DamagedLogs, "_counts", lambda self, state: False)]
 
 
+def _back_too_soon() -> list[Any]:
+    def joins(self: Leadership, replica: Any) -> bool:
+        return bool(replica.session_open and self.live.epochs.get(replica.broker_id) == replica.broker_epoch)
+
+    return [patch.object(Leadership, "_joins", joins)]
+
+
+def _counted_by_what_was_cut() -> list[Any]:
+    real_bind, real_fetched = Replica.bind, Replica.fetched
+
+    def bind(self: Replica, session: Any) -> None:
+        before = self.log_end_offset
+        real_bind(self, session)
+        self.log_end_offset = before
+
+    def fetched(self: Replica, acked_offset: int, *more: int) -> None:
+        real_fetched(self, max(acked_offset, self.log_end_offset), *more)
+
+    return [patch.object(Replica, "bind", bind), patch.object(Replica, "fetched", fetched)]
+
+
 def _damaged(settings: Settings) -> None:
     _three(settings)
     settings.produce_gap_ms = 60
@@ -357,6 +379,8 @@ MUTANTS = (
     Mutant("an acked offset kept across a truncation", "4.1", _kept_acked_offset, ("1", "2"), _elections),
     Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), _restarts),
     Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), _damaged),
+    Mutant("a replica back in the ISR before it has caught up", "5.6", _back_too_soon, ("1", "2"), _damaged),
+    Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
 )
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -72,7 +72,10 @@ class SimulatedBroker(Broker):
                     hosted.key,
                     partition.leader_epoch,
                     action.offset,
-                    partition.maximal_isr,
+                    {
+                        member: partition.followers[member].broker_epoch if member in partition.followers else -1
+                        for member in partition.maximal_isr
+                    },
                 )
         super().perform(hosted, actions)
         partition.check_invariants()
@@ -131,7 +134,9 @@ class StorageClient:
             append.answered(None)
 
     async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
-        answer = await self.call("on_drop_damaged", key, leader_epoch)
+        # Where the registration has just been lost, the next one is younger than all that etcd holds.
+        broker_epoch = self._owner.broker.broker_epoch or self._owner.world.etcd.revision + 1
+        answer = await self.call("on_drop_damaged", key, leader_epoch, broker_epoch)
         if answer is None:
             raise StorageUnavailableError("no answer")
         self._owner.storage_seen(answer[1])

@@ -346,8 +346,8 @@ class LogStorage(Process):
         self._history.truncated(self.disk.broker_id, log, dropped)
         reply((ErrorCode.NONE, log.state, self.incarnation))
 
-    def on_drop_damaged(self, reply: Reply, key: PartitionKey, leader_epoch: int) -> None:
-        """(error, incarnation). RULES 7.6."""
+    def on_drop_damaged(self, reply: Reply, key: PartitionKey, leader_epoch: int, broker_epoch: int) -> None:
+        """(error, incarnation). RULES 7.6. `broker_epoch` is for the history alone."""
         log = self.disk.logs.get(key)
         fence = self.disk.fences.get(key)
         if log is None or log.offline:
@@ -358,7 +358,8 @@ class LogStorage(Process):
             return
         cut, log.damaged_from = log.damaged_from, None
         if cut is not None and cut < log.log_end_offset:
-            self._history.damage_dropped(self.disk.broker_id, log, log.drop_from(log.batch_start(cut)))
+            dropped = log.drop_from(log.batch_start(cut))
+            self._history.damage_dropped(self.disk.broker_id, broker_epoch, log, dropped)
         reply((ErrorCode.NONE, self.incarnation))
 
     def on_read(self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int) -> None:
