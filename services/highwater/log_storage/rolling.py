@@ -14,6 +14,8 @@ from highwater.records import CorruptBatchError, ReadableBuffer
 
 
 class LogRolling(LogCore):
+    _appended_since: tuple[Segment, int] | None = None  # the active segment, and when this process first met it
+
     def _write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
         """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
         self.disk.check_room()
@@ -58,10 +60,12 @@ class LogRolling(LogCore):
         """Rolls if the active segment cannot take the batch at `start`; how far the batches fit the segment then."""
         first = batches[start]
         segment = self.segments[-1]
+        if self._appended_since is None or self._appended_since[0] is not segment:
+            self._appended_since = (segment, now_ms)
         limit = self.config.segment_bytes
         if segment.size_bytes and (
             segment.size_bytes + first.header.size_bytes > limit
-            or self._is_old(segment, first.header.max_timestamp)
+            or self._is_old(segment, first.header.max_timestamp, now_ms - self._appended_since[1])
             or segment.full
             or not segment.takes(first.last_offset)
         ):
@@ -73,6 +77,7 @@ class LogRolling(LogCore):
             # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
             contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
             segment = self.roll(segment.end_offset if contiguous else first.base_offset, producers)
+            self._appended_since = (segment, now_ms)
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
         while end < len(batches):
@@ -82,10 +87,9 @@ class LogRolling(LogCore):
             end += 1
         return end
 
-    def _is_old(self, segment: Segment, timestamp: int) -> bool:
-        """Whether a batch with this timestamp is too much younger than the segment's first one."""
-        if segment.first_timestamp < 0:
-            return False
+    def _is_old(self, segment: Segment, timestamp: int, met_for_ms: int) -> bool:
+        """Whether a batch with this timestamp is too much younger than the segment's first one. Where that has none,
+        whether the segment has been appended to for so long, by the clock."""
         roll_after_ms = self.config.roll_after_ms
         if self.config.roll_jitter_ms:
             # The segments of many logs that were begun together are not to be rolled together. What a segment's share
@@ -93,7 +97,8 @@ class LogRolling(LogCore):
             name = f"{self.directory.name}/{segment.base_offset}"
             share = int.from_bytes(blake2b(name.encode(), digest_size=4).digest()) / 2**32
             roll_after_ms -= int(share * min(self.config.roll_jitter_ms, roll_after_ms))
-        return timestamp - segment.first_timestamp > roll_after_ms
+        age_ms = timestamp - segment.first_timestamp if segment.first_timestamp >= 0 else met_for_ms
+        return age_ms > roll_after_ms
 
     def roll(self, base_offset: int, producers: ProducerStates) -> Segment:
         """Begins a new segment at `base_offset`, below which `producers` is what is known of them. Raises `OSError`,

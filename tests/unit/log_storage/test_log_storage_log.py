@@ -239,6 +239,25 @@ def test_segments_roll_by_age(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in log.segments] == [0, 3, 5]
 
 
+def test_segments_without_timestamps_roll_by_the_clock(tmp_path: Path) -> None:
+    """Else retention by time would never let go of what a log without timestamps holds."""
+    config = LogConfig(roll_ms=1_000)
+    log = make_log(tmp_path, config)
+    for now_ms in (5_000, 5_600, 6_000, 6_001, 7_001, 7_002):
+        log.append_as_leader(batch(timestamp=-1), 1, log.log_end_offset, now_ms)
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 5]
+    log.close()
+    again = make_log(tmp_path, config, Checkpointed(clean=True))
+    for now_ms in (100, 1_100, 1_101):  # the clock of another start
+        again.append_as_leader(batch(timestamp=-1), 1, again.log_end_offset, now_ms)
+    assert [segment.base_offset for segment in again.segments] == [0, 3, 5, 8]
+    # A first batch with a timestamp counts by that.
+    again.append_as_leader(batch(timestamp=10_000, value=b"x"), 1, 9, 9_000)
+    again.append_as_leader(batch(timestamp=11_000), 1, 10, 90_000)
+    again.append_as_leader(batch(timestamp=11_001), 1, 11, 90_000)
+    assert [segment.base_offset for segment in again.segments] == [0, 3, 5, 8, 9, 11]
+
+
 def test_segments_roll_at_ages_of_their_own(tmp_path: Path) -> None:
     """Each at one between `roll_ms` less the jitter and `roll_ms`, also where the log is opened again on the way."""
     config = LogConfig(roll_ms=1_000, roll_jitter_ms=800)
