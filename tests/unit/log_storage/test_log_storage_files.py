@@ -32,6 +32,18 @@ def test_an_offset_checkpoint(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def test_kafkas_checkpoint_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+    """The example of a `recovery-point-offset-checkpoint` in the description of Kafka that this follows."""
+    path = tmp_path / "recovery-point-offset-checkpoint"
+    path.write_text("0\n4\nlog-format 1 0\nlog-format 2 0\nkafka-action 1 1\nkafka-action 2 0\n")
+    found = read_offsets(path)
+    assert found == {("log-format", 1): 0, ("log-format", 2): 0, ("kafka-action", 1): 1, ("kafka-action", 2): 0}
+    lines = path.read_text().splitlines()
+    write_offsets(path, found)
+    assert path.read_text().splitlines() == [*lines[:2], *sorted(lines[2:])]
+    assert not path.with_name(path.name + ".tmp").exists()
+
+
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     assert read_offsets(tmp_path / "none") == {}
     assert read_epochs(tmp_path / "none") is None

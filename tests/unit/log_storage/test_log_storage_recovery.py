@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from highwater.log_storage.log import Appended, Log
 from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.segment_files import file_name
+from highwater.records import read_header
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)
 CRASHED = Checkpointed()
@@ -120,6 +122,27 @@ def test_a_hole_drops_all_later_segments(tmp_path: Path) -> None:
     assert again.epochs.entries == ((1, 0), (2, 5))
     assert sorted(path.name for path in tmp_path.glob("*.log")) == [file_name(base, ".log") for base in (0, 2, 4, 6, 8)]
     assert lead(again, batch(), epoch=9).base_offset == 9
+
+
+def test_what_recovery_cuts_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Which file, where, why, and how much."""
+    log = filled(tmp_path)
+    dropped = sum(segment.size_bytes for segment in log.segments[5:])
+    damaged = log.segments[4]
+    [_, (position, header)] = damaged.headers(0)
+    content = bytearray(damaged.path.read_bytes())
+    content[-1] ^= 1
+    damaged.path.write_bytes(content)
+    with caplog.at_level(logging.WARNING, "highwater"):
+        make_log(tmp_path, SMALL)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert str(damaged.path) in said
+    assert "CRC-32C" in said
+    assert f"position={position} bytes={header.size_bytes + dropped} segments_dropped=5" in said
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "highwater"):
+        make_log(tmp_path, SMALL)
+    assert not caplog.records
 
 
 def test_a_segment_whose_tail_is_gone_at_a_batch_drops_what_follows(tmp_path: Path) -> None:
@@ -232,6 +255,30 @@ def test_indexes_are_made_again(tmp_path: Path, clean: bool, suffix: str, damage
     again.close()
     if damage != "empty" or not clean:  # an empty index is a valid one
         assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_any_index_entry_may_be_zeroed(tmp_path: Path, clean: bool, suffix: str) -> None:
+    config = LogConfig(index_interval_bytes=100)
+    log = make_log(tmp_path, config)
+    for number in range(30):
+        lead(log, batch(value=b"x" * 60, timestamp=1_000 + number))
+    log.close()
+    path = tmp_path / file_name(0, suffix)
+    good = path.read_bytes()
+    size = 8 if suffix == ".index" else 12
+    assert len(good) // size > 10
+    for entry in range(0, len(good), size):
+        path.write_bytes(good[:entry] + b"\0" * size + good[entry + size :])
+        again = make_log(tmp_path, config, Checkpointed(clean, 30 if clean else 0))
+        assert again.log_end_offset == 30
+        for number in range(29, -1, -1):
+            assert read_header(again.read(number, -1, 1)).base_offset == number
+        assert [again.list_offset(1_000 + number).offset for number in range(30)] == list(range(30))
+        again.close()
+        if entry or suffix == ".index" or not clean:  # timestamp 0 at the first batch leads nobody astray
+            assert path.read_bytes() == good
 
 
 def test_an_index_that_leads_into_the_middle_of_a_batch_is_made_again(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from log_storage_batches import batch, header_of, lead, make_log, produced, read_all
 from test_log_storage_service import FOLLOWER, LEADER, Code, key, running
 
+from highwater.log_storage import service
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.metadata.models import PartitionKey
@@ -94,6 +96,27 @@ def test_an_empty_active_segment_never_goes() -> None:
 def test_the_finest_unit_counts(given: dict[str, str], retention_ms: int) -> None:
     required = {"broker.id": "1", "log.dirs": "/d", "listen": "unix:/s"}
     assert load(LogStorageSettings, {**required, **given}).retention_ms == retention_ms
+
+
+def test_kafkas_defaults() -> None:
+    settings = load(LogStorageSettings, {"broker.id": "1", "log.dirs": "/d", "listen": "unix:/s"})
+    assert settings.retention_ms == 7 * DAY_MS
+    assert settings.log_retention_bytes == UNLIMITED
+    assert settings.log_retention_check_interval_ms == 5 * 60_000
+    assert settings.file_delete_delay_ms == 60_000
+    assert (settings.log_segment_bytes, settings.log_roll_ms, settings.log_roll_jitter_ms) == (1 << 30, 7 * DAY_MS, 0)
+    assert (settings.log_index_interval_bytes, settings.log_index_size_max_bytes) == (4096, 10 << 20)
+    assert settings.log_cleanup_policy == "delete"
+    assert (settings.log_cleaner_enable, settings.log_cleaner_threads) == (True, 1)
+    assert settings.log_cleaner_dedupe_buffer_size == 128 << 20
+    assert settings.log_cleaner_min_cleanable_ratio == 0.5
+    assert settings.log_cleaner_delete_retention_ms == DAY_MS
+    assert settings.log_flush_offset_checkpoint_interval_ms == 60_000
+    assert settings.replica_high_watermark_checkpoint_interval_ms == 5_000
+    assert settings.producer_id_expiration_ms == DAY_MS
+    assert settings.num_recovery_threads_per_data_dir == 1
+    # Unset in Kafka: the operating system flushes.
+    assert settings.flush_after_messages == settings.log_flush_interval_ms == 2**63 - 1
 
 
 def test_the_topic_s_keys_go_before_the_broker_s() -> None:
@@ -213,6 +236,24 @@ def test_a_reader_of_a_removed_segment_goes_on(tmp_path: Path) -> None:
     assert header_of(plan.run()).base_offset == 0
 
 
+def test_a_segment_is_out_of_the_log_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody begins to read what is being let go."""
+    log = aging(tmp_path, retention_ms=0)
+    all_of_them = log.segments.copy()
+    renamed: list[Path] = []
+    replace = os.replace
+
+    def observed(source: Path, target: Path) -> None:
+        if str(target).endswith(".deleted"):
+            renamed.append(source)
+            assert source not in [path for segment in log.segments for path in segment.paths()]
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", observed)
+    retain(log, 99 * DAY_MS)
+    assert set(renamed) >= {segment.path for segment in all_of_them}
+
+
 # The directory
 
 
@@ -290,6 +331,27 @@ async def test_the_service_retains_and_removes(tmp_path: Path) -> None:
             LEADER, partition=key(), leader_epoch=2, expected_offset=3, records=batch(2, timestamp=1 << 41)
         )
         assert (result.base_offset, result.log.log_start_offset) == (3, 3)
+
+
+async def test_files_stay_for_a_while_after_they_were_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`file.delete.delay.ms`: who is reading them by name, a backup say, comes to its end."""
+    monkeypatch.setattr(service, "HOUSEKEEPING_MS", 10)
+    now = [monotonic_ms()]
+    monkeypatch.setattr(service, "monotonic_ms", lambda: now[0])
+    async with running(tmp_path, file_delete_delay_ms="60000", log_retention_check_interval_ms="20") as storage:
+        await storage.create(key(), retention_ms="0")
+        await storage.fence(FOLLOWER, 1, [key()])
+        fields = {"leader_epoch": 1, "expected_offset": 0, "leader_high_watermark": 3}
+        await storage.append(FOLLOWER, partition=key(), records=batch(3, epoch=1), **fields)
+        deleted = tmp_path / "data" / "t-0" / "00000000000000000000.log.deleted"
+        while not (deleted.exists() and storage.service._to_remove):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        now[0] += 59_999
+        await asyncio.sleep(PATIENCE_S)
+        assert deleted.exists()
+        now[0] += 60_000
+        while deleted.exists():  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
 
 
 async def test_after_a_restart_nothing_goes_before_the_topic_s_configuration_is_known(tmp_path: Path) -> None:

@@ -356,6 +356,46 @@ async def test_every_message_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 assert synced == number + 1
 
 
+@pytest.mark.parametrize("name", ["flush_messages", "log_flush_interval_messages"])
+async def test_so_many_messages_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each third record waits for the disk, under either name; a topic's own number goes first."""
+    async with running(tmp_path, **{name: "3"}) as storage:
+        await storage.create(key())
+        await storage.create(key(1), flush_messages="2")
+        await storage.fence(LEADER, 1, [key(), key(1)])
+        synced: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+            for partition in (0, 1):
+                for number in range(6):
+                    fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
+                    assert not (await storage.append(LEADER, partition=key(partition), **fields)).error.code
+        one = len(batch())
+        assert synced == [3 * one, 6 * one, 2 * one, 4 * one, 6 * one]
+
+
+async def test_producers_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    """`producer.id.expiration.ms`."""
+    settings = {"producer_id_expiration_ms": "1", "log_flush_offset_checkpoint_interval_ms": "20"}
+    async with running(tmp_path, **settings) as storage:
+        await storage.create(key())
+        await storage.fence(LEADER, 1, [key()])
+        records = produced(2, sequence=0)
+        await storage.append(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=records)
+        [hosted] = storage.service._manager or []
+        while len(hosted.online().producers):  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
+        late = produced(2, sequence=2)
+        answer = await storage.append(LEADER, partition=key(), leader_epoch=1, expected_offset=2, records=late)
+        assert answer.error.code == Code.UNKNOWN_PRODUCER_ID
+    async with running(tmp_path) as storage:  # a day
+        await storage.fence(LEADER, 2, [key()])
+        await storage.append(LEADER, partition=key(), leader_epoch=2, expected_offset=2, records=records)
+        late = produced(2, sequence=2)
+        answer = await storage.append(LEADER, partition=key(), leader_epoch=2, expected_offset=4, records=late)
+        assert (answer.error.code, answer.base_offset) == (0, 4)
+
+
 async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one waits for the disk the next ones are appended; none is answered before it is on disk, all in order."""
     async with running(tmp_path, flush_messages="1") as storage:

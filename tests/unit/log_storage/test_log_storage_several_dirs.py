@@ -23,6 +23,7 @@ from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.meta_properties import MetaProperties
+from highwater.log_storage.segment import Segment
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -125,6 +126,34 @@ def test_a_directory_that_was_taken_away_is_a_loss(dirs: tuple[Path, Path], mana
     again = opened(dirs[0])
     assert not again.log_dirs[0].tail_lost
     again.unlock()
+
+
+@pytest.mark.parametrize("unclean", [0, 1])
+def test_each_directory_has_a_clean_shutdown_mark_of_its_own(
+    dirs: tuple[Path, Path], manager: LogManager, unclean: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the logs of the one without it are recovered; both marks are gone once the logs are open."""
+    manager.close()
+    marks = [path / ".kafka_cleanshutdown" for path in dirs]
+    assert all(mark.exists() for mark in marks)
+    marks[unclean].unlink()
+    (dirs[unclean] / "recovery-point-offset-checkpoint").unlink()
+    scanned: list[Path] = []
+    headers = Segment.headers
+
+    def observed(segment: Segment, position: int, *, checked: bool = False) -> object:
+        if checked:
+            scanned.append(segment.path.parents[1])
+        return headers(segment, position, checked=checked)
+
+    monkeypatch.setattr(Segment, "headers", observed)
+    again = opened(*dirs)
+    assert scanned == [dirs[unclean]] * 2
+    assert [log_dir.clean for log_dir in again.log_dirs] == [unclean == 1, unclean == 0]
+    assert not any(mark.exists() for mark in marks)
+    assert [log_of(again, partition).log_end_offset for partition in range(4)] == [3] * 4
+    again.close()
+    assert all(mark.exists() for mark in marks)
 
 
 # -- one fails at start ----------------------------------------------------------------------------------------------
