@@ -18,6 +18,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.left_overs import base_offset_of, finish_interrupted
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_core import OFFSET_GAPS, new_segment
+from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from highwater.records import BatchHeader, CorruptBatchError
@@ -25,6 +26,7 @@ from highwater.telemetry.log import get_logger, pairs
 
 _NO_BOUND = 2**63 - 1
 _TOLD_BYTES = 1 << 20  # of progress at once
+_FAR = MAX_RELATIVE_OFFSET >> 1  # offsets; further apart than a batch reaches
 
 _log: logging.Logger = get_logger("log_storage.recovery")
 
@@ -172,7 +174,7 @@ class _Walk:
             segment = segments[number]
             try:
                 segment.begin_reindex()
-                if segment.base_offset != expected and segment.base_offset > self._known.recovery_point:
+                if segment.base_offset > self._known.recovery_point and not self._follows(segment, expected):
                     raise CorruptBatchError(0, f"the log ends at {expected}, the segment begins above it")
                 self._check_segment(segment)
             except CorruptBatchError as error:
@@ -184,6 +186,11 @@ class _Walk:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{segment.path} cannot be read: {error}") from error
             segment.seal()
             expected = segment.end_offset
+
+    def _follows(self, segment: Segment, end_offset: int) -> bool:
+        """Segments join, so that one which is missing shows; but for those between which compaction had left so much
+        out that an index could not bridge it (`rolling.py`)."""
+        return segment.base_offset == end_offset or (self.gaps and segment.base_offset - end_offset > _FAR)
 
     def _check_segment(self, segment: Segment) -> None:
         expected, scanned = segment.base_offset, 0
