@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
+from highwater.log_storage.scan import LOOKUP_BYTES
 from highwater.log_storage.segment import Segment
 from highwater.records import BatchHeader, decode
 
@@ -65,10 +66,19 @@ def _largest_timestamp(segments: Sequence[Segment], log_start_offset: int, end_o
     for segment in segments:
         if segment.base_offset >= end_offset:
             break
-        if segment.base_offset >= log_start_offset and segment.max_timestamp_offset < end_offset:
+        if segment.base_offset < log_start_offset:
+            found = segment.position_of(log_start_offset)
+            start = segment.size_bytes if found is None else found[0]
+        elif segment.max_timestamp_offset < end_offset:
             largest = max(largest, segment.max_timestamp)
             continue
-        for position, header in segment.headers(0):
+        else:
+            # All but the last of the batches below the bound are in the indexes: the segment is not walked over.
+            indexed, start = segment.indexed_below(end_offset)
+            largest = max(largest, indexed)
+        for position, header in segment.headers(start, chunk_bytes=LOOKUP_BYTES):
+            if header.base_offset >= end_offset:
+                break
             whole = header.base_offset >= log_start_offset and header.last_offset < end_offset
             if whole or header.max_timestamp <= largest:
                 largest = max(largest, header.max_timestamp if whole else -1)

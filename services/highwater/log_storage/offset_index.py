@@ -37,6 +37,12 @@ class OffsetIndex(IndexFile):
         found = self._at_or_below(offset - self.base_offset)
         return 0 if found is None else found[1]
 
+    def entry_at_or_below(self, offset: int) -> tuple[int, int]:
+        """(last offset, position) of the last entry at or below `offset`; what is in front of the first batch where
+        there is none. Raises `OSError`."""
+        found = self._at_or_below(offset - self.base_offset)
+        return (self.base_offset - 1, 0) if found is None else (self.base_offset + found[0], found[1])
+
     def last(self) -> tuple[int, int] | None:
         """(last offset, position) of the last entry. Raises `OSError`, `FileNotFoundError` where it has not been
         loaded."""

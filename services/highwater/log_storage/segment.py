@@ -9,7 +9,7 @@ from pathlib import Path
 
 from highwater.log_storage.descriptor import Descriptor
 from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
-from highwater.log_storage.scan import LOOKUP_BYTES, scan_batches
+from highwater.log_storage.scan import LOOKUP_BYTES, SCAN_BYTES, scan_batches
 from highwater.log_storage.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -285,10 +285,13 @@ class Segment:
 
     # -- walking and reading ------------------------------------------------------------------------------------------
 
-    def headers(self, position: int, *, checked: bool = False) -> Iterator[tuple[int, BatchHeader]]:
-        """Every batch from `position` on; with `checked` its CRC too. Raises `CorruptBatchError`, `OSError`."""
+    def headers(
+        self, position: int, *, checked: bool = False, chunk_bytes: int = SCAN_BYTES
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """Every batch from `position` on; with `checked` its CRC too. So much is read at once. Raises
+        `CorruptBatchError`, `OSError`."""
         file = self._opened()
-        yield from scan_batches(file.number, position, self.size_bytes, verify=checked)
+        yield from scan_batches(file.number, position, self.size_bytes, verify=checked, chunk_bytes=chunk_bytes)
 
     def peek(self, position: int, size_bytes: int) -> bytes:
         """So many bytes of the file, fewer at its end. Raises `OSError`."""
@@ -380,6 +383,14 @@ class Segment:
         for position, header in scan_batches(file.number, found[0], self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if header.max_timestamp >= timestamp:
                 yield position, header
+
+    def indexed_below(self, offset: int) -> tuple[int, int]:
+        """Of the batches that end below `offset`, as far as the indexes tell: their largest timestamp (`NO_TIMESTAMP`
+        where they tell none), and the position from which on the others stand. Raises `CorruptBatchError`,
+        `OSError`."""
+        self._check_indexes()
+        last_offset, position = self.offset_index.entry_at_or_below(offset - 1)
+        return self.time_index.timestamp_up_to(last_offset), position
 
     # -- files --------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,12 @@ class TimeIndex(IndexFile):
         found = self._at_or_below(timestamp - 1)
         return self.base_offset if found is None else self.base_offset + found[1]
 
+    def timestamp_up_to(self, offset: int) -> int:
+        """Of the last entry whose batch ends at or below `offset`; -1 where there is none. Raises `OSError`."""
+        entries = self.columns()
+        count = int(np.searchsorted(entries["relative_offset"], offset - self.base_offset, side="right"))
+        return int(entries["timestamp"][count - 1]) if count else -1
+
     def last(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the last entry. Raises `OSError`, `FileNotFoundError` where it has not been loaded."""
         entry = self._last()

@@ -308,6 +308,31 @@ def test_segments_roll_when_a_relative_offset_overflows(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in log.segments][1:] == [6]
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_follower_of_a_much_compacted_log_rolls_where_31_bits_do_not_reach(
+    tmp_path: Path, together: bool, clean: bool
+) -> None:
+    """An index entry has 31 bits for an offset, from the segment's base on."""
+    log = make_log(tmp_path, LogConfig(index_interval_bytes=0))
+    far = [0, 2**31 - 2, 2**31 - 1, 2**31, 2**32 + 9, 2**32 + 10]
+    sent = [batch(base_offset=offset, epoch=1) for offset in far]
+    for records in [b"".join(sent)] if together else sent:
+        follow(log, records)
+    bases = [segment.base_offset for segment in log.segments]
+    assert bases == [0, 2**31, 2**32 + 9]
+    log.flush()
+    log.close()
+    again = make_log(tmp_path, log.config, Checkpointed(clean, 2**32 + 11 if clean else 0))
+    assert [segment.base_offset for segment in again.segments] == bases
+    assert [header.base_offset for header in read_all(again)] == far
+    for segment, following in zip(again.segments, [*bases[1:], 2**33], strict=True):
+        for number in range(len(segment.offset_index)):
+            offset = segment.base_offset + segment.offset_index.entry(number)[0]
+            assert segment.base_offset <= offset < following
+    assert lead(again, batch(), epoch=2).base_offset == 2**32 + 11
+
+
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +406,27 @@ def test_timestamps_out_of_order(tmp_path: Path) -> None:
         assert log.list_offset(asked).offset == expected
     assert log.list_offset(MAX_TIMESTAMP).offset == 7
     assert log.list_offset(MAX_TIMESTAMP, 5).offset == 1
+
+
+def test_the_newest_below_the_high_watermark_is_found_without_a_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of all is not committed yet: a large active segment is not read for that."""
+    log = make_log(tmp_path, LogConfig(segment_bytes=1 << 30))
+    for number in range(2_000):
+        lead(log, batch(timestamp=10_000 + number, value=b"x" * 2_000))
+    read_bytes = 0
+    pread = os.pread
+
+    def observed(descriptor: int, size: int, position: int) -> bytes:
+        nonlocal read_bytes
+        read_bytes += size
+        return pread(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", observed)
+    for bound in (1_990, 1_500, 700):
+        assert log.list_offset(MAX_TIMESTAMP, bound) == FoundOffset(bound - 1, 10_000 + bound - 1, 1)
+    assert read_bytes < log.size_bytes / 10
 
 
 def test_lookup_in_columns(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from highwater.log_storage.compaction.cleaning import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.lookups import MAX_TIMESTAMP
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.segment import Segment
@@ -327,6 +328,19 @@ class LogMachine(RuleBasedStateMachine):
                     expected = min(hits)
                     break
             assert self.log.list_offset(asked).offset == expected
+
+    @invariant()
+    def the_newest_is_found_below_any_bound(self) -> None:
+        """MAX_TIMESTAMP: the first record with the largest one."""
+        for bound in (self.end, self.high_watermark, (self.start + self.end) // 2):
+            stamps = [
+                (-record.timestamp, record.offset)
+                for stored in self.model
+                for record in stored.records
+                if self.start <= record.offset < bound
+            ]
+            expected = min(stamps)[1] if stamps else -1
+            assert self.log.list_offset(MAX_TIMESTAMP, bound).offset == expected
 
 
 LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
