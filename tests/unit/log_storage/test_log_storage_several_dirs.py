@@ -168,11 +168,30 @@ def spoil_fences(path: Path) -> None:
     (path / "fence-journal").write_bytes(b"damaged\ndamaged\n")
 
 
-@pytest.mark.parametrize("spoil", [spoil_with_a_file, spoil_fences])
-def test_a_directory_that_cannot_be_opened(dirs: tuple[Path, Path], manager: LogManager, spoil: Any) -> None:
+def spoil_lock(path: Path) -> None:
+    (path / ".lock").unlink()
+    (path / ".lock").mkdir()
+
+
+def spoil_listing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for another user's directory, or a volume that fails."""
+    iterate = Path.iterdir
+
+    def forbidden(directory: Path) -> Iterator[Path]:
+        if directory == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return iterate(directory)
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+
+
+@pytest.mark.parametrize("spoil", [spoil_with_a_file, spoil_fences, spoil_lock, spoil_listing])
+def test_a_directory_that_cannot_be_opened(
+    dirs: tuple[Path, Path], manager: LogManager, spoil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its logs are not begun anew elsewhere, and no new log is made that might be one of them."""
     manager.close()
-    spoil(dirs[0])
+    spoil(dirs[0], monkeypatch) if spoil is spoil_listing else spoil(dirs[0])
     again = opened(*dirs)
     assert [bool(log_dir.offline) for log_dir in again.log_dirs] == [True, False]
     assert [log_of(again, partition).log_end_offset for partition in (1, 3)] == [3, 3]
