@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -144,8 +144,9 @@ class LogStorageService:
         if self._servicer is not None:
             await self._servicer.settle()
         if self._manager is not None:
-            self._remove_due(everything=True)
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._manager.close)
+            run = asyncio.get_running_loop().run_in_executor
+            await run(self._threads, _remove, self._take_due(everything=True))
+            await run(self._threads, self._manager.close)
         self._threads.shutdown()
 
     async def _repeat(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
@@ -190,15 +191,21 @@ class LogStorageService:
                     await self._servicer.flush(hosted)
                 except LogError as error:
                     _log.error("%s", error)
-        self._remove_due()
+        if due := self._take_due():
+            # A large file is not gone in a moment.
+            await asyncio.get_running_loop().run_in_executor(self._threads, _remove, due)
 
-    def _remove_due(self, *, everything: bool = False) -> None:
+    def _take_due(self, *, everything: bool = False) -> list[Path]:
         now_ms = monotonic_ms()
-        due = [paths for when_ms, paths in self._to_remove if everything or when_ms <= now_ms]
+        due = [path for when_ms, paths in self._to_remove if everything or when_ms <= now_ms for path in paths]
         self._to_remove = [] if everything else [item for item in self._to_remove if item[0] > now_ms]
-        for paths in due:
-            for path in paths:
-                path.unlink(missing_ok=True)
+        return due
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    """Raises `OSError`."""
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _cleaner_settings(settings: LogStorageSettings) -> CleanerSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -346,12 +347,23 @@ async def test_files_stay_for_a_while_after_they_were_let_go(tmp_path: Path, mon
         deleted = tmp_path / "data" / "t-0" / "00000000000000000000.log.deleted"
         while not (deleted.exists() and storage.service._to_remove):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+        unlinked_by: list[str] = []
+        unlink = Path.unlink
+
+        def observed(path: Path, *, missing_ok: bool = False) -> None:
+            if path.suffix == ".deleted":
+                unlinked_by.append(threading.current_thread().name)
+            unlink(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", observed)
         now[0] += 59_999
         await asyncio.sleep(PATIENCE_S)
         assert deleted.exists()
         now[0] += 60_000
         while deleted.exists():  # noqa: ASYNC110  (bounded by the test's deadline)
             await asyncio.sleep(0.01)
+        assert unlinked_by
+        assert all(name.startswith("log-storage") for name in unlinked_by)  # not the loop, that others wait for
 
 
 async def test_after_a_restart_nothing_goes_before_the_topic_s_configuration_is_known(tmp_path: Path) -> None:
