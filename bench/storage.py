@@ -3,8 +3,8 @@
     python -m bench.storage [--directory DIR] [--only append,fsync,...] [--gigabytes 10]
 
 append     1 MB batches through the log, in turn with a bare loop of `write` of the same buffers to a file beside it
-fsync      16 appenders of batches of 64 KB under flush.messages=1, each waiting for its answer, in turn with the same
-           without a flush
+fsync      16 appenders of batches of 64 KB to a log-storage process under flush.messages=1, each waiting for its
+           answer, in turn with the same without a flush
 recovery   reopening an unflushed log of batches of 64 KB by one thread: every CRC, both indexes
 open       opening 1,000 logs of 10 segments after a clean stop
 lookup     random reads by offset and by timestamp in a log of 10 GB, indexes warm, data not: the pages of index and

@@ -434,6 +434,30 @@ async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: py
         assert await call.read() is grpc.aio.EOF
 
 
+async def test_the_logs_of_a_request_are_flushed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, flush_messages="1") as storage:
+        keys = [key(), key(1), key(2)]
+        for partition in keys:
+            await storage.create(partition)
+        await storage.fence(LEADER, 1, keys)
+        together, fdatasync = threading.Barrier(len(keys)), os.fdatasync
+
+        def flush(descriptor: int) -> None:
+            together.wait(DEADLINE_S)
+            fdatasync(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", flush)
+            request = log_storage_pb2.AppendRequest(role=LEADER)
+            for partition in keys:
+                request.partitions.add(partition=partition, leader_epoch=1, expected_offset=0, records=batch())
+            call = storage.stub.Append()
+            await call.write(request)
+            answer = await call.read()
+            assert [result.error.code for result in answer.results] == [0, 0, 0]
+            call.cancel()
+
+
 async def test_a_failed_flush_fails_all_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, flush_messages="1") as storage:
         await storage.create(key())

@@ -111,11 +111,14 @@ class DataPath(ServicerCore):
         return _Unsynced(response, to_sync)
 
     async def _sync_appended(self, appended: _Unsynced) -> None:
-        for hosted, log_end_offset, result in appended.to_sync:
-            try:
-                await self._sync(hosted, log_end_offset)
-            except LogError as error:
-                refuse(result, error)
+        if appended.to_sync:
+            await asyncio.gather(*(self._sync_result(*one) for one in appended.to_sync))  # the logs' files side by side
+
+    async def _sync_result(self, hosted: HostedLog, log_end_offset: int, result: log_storage_pb2.AppendResult) -> None:
+        try:
+            await self._sync(hosted, log_end_offset)
+        except LogError as error:
+            refuse(result, error)
 
     def _append_one(
         self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int
