@@ -160,7 +160,7 @@ class LogManager(LogLoading, LogMoving):
             raise LogError(
                 ErrorCode.LOG_STORAGE_ERROR,
                 f"{hosted.directory} is not deleted: it has batches and no fence under topic id "
-                f"{partition_metadata.format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged, "
+                f"{partition_metadata.format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged "
                 f"or the directory's fence-journal is gone. Remove it by hand if it is not wanted",
             )
         fence = hosted.fence
