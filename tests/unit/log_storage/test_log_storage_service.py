@@ -549,6 +549,23 @@ async def test_what_is_old_enough_is_flushed(tmp_path: Path, where: str) -> None
         assert (await recovery_points())[1] == 0
 
 
+async def test_what_was_rolled_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that recovery has one segment to scan, and compaction something to begin with, though no flush is set."""
+    monkeypatch.setattr("highwater.log_storage.service.HOUSEKEEPING_MS", 20)
+    async with running(tmp_path) as storage:
+        await storage.create(key(), segment_bytes="1024")
+        await storage.create(key(1))
+        await storage.fence(LEADER, 1, [key(), key(1)])
+        for partition in (key(), key(1)):
+            for number in range(3):
+                fields = {"leader_epoch": 1, "expected_offset": number, "records": batch(value=b"x" * 700)}
+                await storage.append(LEADER, partition=partition, **fields)
+        logs = {hosted.key.partition: hosted.online() for hosted in storage.service._manager or []}
+        while logs[0].recovery_point < logs[0].segments[-1].base_offset:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert logs[1].recovery_point == 0  # of one segment, that is appended to
+
+
 async def test_checkpoints_are_written_by_themselves(tmp_path: Path) -> None:
     """Recovery points and log starts, high watermarks: each at its interval, as the log then stands."""
     settings = {
