@@ -91,3 +91,47 @@ async def test_its_logs_alone_are_led_by_others_until_it_is_mended(deployed: Dep
         await written.until_acked(100)
     (found,) = await deployed.admin.describe_topics([topic])
     assert all(not part.offline_replicas for part in found.partitions)
+
+
+async def test_a_directory_that_cannot_be_opened_at_the_start(deployed: Deployment) -> None:
+    """What is in it stays offline, and is not begun anew elsewhere; topics made meanwhile are hosted in the other."""
+    topic = "unopened"
+    await deployed.create_topic(topic, [[1, 2, 3]] * PARTITIONS)
+    data = deployed.cluster.settings.data / "broker-1"
+    lost = logs_in(data / "a", topic)
+    assert lost
+    assert lost < set(range(PARTITIONS))
+    storage = deployed.cluster.processes["log-storage-1"]
+    async with traffic(deployed.cluster.bootstrap, topic, PARTITIONS) as written:
+        await written.until_acked(100)
+        storage.terminate()
+        assert storage.wait(20)
+        away = (data / "a").rename(data / "away")
+        (data / "a").write_text("no directory")
+        storage.start()
+
+        async def others_lead() -> bool:
+            states = await deployed.states(topic, PARTITIONS)
+            return all(
+                (states[number].leader != 1 and 1 not in states[number].isr)
+                if number in lost
+                else 1 in states[number].isr
+                for number in range(PARTITIONS)
+            )
+
+        await eventually(others_lead, "the logs in the other directory are in the ISRs, and no others", 30)
+        await deployed.create_topic("meanwhile", [[1, 2, 3]] * 3)
+        await deployed.healed("meanwhile", 3)
+        assert {state.leader for state in await deployed.states("meanwhile", 3)} == {1}
+        async with traffic(deployed.cluster.bootstrap, "meanwhile", 3) as new:
+            await new.until_acked(50)
+        assert logs_in(data / "b", "meanwhile") == {0, 1, 2}
+        assert not logs_in(data / "b", topic) & lost
+        storage.terminate()
+        assert storage.wait(20)
+        (data / "a").unlink()
+        away.rename(data / "a")
+        storage.start()
+        await deployed.healed(topic, PARTITIONS)
+        await deployed.healed("meanwhile", 3)
+        await written.until_acked(100)
