@@ -18,7 +18,7 @@ from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.segment import Segment
-from highwater.log_storage.serving.answers import fill_log, key_of, refuse
+from highwater.log_storage.serving.answers import Answering, fill_log, key_of, refuse
 from highwater.log_storage.serving.fencing import FOLLOWER, LEADER, admit
 from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
 from highwater.telemetry.metrics import Metrics
@@ -164,41 +164,32 @@ class DataPath(ServicerCore):
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
-        hosted: HostedLog | None = None
-        try:
-            hosted = await self._idle(request.partition)
+        with Answering(response) as answering:
+            hosted = answering.hosted = await self._idle(request.partition)
             plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
             if plan is not None:
                 inline = request.max_bytes <= INLINE_READ_BYTES
                 response.records = plan.run() if inline else await self._in_thread(plan.run)
                 self._read_bytes.inc(len(response.records))
-        except LogError as error:
-            refuse(response, error)
-        if hosted is not None:
-            fill_log(response.log, hosted)
         return response
 
     async def ListOffsets(
         self, request: log_storage_pb2.LogListOffsetsRequest, context: Any
     ) -> log_storage_pb2.LogListOffsetsResponse:
         response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation, offset=NO_OFFSET, timestamp=-1)
-        try:
+        with Answering(response):
             hosted = await self._idle(request.partition)
             found = hosted.online().list_offset(request.timestamp, request.max_offset)
             response.offset, response.timestamp, response.leader_epoch = found
-        except LogError as error:
-            refuse(response, error)
         return response
 
     async def EndOffsetForEpoch(
         self, request: log_storage_pb2.EndOffsetForEpochRequest, context: Any
     ) -> log_storage_pb2.EndOffsetForEpochResponse:
         response = log_storage_pb2.EndOffsetForEpochResponse(incarnation=self._incarnation)
-        try:
+        with Answering(response):
             hosted = await self._idle(request.partition)
             response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
-        except LogError as error:
-            refuse(response, error)
         return response
 
 
