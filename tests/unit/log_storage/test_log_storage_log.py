@@ -232,6 +232,25 @@ def test_segments_roll_when_an_index_is_full(tmp_path: Path) -> None:
     assert len(log.segments) > 3
 
 
+def test_segments_roll_when_a_time_index_is_full(tmp_path: Path) -> None:
+    """Its entries are the larger ones, where timestamps rise."""
+    log = make_log(tmp_path, LogConfig(index_interval_bytes=0, index_max_bytes=48))
+    for number in range(20):
+        lead(log, batch(timestamp=1_000 + number))
+    assert [segment.base_offset for segment in log.segments] == [0, 5, 10, 15]
+    assert {len(segment.offset_index) for segment in log.segments} == {4}  # of 6
+
+
+def test_a_compacted_log_rolls_before_its_records_have_waited_too_long(tmp_path: Path) -> None:
+    """`max.compaction.lag.ms`: the active segment cannot be compacted."""
+    for compacts, bases in ((True, [0, 2]), (False, [0])):
+        config = LogConfig(roll_ms=10_000, max_compaction_lag_ms=500, compacts=compacts)
+        log = make_log(tmp_path / str(compacts), config)
+        for timestamp in (10_000, 10_500, 10_501):
+            lead(log, batch(timestamp=timestamp))
+        assert [segment.base_offset for segment in log.segments] == bases
+
+
 def test_segments_roll_by_age(tmp_path: Path) -> None:
     log = make_log(tmp_path, LogConfig(roll_ms=1_000))
     for timestamp in (10_000, 10_999, 11_000, 11_001, 12_001, 12_002):
