@@ -31,6 +31,7 @@ from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
 from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.log import Log
+from highwater.log_storage.recovery import Checkpointed
 from highwater.records import Batch, Codec, encode_lists, read_header
 
 PATIENCE_S = 30
@@ -171,6 +172,53 @@ def test_records_without_a_key_from_before_the_policy_go(tmp_path: Path) -> None
     # The tombstone's batch tells from when on it may go.
     horizons = [header.delete_horizon_ms for header in log.headers()]
     assert horizons == [None, NOW + CONFIG.delete_retention_ms]
+
+
+def pass_over(log: Log, now_ms: int) -> None:
+    """A pass over everything that there is."""
+    log.roll(log.log_end_offset, log.producers)
+    log.flush()
+    log.raise_high_watermark(log.log_end_offset)
+    job, present = clean_job(log, as_seen(None, log, now_ms).range, now_ms)
+    groups: list[Answer] = []
+    log.cleaned_to = run_pass(job, LIMITS, groups.append, lambda moved: None).cleaned_to
+    for group in groups:
+        assert isinstance(group, CleanedGroup)
+        assert swap_in(log, group, present)
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+def test_a_tombstone_stays_as_long_as_it_should_and_then_goes(tmp_path: Path, columnar: bool) -> None:
+    """`delete.retention.ms` counts from the pass that first went over it, whatever its own timestamp is."""
+    log = make_log(tmp_path / "t-0", CONFIG)
+    written: list[tuple[bytes | None, bytes | None]] = [(b"k", b"old"), (b"l", b"kept"), (b"k", None), (b"m", None)]
+    log.append_as_leader(encode(written, columnar, Codec.LZ4), 1, 0, 0)
+    kept = [(1, b"l", b"kept"), (2, b"k", None), (3, b"m", None)]
+    for number, waited_ms in enumerate((0, CONFIG.delete_retention_ms - 1, CONFIG.delete_retention_ms)):
+        if number == 2:
+            kept = kept[:1]
+        pass_over(log, NOW + waited_ms)
+        found = [(record.offset, record.key, record.value) for record in records_of(log) if record.key != b"more"]
+        assert found == kept, waited_ms
+        log.append_as_leader(encode([(b"more", b"%d" % number)], columnar, Codec.LZ4), 1, log.log_end_offset, 0)
+
+
+def test_a_producer_is_not_forgotten_with_its_records(tmp_path: Path) -> None:
+    """Not even where its snapshots are lost: its last batch stays, without records."""
+    log = make_log(tmp_path / "t-0", CONFIG)
+    for sequence in range(3):
+        fields = {"producer_id": 5, "producer_epoch": 2, "base_sequence": sequence}
+        log.append_as_leader(encode([(b"k", b"mine")], False, Codec.NONE, **fields), 1, sequence, 0)
+    log.append_as_leader(encode([(b"k", b"another's")], False, Codec.NONE), 1, 3, 0)
+    before = log.producers.get(5)
+    pass_over(log, NOW)
+    assert [record.offset for record in records_of(log)] == [3]
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    after = make_log(log.directory, CONFIG, Checkpointed(False, log.recovery_point)).producers.get(5)
+    assert before is not None
+    assert after is not None
+    assert (after.epoch, after.batches[-1]) == (before.epoch, before.batches[-1])
 
 
 def test_cleaned_segments_are_as_old_as_the_last_they_replace_and_small_ones_become_one(tmp_path: Path) -> None:
