@@ -25,7 +25,7 @@ from highwater.client.exceptions import (
 from highwater.client.metadata import TopicInfo
 from highwater.client.partition_queue import PartitionQueue, RetryPolicy
 from highwater.client.sender import Sender, SenderSettings
-from highwater.client.table_batches import TableColumns, chunks, normalised
+from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, chunks, normalised
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
 _YIELD_MASK = 1023
@@ -92,6 +92,8 @@ class Producer:
         self._idempotent = wire_acks == -1 if enable_idempotence is None else enable_idempotence
         self._max_in_flight = max_in_flight
         self._batch_bytes = min(batch_size, max_request_size)
+        # Of that, what a table's batches aim for: those that come out larger must not be too large to be sent.
+        self._table_share = min(1.0, max_request_size / (MOST_OF_BATCH * self._batch_bytes))
         self._max_request_bytes = max_request_size
         self._max_block_s = max_block_ms / 1000
         self._codec = codec_named(compression)
@@ -281,7 +283,7 @@ class Producer:
         cut = chunks(
             rows,
             partitions,
-            rows_per_batch=lambda row_bytes: max(1, int(accumulator.full_bytes / row_bytes)),
+            rows_per_batch=lambda row_bytes: max(1, int(accumulator.full_bytes * self._table_share / row_bytes)),
             partition=partition,
             first_sticky=random.randrange(partitions),
         )

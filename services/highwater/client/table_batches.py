@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import time
@@ -16,6 +17,8 @@ from highwater.client.partitioner import NO_PARTITION, partition_column
 # Rows that are hashed, sorted and cut together: bounds the temporary memory, whatever the table's size.
 WINDOW_ROWS = 1 << 18
 WINDOW_BYTES = 128 << 20
+# How much larger than asked for a batch may come out.
+MOST_OF_BATCH = 1.5
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.utf8(), nullable=False), pa.field("value", pa.binary())]))
 
 
@@ -83,8 +86,9 @@ def chunks(
 ) -> Iterator[TableChunk]:
     """The batches of a normalised table, partition by partition in turn, rows of a partition in the table's order.
 
-    `rows_per_batch` is asked, with the mean size of a row in bytes, as late as possible: it learns how well the topic
-    compresses. Rows without a key fill one partition after another, from `first_sticky` on.
+    `rows_per_batch` is asked how many rows a batch should have, with the mean size of a row in bytes, as late as
+    possible: it learns how well the topic compresses. Rows without a key fill one partition after another, from
+    `first_sticky` on.
     """
     if not table.num_rows:
         return
@@ -131,9 +135,10 @@ def _keyed_chunks(
                 yield _take_chunk(rows, indices[cut], target, row_bytes)
 
 
-def _evenly(rows: int, at_most: int) -> Iterator[slice]:
-    """Slices of nearly equal length, as few as `at_most` allows: no small rest at the end."""
-    pieces = -(-rows // max(at_most, 1))
+def _evenly(rows: int, about: int) -> Iterator[slice]:
+    """Slices of nearly equal length, no small rest at the end: one of up to `MOST_OF_BATCH` times `about` stays whole.
+    Two halves of a batch that is a little too large would cost each broker on their way almost twice as much."""
+    pieces = max(1, math.ceil(rows / max(about, 1) - (MOST_OF_BATCH - 1)))
     for piece in range(pieces):
         yield slice(rows * piece // pieces, rows * (piece + 1) // pieces)
 

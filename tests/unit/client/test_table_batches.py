@@ -1,0 +1,52 @@
+"""How tables are cut into batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pyarrow as pa
+import pytest
+
+from highwater.client.partitioner import partition_for_key
+from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, chunks, normalised
+
+
+def cut(rows: int, about: int, *, partitions: int = 3, keyed: bool = True) -> dict[int, list[pa.RecordBatch]]:
+    """By partition, in order."""
+    columns = {"value": [b"%d" % number for number in range(rows)]}
+    if keyed:
+        columns["key"] = [b"k%d" % (number % 50) for number in range(rows)]
+    table = normalised(pa.table(columns), TableColumns())
+    found = defaultdict(list)
+    for chunk in chunks(table, partitions, rows_per_batch=lambda row_bytes: about, partition=None, first_sticky=0):
+        batch = chunk.rows()
+        assert batch.num_rows == chunk.records
+        found[chunk.partition].append(batch)
+    return found
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize(("rows", "about"), [(1, 10), (1000, 10), (1000, 97), (1000, 400), (1000, 10_000), (7, 1)])
+def test_every_row_once_and_in_order(rows: int, about: int, keyed: bool) -> None:
+    found = cut(rows, about, keyed=keyed)
+    seen = []
+    for partition, batches in found.items():
+        values = [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+        if keyed:
+            assert values == sorted(values)
+            keys = {key for batch in batches for key in batch.column("key").to_pylist()}
+            assert {partition_for_key(key, 3) for key in keys} == {partition}
+        seen += values
+    assert sorted(seen) == list(range(rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches"),
+    [(100, 1), (103, 1), (150, 1), (151, 2), (200, 2), (250, 2), (251, 3), (1000, 10)],
+)
+def test_a_batch_that_is_a_little_too_large_stays_whole(rows: int, batches: int) -> None:
+    (found,) = cut(rows, 100, partitions=1).values()
+    assert len(found) == batches
+    sizes = [batch.num_rows for batch in found]
+    assert max(sizes) <= 100 * MOST_OF_BATCH
+    assert max(sizes) - min(sizes) <= 1
