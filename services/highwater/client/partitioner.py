@@ -24,6 +24,9 @@ _MASK = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
 # With fewer rows than this a NumPy step costs more than plain Python: the last, long keys are hashed one by one.
 _FEW_ROWS = 32
+# By how many bytes a key has behind its last whole word.
+_TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], dtype=np.uint32)
+_TAIL_FACTORS = np.array([1, _M, _M, _M], dtype=np.uint32)
 
 
 def murmur2(key: bytes) -> int:
@@ -68,8 +71,15 @@ def murmur2_column(keys: pa.Array | pa.ChunkedArray) -> UInt32Array:
         sizes = np.where(keys.is_null().to_numpy(zero_copy_only=False), 0, sizes)
     hashes = sizes.astype(np.uint32)
     hashes ^= np.uint32(_SEED)
-    _mix_words(hashes, starts, sizes >> 2, data)
-    _mix_tail(hashes, starts, sizes, data)
+    size = int(sizes[0]) if len(sizes) else 0
+    if size and (sizes == size).all():
+        _mix_equal(hashes, int(starts[0]), size, data)
+    else:
+        # Four bytes from everywhere up to the end of the keys can be read as a word.
+        data = np.concatenate([data[offsets[0] : offsets[-1]], np.zeros(4, dtype=np.uint8)])
+        starts = starts - offsets[0]
+        _mix_words(hashes, starts, sizes >> 2, data)
+        _mix_tail(hashes, starts, sizes, data)
     hashes ^= hashes >> np.uint32(13)
     hashes *= np.uint32(_M)
     hashes ^= hashes >> np.uint32(15)
@@ -96,6 +106,24 @@ def _layout(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8
     return at, np.zeros(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
 
 
+def _mix_equal(hashes: UInt32Array, start: int, size: int, data: npt.NDArray[np.uint8]) -> None:
+    """`_mix_words` and `_mix_tail` of keys of one size that stand one behind the other: nothing is gathered."""
+    m, r = np.uint32(_M), np.uint32(_R)
+    whole = size & ~3
+    for at in range(0, whole, 4):
+        k = np.ndarray(hashes.shape, dtype="<u4", buffer=data, offset=start + at, strides=(size,)) * m
+        k ^= k >> r
+        k *= m
+        hashes *= m
+        hashes ^= k
+    if whole == size:
+        return
+    for index in range(size - whole):
+        tail = np.ndarray(hashes.shape, dtype=np.uint8, buffer=data, offset=start + whole + index, strides=(size,))
+        hashes ^= tail.astype(np.uint32) << np.uint32(8 * index)
+    hashes *= m
+
+
 def _mix_words(
     hashes: UInt32Array, starts: npt.NDArray[np.int64], words: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]
 ) -> None:
@@ -103,11 +131,18 @@ def _mix_words(
     longest = int(words.max(initial=0))
     if not longest:
         return
-    # Every position of the data read as a little-endian word, without copying.
-    word_at = np.ndarray((len(data) - 3,), dtype="<u4", buffer=data, strides=(1,))
+    word_at = _words(data)
     m, r = np.uint32(_M), np.uint32(_R)
+    shortest = int(words.min())
+    for index in range(shortest):
+        k = word_at[starts + 4 * index]
+        k *= m
+        k ^= k >> r
+        k *= m
+        hashes *= m
+        hashes ^= k
     rows = np.arange(len(hashes))
-    for index in range(longest):
+    for index in range(shortest, longest):
         active = words[rows] > index
         if not active.all():
             rows = rows[active]
@@ -134,9 +169,12 @@ def _mix_tail(
 ) -> None:
     """Mixes the last one to three bytes of every key whose size is no multiple of four."""
     left = sizes & 3
-    ends = starts + sizes - left
-    for index in (2, 1, 0):
-        rows = np.flatnonzero(left > index)
-        hashes[rows] ^= data[ends[rows] + index].astype(np.uint32) << np.uint32(8 * index)
-    rows = np.flatnonzero(left)
-    hashes[rows] *= np.uint32(_M)
+    tails = _words(data)[starts + sizes - left]
+    tails &= _TAIL_MASKS[left]
+    hashes ^= tails
+    hashes *= _TAIL_FACTORS[left]
+
+
+def _words(data: npt.NDArray[np.uint8]) -> UInt32Array:
+    """Every position of the data read as a little-endian word, without copying."""
+    return np.ndarray((len(data) - 3,), dtype="<u4", buffer=data, strides=(1,))

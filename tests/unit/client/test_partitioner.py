@@ -48,6 +48,12 @@ def test_a_column_hashes_as_its_keys(keys: list[bytes | None], kind: pa.DataType
     assert hashes.tolist() == expected
 
 
+@given(data=st.data(), size=st.integers(0, 13), count=st.integers(1, 20), cut=st.integers(0, 5))
+def test_keys_of_one_size(data: st.DataObject, size: int, count: int, cut: int) -> None:
+    keys = data.draw(st.lists(st.binary(min_size=size, max_size=size), min_size=count, max_size=count))
+    assert murmur2_column(pa.array(keys).slice(cut)).tolist() == [theirs(key) for key in keys[cut:]]
+
+
 def test_few_long_keys_among_many_short_ones() -> None:
     keys = [b"%d" % i for i in range(500)]
     keys[7], keys[300], keys[499] = bytes(range(256)) * 40, b"x" * 1_001, b"y" * 4_002
