@@ -176,9 +176,7 @@ class LogManager(LogLoading, LogMoving):
         except OSError as error:
             hosted.log_dir.disk.note(error)
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
-        del self._hosted[key]
-        if self._names[hosted.topic_partition] == key:
-            del self._names[hosted.topic_partition]
+        self._take_out(hosted)
         hosted.log, hosted.failure = None, "deleted"
         hosted.log_dir.stale_checkpoints = True
         try:

@@ -89,6 +89,12 @@ class LogRegistry:
         self._hosted[hosted.key] = hosted
         self._names[hosted.topic_partition] = hosted.key
 
+    def _take_out(self, hosted: HostedLog) -> None:
+        del self._hosted[hosted.key], self._names[hosted.topic_partition]
+        for other in self:  # of a topic of the same name, made while the directory of this one was away
+            if other.topic_partition == hosted.topic_partition:
+                self._names[other.topic_partition] = other.key
+
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def write_checkpoints(self, log_dir: LogDir) -> None:

@@ -415,6 +415,19 @@ def test_offsets_by_timestamp(tmp_path: Path) -> None:
     assert log.list_offset(MAX_TIMESTAMP, 50) == FoundOffset(49, 1_904, 1)
 
 
+def test_the_earliest_offset_is_the_log_start(tmp_path: Path) -> None:
+    """Which may be inside a segment, and inside a batch; its epoch is that of its batch."""
+    log = make_log(tmp_path)
+    for epoch in (1, 4):
+        lead(log, batch(5, timestamp=1_000 * epoch), epoch=epoch)
+    log.raise_high_watermark(10)
+    for start, epoch in ((3, 1), (7, 4)):
+        log.raise_log_start(start)
+        assert log.segments[0].base_offset == 0
+        assert log.list_offset(EARLIEST) == FoundOffset(start, -1, epoch)
+        assert log.list_offset(0) == FoundOffset(start, 1_000 * epoch + start % 5, epoch)
+
+
 def test_timestamps_out_of_order(tmp_path: Path) -> None:
     log = make_log(tmp_path, SMALL)
     stamps = [500, 900, 100, 900, 300, 901, 5, 902, 1, 2, 3]

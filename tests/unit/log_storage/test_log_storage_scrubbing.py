@@ -3,9 +3,11 @@ dropped."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty_disk import READS, FaultyDisk
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from log_storage_batches import batch
 
 from highwater.errors import ErrorCode
+from highwater.log_storage import scrubber
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
@@ -93,6 +96,27 @@ async def test_a_sound_log(world: World) -> None:
     assert world.counted("scrubbed_bytes_total") == sum(segment.size_bytes for segment in world.log.segments[:-1])
     described = await world.servicer.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), None)
     assert described.logs[0].scrubbed_ms == world.hosted.scrubbed_ms
+
+
+async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a segment has in the page cache is let go before it is read: damage beneath it would not show."""
+    read_up_to: dict[Path, int] = {}
+    step = scrubber._step
+
+    def observed(descriptor: int, position: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        read_up_to[path] = max(read_up_to.get(path, 0), position + size)
+
+    def checked(segment: Segment, walk: Any, position: int, found: list[DamagedRange]) -> int:
+        after = step(segment, walk, position, found)
+        assert read_up_to[segment.path] >= (segment.size_bytes if after < 0 else after)
+        return after
+
+    monkeypatch.setattr(os, "posix_fadvise", observed)
+    monkeypatch.setattr(scrubber, "_step", checked)
+    await world.scrubber.scrub(world.hosted)
+    assert set(read_up_to) == {segment.path for segment in world.log.segments[:-1]}
 
 
 async def test_a_flipped_bit_is_found_told_and_forgotten_when_it_is_mended(world: World) -> None:

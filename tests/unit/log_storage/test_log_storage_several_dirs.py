@@ -156,6 +156,22 @@ def test_each_directory_has_a_clean_shutdown_mark_of_its_own(
     assert all(mark.exists() for mark in marks)
 
 
+def test_new_logs_go_past_a_full_directory(manager: LogManager) -> None:
+    """Though it has the fewest; where all are full the log is refused, and can be made when there is space."""
+    a, b = manager.log_dirs
+    manager.create("t", key(4), {})
+    assert manager.get(key(4)).log_dir is a
+    b.disk.full = True  # it would be its turn
+    manager.create("t", key(5), {})
+    assert manager.get(key(5)).log_dir is a
+    a.disk.full = True
+    with refused(ErrorCode.STORAGE_FULL):
+        manager.create("t", key(6), {})
+    b.disk.full = False
+    manager.create("t", key(6), {})
+    assert manager.get(key(6)).log_dir is b
+
+
 # -- one fails at start ----------------------------------------------------------------------------------------------
 
 
@@ -209,7 +225,10 @@ def test_a_directory_that_cannot_be_opened(
     assert (dirs[1] / ".kafka_cleanshutdown").exists()
 
 
-def test_a_log_of_a_newer_topic_is_made_in_a_sound_directory(dirs: tuple[Path, Path], manager: LogManager) -> None:
+@pytest.mark.parametrize("deleted", ["the older", "the newer"])
+def test_a_log_of_a_newer_topic_is_made_in_a_sound_directory(
+    dirs: tuple[Path, Path], manager: LogManager, deleted: str
+) -> None:
     """It cannot be in the directory that this start could not open."""
     manager.close()
     away = dirs[0].rename(dirs[0].with_name("away"))
@@ -229,9 +248,10 @@ def test_a_log_of_a_newer_topic_is_made_in_a_sound_directory(dirs: tuple[Path, P
     mended = opened(*dirs)
     assert [log_of(mended, partition).log_end_offset for partition in range(4)] == [3] * 4
     assert [mended.get(partition).online().log_end_offset for partition in (other, anew)] == [2, 2]
-    mended.log_dirs[0].record_fences({key(0): Fence(1, Role.LEADER, "rm", "ls")})
-    mended.log_dirs[1].record_fences({anew: Fence(1, Role.LEADER, "rm", "ls")})
-    assert mended.delete(key(0), -1) is not None  # the deleted topic's
+    for log_dir, partition in zip(mended.log_dirs, (key(0), anew), strict=True):
+        log_dir.record_fences({partition: Fence(1, Role.LEADER, "rm", "ls")})
+    doomed = key(0) if deleted == "the older" else anew
+    assert mended.delete(doomed, -1) is not None
     with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
         mended.create("t", PartitionKey(b"w" * 16, 0), {})
     mended.unlock()
