@@ -117,6 +117,13 @@ def test_groups_are_runs_within_the_limits(
             assert group[-1].next_offset - 1 - group[0].base_offset < 2**31
 
 
+@pytest.mark.parametrize(("end", "groups"), [(2**31, [2]), (2**31 + 1, [1, 1])])
+def test_no_offset_of_a_group_is_further_than_31_bits_from_its_first(end: int, groups: list[int]) -> None:
+    """However little is left of them: an index entry could not tell it."""
+    segments = [SegmentSizes(0, 10, 40, 8, 12), SegmentSizes(10, end, 40, 8, 12)]
+    assert [len(group) for group in group_segments(segments, 1 << 30, 1 << 20)] == groups
+
+
 def test_small_segments_become_one() -> None:
     segments = [SegmentSizes(base, base + 10, 40, 8, 12) for base in range(0, 100, 10)]
     assert [len(group) for group in group_segments(segments, 100, 1000)] == [2, 2, 2, 2, 2]
