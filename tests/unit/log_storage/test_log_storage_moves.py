@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, lead, produced, read_all
+from test_log_storage_service import LEADER, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import future_files
@@ -19,7 +21,10 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.serving import moving
 from highwater.metadata.models import PartitionKey
+from highwater.records import decode
+from highwater.v1 import log_storage_pb2
 
 KEY = PartitionKey(b"t" * 16, 0)
 FENCE = Fence(3, Role.LEADER, "rm", "ls")
@@ -440,3 +445,43 @@ def test_an_empty_log(tmp_path: Path) -> None:
     assert place_of(manager) == "b"
     assert log_of(manager).epochs.latest_epoch == 4
     manager.unlock()
+
+
+# -- as the service carries it on ------------------------------------------------------------------------------------
+
+
+async def test_all_that_is_appended_meanwhile_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch at a time is copied, and the log begins to be swapped as soon as little is missing."""
+    monkeypatch.setattr(moving, "COPY_BYTES", 1)
+    async with running(tmp_path, log_dirs=f"{tmp_path}/a,{tmp_path}/b") as storage:
+        partition = key()
+        await storage.create(partition, segment_bytes="1024")
+        await storage.fence(LEADER, 1, [partition])
+        sent = 0
+
+        async def append(count: int) -> None:
+            nonlocal sent
+            for _ in range(count):
+                fields = {"leader_epoch": 1, "expected_offset": sent, "records": batch(value=b"%d" % sent)}
+                assert not (await storage.append(LEADER, partition=partition, **fields)).error.code
+                sent += 1
+
+        async def moved() -> bool:
+            described = await storage.stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest())
+            return [log_dir.logs for log_dir in described.log_dirs] == [0, 1]
+
+        await append(20)
+        request = log_storage_pb2.AlterLogDirsRequest()
+        request.moves.add(partition=partition, log_dir=f"{tmp_path}/b")
+        assert not (await storage.stub.AlterReplicaLogDirs(request)).results[0].error.code
+        while not await moved():
+            await append(1)
+        await append(3)
+        [hosted] = storage.service._manager or []
+        assert hosted.directory == tmp_path / "b" / "t-0"
+        values = [
+            record.value for offset in range(sent) for record in decode(hosted.online().read(offset, -1, 1)).records()
+        ]
+        assert values == [b"%d" % number for number in range(sent)]
+        while (tmp_path / "a" / "t-0").exists():  # noqa: ASYNC110  (bounded by the test's deadline)
+            await asyncio.sleep(0.01)
