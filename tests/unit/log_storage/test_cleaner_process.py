@@ -14,6 +14,7 @@ from test_cleaner_crashes import KEYS, LIMITS, NOW, fill, problems
 from test_cleaner_model import CONFIG, encode, records_of
 
 from highwater.log_storage.compaction import cleaner as cleaner_module
+from highwater.log_storage.compaction import cleaner_process
 from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
 from highwater.log_storage.compaction.cleaner_job import (
     Answer,
@@ -83,6 +84,23 @@ def test_it_ends_with_its_standard_input_in_the_middle_of_a_pass(tmp_path: Path)
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0
     assert len(records_of(log)) == 60
+
+
+def test_a_pass_is_held_back_to_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`log.cleaner.io.max.bytes.per.second`: what is read and what is written counts."""
+    log = make_log(tmp_path / "t-0", CONFIG)
+    fill(log, 0, 20)
+    now_s, slept_s = 100.0, 0.0
+
+    def sleep(delay_s: float) -> None:
+        nonlocal now_s, slept_s
+        now_s, slept_s = now_s + delay_s, slept_s + delay_s
+
+    monkeypatch.setattr(cleaner_process.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(cleaner_process.time, "sleep", sleep)
+    report = run_pass(job_of(log), LIMITS, lambda answer: None, cleaner_process.throttled(1_000))
+    assert report.bytes_written > 0
+    assert slept_s == pytest.approx((report.bytes_read + report.bytes_written) / 1_000)
 
 
 def test_a_damaged_batch_is_not_carried_over(tmp_path: Path) -> None:

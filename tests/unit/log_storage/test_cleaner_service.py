@@ -100,6 +100,7 @@ async def test_a_compacted_log_keeps_the_last_value_of_every_key(tmp_path: Path)
         assert cleaner_offset(tmp_path) == log.cleaned_to
         directory = tmp_path / "data" / "t-0"
         await until(lambda: len(list(directory.glob("*.log*"))) == len(log.segments))
+        await until(lambda: not list(directory.glob("*.deleted")))
         assert {path.suffix for path in directory.iterdir() if path.name[0].isdigit()} <= {
             LOG_SUFFIX,
             ".index",

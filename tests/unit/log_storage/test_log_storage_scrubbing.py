@@ -4,7 +4,7 @@ dropped."""
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,12 @@ async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.Mon
         read_up_to[path] = max(read_up_to.get(path, 0), position + size)
 
     def checked(segment: Segment, walk: Any, position: int, found: list[DamagedRange]) -> int:
-        after = step(segment, walk, position, found)
+        def read() -> Iterator[Any]:
+            for each in walk:
+                assert read_up_to.get(segment.path, 0) > position  # let go by then
+                yield each
+
+        after = step(segment, read(), position, found)
         assert read_up_to[segment.path] >= (segment.size_bytes if after < 0 else after)
         return after
 
