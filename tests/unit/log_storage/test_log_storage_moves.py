@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
-from log_storage_batches import batch, lead, produced, read_all
+from log_storage_batches import batch, follow, header_of, lead, produced, read_all
 from test_log_storage_service import LEADER, key, running
 
 from highwater.errors import ErrorCode
@@ -445,6 +445,30 @@ def test_an_empty_log(tmp_path: Path) -> None:
     assert place_of(manager) == "b"
     assert log_of(manager).epochs.latest_epoch == 4
     manager.unlock()
+
+
+def test_a_log_that_ends_in_a_gap(tmp_path: Path, manager: LogManager) -> None:
+    """Cut where compaction had left nothing: what is not there is missing in the copy neither."""
+    other = PartitionKey(b"u" * 16, 0)
+    manager.create("u", other, {})
+    source = manager.get(other).online()
+    for offset in (0, 10):
+        follow(source, batch(base_offset=offset, epoch=1))
+    source.truncate_to(source.cut_for(7, -1))
+    assert (source.log_end_offset, source.segments[-1].end_offset) == (7, 7)
+    where = "b" if manager.get(other).log_dir.path.name == "a" else "a"
+    assert manager.start_move(other, str(tmp_path / where))
+    future = manager.get(other).future
+    assert future is not None
+    plan = source.plan_copy(0, 1 << 20)
+    assert plan is not None
+    future.log.append_copy(plan.run(), 0)
+    manager.swap(manager.get(other))
+    log = manager.get(other).online()
+    assert log.log_end_offset == 7
+    lead(log, batch(), epoch=2)
+    assert header_of(log.read(3, -1, 1)).base_offset == 7
+    assert not log.contiguous
 
 
 # -- as the service carries it on ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_storage_batches import batch, lead, make_log, produced
+from log_storage_batches import batch, follow, lead, make_log, produced
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -134,6 +134,23 @@ def test_a_log_that_ends_below_what_was_on_disk_is_offline(tmp_path: Path, clean
     # A checkpoint alone is not believed.
     assert make_log(tmp_path, CONFIG, Checkpointed(clean, 99, 0, 24)).log_end_offset == 24
     assert make_log(tmp_path, CONFIG, Checkpointed(clean, 24, 0, 99)).log_end_offset == 24
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_that_ends_in_a_gap_of_compaction_has_lost_nothing(tmp_path: Path, clean: bool) -> None:
+    """After a truncation there its last batch is below its end, its recovery point and its high watermark."""
+    log = make_log(tmp_path, CONFIG)
+    for offset in (0, 10):
+        follow(log, batch(base_offset=offset, epoch=1))
+    log.raise_high_watermark(6)
+    log.flush()
+    cut = log.cut_for(7, -1)
+    log.promise_at_most(cut)
+    log.truncate_to(cut)
+    assert (log.log_end_offset, log.recovery_point, log.high_watermark) == (7, 7, 6)
+    again = make_log(tmp_path, CONFIG, Checkpointed(clean, 7, 0, 6))
+    assert again.read(0, -1, 1) == log.read(0, -1, 1)
+    assert again.log_end_offset <= 7
 
 
 def _is_storage_error(error: LogError) -> bool:
