@@ -458,6 +458,33 @@ async def test_the_logs_of_a_request_are_flushed_side_by_side(tmp_path: Path, mo
             call.cancel()
 
 
+async def test_appends_of_several_streams_share_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one log: whoever comes while the disk is busy waits for the next flush, together with all the others."""
+    async with running(tmp_path, flush_messages="1") as storage:
+        await storage.create(key())
+        await storage.fence(LEADER, 1, [key()])
+        disk, flushes, fdatasync = threading.Event(), [], os.fdatasync
+
+        def slow(descriptor: int) -> None:
+            flushes.append(os.fstat(descriptor).st_size)
+            assert disk.wait(DEADLINE_S)
+            fdatasync(descriptor)
+
+        [hosted] = storage.service._manager or []
+        monkeypatch.setattr("os.fdatasync", slow)
+        appends = []
+        for number in range(8):
+            fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
+            appends.append(asyncio.create_task(storage.append(LEADER, partition=key(), **fields)))
+            while hosted.online().log_end_offset == number or not flushes:  # noqa: ASYNC110  (bounded by the deadline)
+                await asyncio.sleep(0.01)
+        assert not any(append.done() for append in appends)
+        assert len(flushes) == 1
+        disk.set()
+        assert [(await append).base_offset for append in appends] == list(range(8))
+        assert flushes == [flushes[0], 8 * len(batch())]
+
+
 async def test_a_failed_flush_fails_all_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, flush_messages="1") as storage:
         await storage.create(key())
