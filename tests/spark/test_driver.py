@@ -59,7 +59,7 @@ def test_python_workers_are_forked_before_there_is_a_grpc_channel(
     tmp_path: Path,
 ) -> None:
     admin.create_topic(topic, 1, 1)
-    values: Any = pa.array([b"%0200d" % number for number in range(200_000)], pa.binary())
+    values: Any = pa.array([b"%0200d" % number for number in range(800_000)], pa.binary())
     with Producer(cluster.bootstrap) as producer:
         producer.send_table(topic, pa.table({"value": values}))
     go_on = tmp_path / "go-on"

@@ -18,13 +18,13 @@ from highwater.spark import progress_bar
 from highwater.spark.progress_display import ProgressBar
 from highwater.spark.read_progress import LISTENER_PROPERTY
 
-RECORDS = 200_000
+RECORDS = 800_000
 Read = Callable[..., DataFrame]
 
 
 @pytest.fixture
 def filled(admin: Admin, cluster: LocalCluster, topic: str) -> str:
-    """A topic of one partition, longer than what is buffered between a reader and what comes after it."""
+    """A topic of one partition, 160 MB: longer than what is buffered between a reader and what comes after it."""
     admin.create_topic(topic, 1, 1)
     values = pa.array([b"%0200d" % number for number in range(RECORDS)], pa.binary())
     with Producer(cluster.bootstrap) as producer:
@@ -33,6 +33,7 @@ def filled(admin: Admin, cluster: LocalCluster, topic: str) -> str:
 
 
 def test_a_task_in_the_middle_of_its_range(filled: str, read: Read, spark: SparkSession, tmp_path: Path) -> None:
+    assert read(subscribe=filled).count() == RECORDS  # a warm worker stands still before its time to report
     go_on, drawn = tmp_path / "go-on", io.StringIO()
     frame = read(subscribe=filled, columns="value").mapInArrow(waiting_for(go_on), "value binary")
     console = Console(file=drawn, force_terminal=True, width=120)
@@ -46,7 +47,7 @@ def test_a_task_in_the_middle_of_its_range(filled: str, read: Read, spark: Spark
             go_on.touch()
             query.join()
     assert [one.done for one in bar.reads] == [RECORDS]
-    assert "of 200,000 records" in drawn.getvalue()
+    assert f"of {RECORDS:,} records" in drawn.getvalue()
     assert "0 of 1 tasks" in drawn.getvalue()
     assert spark.sparkContext.getLocalProperty(LISTENER_PROPERTY) is None
 

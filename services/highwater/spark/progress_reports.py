@@ -1,5 +1,6 @@
-"""Tasks tell the driver how far they are, where it listens: a datagram a quarter second, to an address that stands in
-the job's local properties. Nothing waits for it, and nothing fails where it is lost or nobody listens.
+"""Tasks tell the driver how far they are, where it listens: a datagram a quarter second, and at each twentieth of a
+range, to an address that stands in the job's local properties. Nothing waits for it, and nothing fails where it is lost
+or nobody listens.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from highwater.spark.ranges import OffsetRange
 from highwater.spark.read_progress import LISTENER_PROPERTY, RangeOfRead, RangeReport, encode_report
 
 REPORT_INTERVAL_S = 0.25
+# A task that has read this share of its range since says so before its time: it may stand still from here on, until
+# what comes after it takes more.
+REPORT_SHARE = 0.05
 
 
 class Reporter:
@@ -48,15 +52,15 @@ def reported(batches: Iterator[pa.RecordBatch], one: OffsetRange, part: RangeOfR
 def _reporting(
     batches: Iterator[pa.RecordBatch], one: OffsetRange, part: RangeOfRead, reporter: Reporter
 ) -> Iterator[pa.RecordBatch]:
-    done = 0
+    done = said = 0
     next_report = monotonic() + REPORT_INTERVAL_S
     try:
         reporter.report(part, 0)
         for batch in batches:
             yield batch
             done += batch.num_rows
-            if (now := monotonic()) >= next_report:
-                next_report = now + REPORT_INTERVAL_S
+            if (now := monotonic()) >= next_report or done - said >= REPORT_SHARE * one.size:
+                next_report, said = now + REPORT_INTERVAL_S, done
                 reporter.report(part, done)
         reporter.report(part, one.size)
     finally:
