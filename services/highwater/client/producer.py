@@ -65,7 +65,7 @@ class Producer:
         acks: Literal["all", -1, 1, 0] = "all",
         enable_idempotence: bool | None = None,
         linger_ms: float = 5,
-        batch_size: int = 512 * 1024,
+        batch_size: int = 640 * 1024,
         compression: str | None = "lz4",
         max_in_flight: int = 5,
         buffer_memory: int = 64 * 1024 * 1024,

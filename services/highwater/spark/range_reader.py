@@ -23,7 +23,7 @@ from highwater.client.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.columns import read_columns
 from highwater.spark.ranges import OffsetRange
-from highwater.spark.worker_process import spare_imports_from_collections
+from highwater.spark.worker_process import prepare_worker
 
 _POLL_MS = 1000.0
 # Bytes of one answer of a leader. The SDK's own default suits consumers of many partitions; a task reads one.
@@ -103,7 +103,7 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
         LeaderNotAvailableError, RequestTimedOutError: nothing came for `poll_timeout_ms`.
         CorruptRecordError, NetworkError: as the SDK's consumer.
     """
-    spare_imports_from_collections()
+    prepare_worker()
     loop = event_loop_thread()
     consumer = _idle_consumers.pop(_key(plan), None) or _new_consumer(plan)
     finished = False

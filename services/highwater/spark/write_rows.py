@@ -27,7 +27,7 @@ _TIMESTAMPS = ("timestamp", "timestamp_ntz")
 NO_PARTITION = -1
 
 # Spark hands over 10,000 rows at a time. Batches of the log come out better when more are cut at once.
-SEND_ROWS = 200_000
+SEND_ROWS = 160_000
 SEND_BYTES = 32 * 1024 * 1024
 
 

@@ -24,7 +24,7 @@ from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import WriteOptions, lower_case, parse_write_options
 from highwater.spark.positions import OptionError
 from highwater.spark.task_writes import RangesWritten, WrittenRange, left_behind
-from highwater.spark.worker_process import spare_imports_from_collections
+from highwater.spark.worker_process import prepare_worker
 from highwater.spark.write_rows import Target, check_write_columns, gathered, rows_by_target
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 def send_all(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Sends every row; returns when all are acknowledged. Raises the SDK's errors."""
-    spare_imports_from_collections()
+    prepare_worker()
     written = RangesWritten()
     unsettled: deque[TableDelivery] = deque()  # small, and no longer held than the oldest of them may take
     with TableProducer(plan.options.bootstrap, **plan.producer) as producer:
