@@ -141,13 +141,9 @@ class Queries:
         """Seconds from `start` until the first micro-batch runs."""
         begun = Event()
         with tempfile.TemporaryDirectory(prefix="highwater-bench-") as checkpoint:
+            writer = self._stream_frame().writeStream.foreachBatch(lambda frame, number: begun.set())
             started = time.perf_counter()
-            query = (
-                self._stream_frame()
-                .writeStream.foreachBatch(lambda frame, number: begun.set())
-                .option("checkpointLocation", checkpoint)
-                .start()
-            )
+            query = writer.option("checkpointLocation", checkpoint).start()
             try:
                 assert begun.wait(STREAM_TIMEOUT_S), f"no micro-batch began within {STREAM_TIMEOUT_S} s"
                 return time.perf_counter() - started
