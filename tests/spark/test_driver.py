@@ -50,6 +50,14 @@ def test_it_asks_for_offsets_and_what_it_holds_does_not_grow_with_the_topic(
     assert all(abs(one - other) < 64 for one, other in zip(small, large, strict=True)), sizes
 
 
+def mapped(process: psutil.Process) -> list[str]:
+    """The files in its memory; of a worker that has ended meanwhile none."""
+    try:
+        return [one.path for one in process.memory_maps()]
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
 def test_python_workers_are_forked_before_there_is_a_grpc_channel(
     cluster: LocalCluster,
     admin: Admin,
@@ -71,7 +79,7 @@ def test_python_workers_are_forked_before_there_is_a_grpc_channel(
             java = psutil.Process(spark.sparkContext._gateway.proc.pid)
             below = java.children(recursive=True)
             forking = {one.ppid() for one in below if one.ppid() in {other.pid for other in below}}
-            with_grpc = {one.pid for one in below if any("cygrpc" in mapped.path for mapped in one.memory_maps())}
+            with_grpc = {one.pid for one in below if any("cygrpc" in path for path in mapped(one))}
             assert with_grpc, "no worker is reading"
             assert not with_grpc & forking
         finally:

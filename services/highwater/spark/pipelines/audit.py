@@ -6,7 +6,8 @@ others. What compaction has gone over (by the cleaner's checkpoint of any replic
 topic is compacted) is judged by its records: those of one offset have to be the same in all replicas that still have
 them, and a key's last one has to be in every replica, unless it is a tombstone and the replica has nothing of the key.
 
-What is found is looked for a second time, in files read anew: retention, compaction and truncation may have passed.
+What is found is looked for again, in files read anew, until it is gone or the same as before: retention, compaction and
+truncation may have passed, and may pass again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TASK_BYTES = 256 * 1024 * 1024
+
+LOOKS = 5  # at what was found, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,13 @@ def audit(options: AuditOptions) -> Audited:
         if not first.findings:
             return first
         suspects = {TopicPartition(one.topic, one.partition) for one in first.findings}
-        second = _look(spark, only(_find(options), suspects))
-    return replace(first, findings=second.findings)
+        before = first.findings
+        for _ in range(LOOKS - 1):
+            latest = _look(spark, only(_find(options), suspects)).findings
+            if not latest or latest == before:
+                break
+            before = latest
+    return replace(first, findings=latest)
 
 
 def run(options: AuditOptions) -> None:
