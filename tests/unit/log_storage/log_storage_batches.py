@@ -1,4 +1,4 @@
-"""Batches and logs for the tests of log_storage."""
+"""Batches, logs and directories for the tests of log_storage."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import Appended, Log
+from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.recovery import Checkpointed, open_log
+from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader, Record, encode_rows, iter_batches, read_header
 
 
@@ -71,3 +74,14 @@ def read_all(log: Log) -> list[BatchHeader]:
         headers.append(header)
         offset = header.next_offset
     return headers
+
+
+def hosting(data: Path, key: PartitionKey, config: LogConfig, fence: Fence) -> LogManager:
+    """With one log, named `t-<partition>`, and everything that a running broker leaves in its directory."""
+    manager = LogManager([data], config, broker_id=1)
+    manager.load()
+    manager.log_dirs[0].record_boot()
+    manager.log_dirs[0].record_cluster("cluster")
+    manager.create("t", key, {})
+    manager.log_dirs[0].record_fences({key: fence})
+    return manager

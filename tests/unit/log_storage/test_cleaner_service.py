@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from test_log_storage_service import FOLLOWER, LEADER, Storage, key, running
+from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 
 from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_storage_batches import batch, lead, make_log, produced
+from log_storage_batches import batch, hosting, lead, make_log, produced
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -45,12 +45,7 @@ class Seen(NamedTuple):
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a log of several segments, epochs and a producer, stopped cleanly."""
     data = tmp_path_factory.mktemp("sound") / "data"
-    manager = LogManager([data], CONFIG, broker_id=1)
-    manager.load()
-    manager.log_dirs[0].record_boot()
-    manager.log_dirs[0].record_cluster("cluster")
-    manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: FENCE})
+    manager = hosting(data, KEY, CONFIG, FENCE)
     log = manager.get(KEY).online()
     for number in range(6):
         log.become_leader(1 + number // 3)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from faulty_disk import FaultyDisk
 from log_storage_batches import batch, lead, produced, read_all
+from log_storage_client import LEADER, Code, running
+from log_storage_client import key as of_partition
 from small_volume import may_mount, mounted
-from test_log_storage_service import LEADER, Code, running
-from test_log_storage_service import key as of_partition
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from log_storage_batches import batch, lead
-from test_log_storage_service import LEADER, Code, key, running
+from log_storage_client import LEADER, Code, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, follow, header_of, lead, produced, read_all
-from test_log_storage_service import LEADER, key, running
+from log_storage_client import LEADER, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import future_files

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_storage_batches import batch, follow, lead, make_log, produced
+from log_storage_batches import batch, follow, hosting, lead, make_log, produced
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -36,12 +36,7 @@ class Seen(NamedTuple):
 
 
 def made(data: Path, *, clean: bool) -> None:
-    manager = LogManager([data], CONFIG, broker_id=1)
-    manager.load()
-    manager.log_dirs[0].record_boot()
-    manager.log_dirs[0].record_cluster("cluster")
-    manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: FENCE})
+    manager = hosting(data, KEY, CONFIG, FENCE)
     log = manager.get(KEY).online()
     for number in range(10):
         log.become_leader(1 + number // 4)

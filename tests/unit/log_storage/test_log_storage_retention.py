@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_storage_batches import batch, header_of, lead, make_log, produced, read_all
-from test_log_storage_service import FOLLOWER, LEADER, Code, key, running
+from log_storage_client import FOLLOWER, LEADER, Code, key, running
 
 from highwater.log_storage import service
 from highwater.log_storage.config import LogConfig

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from faulty_disk import CHANGES, READS, SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, lead, read_all
-from test_log_storage_service import LEADER, Code, running
+from log_storage_client import LEADER, Code, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import meta_properties

@@ -1,0 +1,90 @@
+"""A log-storage service over a Unix socket, and its client with the calls that the tests need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from highwater.log_storage.service import LogStorageService
+from highwater.rpc.channel import open_channel
+from highwater.rpc.settings import LogStorageSettings, load
+from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
+
+LEADER, FOLLOWER = log_storage_pb2.LEADER, log_storage_pb2.FOLLOWER
+Code = common_pb2.ErrorCode
+
+DEADLINE_S = 20
+
+
+class Storage:
+    """A client of one log-storage, with the calls that the tests need."""
+
+    def __init__(self, service: LogStorageService, stub: log_storage_pb2_grpc.LogStorageAsyncStub) -> None:
+        self.service = service
+        self.stub = stub
+
+    async def create(self, partition: common_pb2.PartitionKey, topic: str = "t", **config: str) -> Any:
+        keys = {key.replace("_", "."): value for key, value in config.items()}
+        return await self.stub.CreateLog(
+            log_storage_pb2.CreateLogRequest(topic=topic, partition=partition, config=keys)
+        )
+
+    async def fence(
+        self, role: int, epoch: int, partitions: Iterable[common_pb2.PartitionKey], replica_manager: str = "rm"
+    ) -> list[log_storage_pb2.FenceResult]:
+        answer = await self.stub.FenceEpoch(
+            log_storage_pb2.FenceEpochRequest(
+                role=role,  # type: ignore[arg-type]
+                replica_manager_incarnation=replica_manager,
+                partitions=[
+                    log_storage_pb2.FencePartition(partition=partition, leader_epoch=epoch) for partition in partitions
+                ],
+            )
+        )
+        assert answer.incarnation == self.service.incarnation
+        return list(answer.results)
+
+    async def append(self, role: int, **fields: Any) -> log_storage_pb2.AppendResult:
+        """One request through a stream of its own."""
+        call = self.stub.Append()
+        await call.write(appending(role, **fields))
+        answer = await call.read()
+        await call.done_writing()
+        return answer.results[0]
+
+    async def read(self, partition: common_pb2.PartitionKey, offset: int, max_bytes: int = 1 << 20) -> Any:
+        return await self.stub.Read(
+            log_storage_pb2.ReadRequest(partition=partition, offset=offset, max_offset=-1, max_bytes=max_bytes)
+        )
+
+
+def appending(role: int, correlation_id: int = 0, **fields: Any) -> log_storage_pb2.AppendRequest:
+    return log_storage_pb2.AppendRequest(
+        correlation_id=correlation_id,
+        role=role,  # type: ignore[arg-type]
+        partitions=[log_storage_pb2.AppendPartition(**fields)],
+    )
+
+
+def key(partition: int = 0, topic: bytes = b"t") -> common_pb2.PartitionKey:
+    return common_pb2.PartitionKey(topic_id=topic * 16, partition=partition)
+
+
+@asynccontextmanager
+async def running(directory: Path, **settings: str) -> AsyncIterator[Storage]:
+    values = {
+        "broker.id": "1",
+        "log.dirs": str(directory / "data"),
+        "listen": f"unix:{directory}/s",
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+    service = LogStorageService(load(LogStorageSettings, values))
+    await service.start()
+    try:
+        async with open_channel(service.addresses[0]) as channel, asyncio.timeout(DEADLINE_S):
+            yield Storage(service, log_storage_pb2_grpc.LogStorageStub(channel))
+    finally:
+        await service.stop()
