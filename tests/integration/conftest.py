@@ -1,4 +1,4 @@
-"""A cluster of real processes that the tests of `test_cluster_*.py` share: it takes five seconds to start."""
+"""What several files of tests share, first of all a cluster of real processes: it takes five seconds to start."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from controller_world import World
 from running_cluster import Deployment, deployment, running_cluster
 
 from highwater.cli.local_cluster import LocalCluster
+from highwater.metadata.keys import Keys
+from highwater.metadata.local import LocalEtcd
+from highwater.metadata.store import Store
 
 _SHARED: pytest.StashKey[ExitStack] = pytest.StashKey()
 _LAST_USER: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
@@ -33,6 +37,13 @@ def shared_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 async def deployed(shared_cluster: LocalCluster) -> AsyncIterator[Deployment]:
     async with deployment(shared_cluster) as found:
         yield found
+
+
+@pytest.fixture
+async def world(etcd: LocalEtcd, store: Store, keys: Keys) -> AsyncIterator[World]:
+    """Controllers over the real etcd, and doubles of brokers (`test_controller*.py`)."""
+    async with World(etcd, store, keys) as made:
+        yield made
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

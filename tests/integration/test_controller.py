@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,12 @@ from fake_broker import FakeBroker, eventually, eventually_async
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.keys import Keys
-from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment
 from highwater.metadata.partition_states import StateWrite, write_states
 from highwater.metadata.store import Store
 from highwater.metadata.topics import create_topic, mark_for_deletion, read_topics
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2
-
-
-@pytest.fixture
-async def world(etcd: LocalEtcd, store: Store, keys: Keys) -> AsyncIterator[World]:
-    async with World(etcd, store, keys) as made:
-        yield made
 
 
 async def test_a_killed_broker_is_replaced_long_before_its_lease_ends(world: World) -> None:
@@ -280,3 +272,16 @@ async def test_a_broker_that_registers_while_it_still_refuses_is_left_to_its_lea
     with pytest.raises(AssertionError, match="not within"):
         await eventually(lambda: world.brokers[1].live == {1}, "it is ended again", 0.9)
     assert service.reign.cluster.is_registered(2, epoch)
+
+
+async def test_an_etcd_that_loses_answered_writes_is_told_of(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert re.match(r"3\.\d+\.\d+", await world.store.version())
+
+    async def version(_: Store) -> str:
+        return "3.5.1"
+
+    monkeypatch.setattr(Store, "version", version)
+    await world.acting()
+    assert "etcd 3.5.1 is not for production" in caplog.text

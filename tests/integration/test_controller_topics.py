@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
@@ -14,19 +13,10 @@ from controller_world import World, create, elected, joins_isr, new_topic, only
 from fake_broker import eventually
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
-from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey, TopicAssignment
-from highwater.metadata.store import Store
 from highwater.metadata.topics import change_assignment, create_topic, read_topics
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2
-
-
-@pytest.fixture
-async def world(etcd: LocalEtcd, store: Store, keys: Keys) -> AsyncIterator[World]:
-    async with World(etcd, store, keys) as made:
-        yield made
 
 
 async def test_a_created_topic_is_led_and_known_everywhere_when_the_answer_comes(world: World) -> None:

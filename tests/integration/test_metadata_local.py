@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from etcd_members import ThreeEtcds
 
 from highwater.metadata import local
 from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
@@ -90,43 +89,13 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     assert not etcd_healthy(address)
 
 
-@contextlib.contextmanager
-def three_members(directory: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """An etcd of three, by client address."""
-    sockets = [socket.socket() for _ in range(6)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    members = {f"m{n}": (ports[2 * n], f"http://127.0.0.1:{ports[2 * n + 1]}") for n in range(3)}
-    cluster = ",".join(f"{name}={peer}" for name, (_, peer) in members.items())
-    running = {}
-    try:
-        for name, (port, peer) in members.items():
-            client = f"http://127.0.0.1:{port}"
-            command = [str(find_etcd()), f"--name={name}", f"--data-dir={directory / name}", "--unsafe-no-fsync"]
-            command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
-            command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
-            command += [f"--initial-cluster={cluster}", "--heartbeat-interval=20", "--election-timeout=200"]
-            with (directory / f"{name}.log").open("wb") as log:
-                running[f"127.0.0.1:{port}"] = subprocess.Popen(command, stdout=log, stderr=log)
-        yield running
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-
-
 async def test_with_one_of_three_members_killed_reads_writes_and_watches_go_on(tmp_path: Path) -> None:
-    with three_members(tmp_path) as members:
-        addresses = list(members)
-        async with Store(addresses, timeout_s=8.0) as store:
+    with ThreeEtcds(tmp_path) as members:
+        async with Store(members.addresses, timeout_s=8.0) as store:
             start = await store.put("/a/0", b"")
             watch = store.watch_prefix("/a/", start)
             assert (await anext(watch)).revision == start
-            members[addresses[0]].kill()  # the one that the store talks to
-            members[addresses[0]].wait()
+            members.kill(0)  # the one that the store talks to
             assert await store.get("/a/0") is not None
             revisions = []
             while len(revisions) < 3:
@@ -141,12 +110,10 @@ async def test_with_one_of_three_members_killed_reads_writes_and_watches_go_on(t
 
 
 async def test_a_member_without_a_majority_serves_nothing_and_says_so(tmp_path: Path) -> None:
-    with three_members(tmp_path) as members:
-        addresses = list(members)
-        async with Store(addresses, timeout_s=8.0) as store:
+    with ThreeEtcds(tmp_path) as members:
+        async with Store(members.addresses, timeout_s=8.0) as store:
             await store.put("/a", b"")
-            for address in addresses[1:]:
-                os.kill(members[address].pid, signal.SIGKILL)
+            members.kill(1, 2)
             with pytest.raises((OutcomeUnknown, Unavailable)):
                 await store.put("/a", b"1", timeout_s=0.5)
             with pytest.raises(Unavailable):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from etcd_members import settle
 from etcd_proxy import EtcdProxy, until
 
 from highwater.metadata.brokers import expel_broker, read_brokers
@@ -143,6 +144,7 @@ async def test_a_registration_survives_a_killed_etcd(own_etcd: LocalEtcd) -> Non
     keys, lost = Keys("test"), list[str]()
     async with Store([own_etcd.address]) as store, registrar(store, keys, lost) as broker:
         epoch = await broker.register(FIRST_START)
+        await settle(store)
         own_etcd.kill()
         own_etcd.spawn()
         confirmed_ms = broker.confirmed_until_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, StoreError
+from highwater.metadata.etcd_version import known_flaws
 from highwater.metadata.isr_notifications import QUIET_MS
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import NO_LEADER, ControllerRegistration
@@ -82,6 +84,7 @@ class ControllerService:
 
     async def _serve_terms(self, election: ControllerElection) -> None:
         await self._read_cluster_id()
+        await self._warn_of_flawed_etcd()
         while True:
             term = await election.campaign()
             try:
@@ -127,6 +130,11 @@ class ControllerService:
             except StoreError as error:
                 _log.warning("waiting for etcd: %s", error)
                 await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+
+    async def _warn_of_flawed_etcd(self) -> None:
+        with contextlib.suppress(StoreError):  # etcd may not allow us to ask
+            if flaws := known_flaws(await self._store.version()):
+                _log.warning("%s", flaws)
 
     # What the servicer asks
 

@@ -69,6 +69,7 @@ class Member:
         self.kv: Any = rpc.KVStub(self.channel)
         self.lease: Any = rpc.LeaseStub(self.channel)
         self.watch: Any = rpc.WatchStub(self.channel)
+        self.maintenance: Any = rpc.MaintenanceStub(self.channel)
 
     async def connected(self, timeout_s: float) -> bool:
         """Whether the connection stands now, or comes to stand before it is refused or the time is over."""

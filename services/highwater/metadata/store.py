@@ -137,6 +137,11 @@ class Store:
                 return Listing(tuple(entries), revision)
             key = response.kvs[-1].key + b"\0"
 
+    async def version(self, *, timeout_s: float | None = None) -> str:
+        """Of the member that answers, for example "3.5.6"."""
+        response = await self._read(lambda member: member.maintenance.Status, rpc.StatusRequest(), timeout_s)
+        return str(response.version)
+
     # Writes
 
     async def put(self, key: str, value: bytes, *, lease: int = 0, timeout_s: float | None = None) -> int:
