@@ -48,6 +48,8 @@ AIMS = {
     "storage_recovery": Aim("MB/s", 500, True),
     "storage_compaction": Aim("s", 60, False),
     "storage_compaction_memory": Aim("MB", 512, False),
+    "storage_append_compacting": Aim("% of alone", 60, True),
+    "storage_append_compacting_p99": Aim("ms", 10, False),
     "storage_open": Aim("s", 5, False),
     "storage_lookup": Aim("ms", 1, False),
     "storage_lookup_pages": Aim("index pages", 2, False),

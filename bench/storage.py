@@ -10,6 +10,8 @@ open       opening 1,000 logs of 10 segments after a clean stop
 lookup     random reads by offset and by timestamp in a log of 10 GB, indexes warm, data not: the pages of index and
            ranges of data that each touches, and how long it takes
 compaction 10 million records of 1 million keys, values of 100 bytes: time and peak memory
+beside_compaction  appends of 16 KB to a log-storage process, one after another, while another of its logs is compacted,
+           in turn with the same while nothing else is done
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.results import publish, results
+from bench.storage_beside_compaction import measure_beside_compaction
 from bench.storage_compaction import measure_compaction
 from bench.storage_open import measure_open, measure_recovery
 from bench.storage_reads import measure_lookup
@@ -33,6 +36,7 @@ MEASURES: dict[str, Callable[[Path, float], dict[str, float]]] = {
     "open": measure_open,
     "lookup": measure_lookup,
     "compaction": measure_compaction,
+    "beside_compaction": measure_beside_compaction,
 }
 
 
