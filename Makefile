@@ -1,7 +1,7 @@
 # The habits of this repository. Everything installs into .venv, made by the first command that needs it.
 #
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
-#   make test         unit, property, scenario, simulation and integration tests
+#   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
@@ -23,14 +23,18 @@ PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
 .PHONY: demo test test-spark check bench bench-storage bench-kafka bench-spark clean
 
+HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
+
 # Spark's part is left out where there is no Java for it; the demo says so.
 demo: $(VENV)/.demo
-	@! $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()' 2>/dev/null \
-		|| $(MAKE) --no-print-directory $(SPARK_VENV)/.demo
+	@! $(HAS_JAVA) 2>/dev/null || $(MAKE) --no-print-directory $(SPARK_VENV)/.demo
 	@$(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@if [ -n "$(PYTEST_ARGS)" ]; then :; \
+		elif $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
+		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi
 
 test-spark: $(SPARK_VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
