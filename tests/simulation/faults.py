@@ -106,8 +106,8 @@ class Faults:
         self._say("lose tail", node.broker_id)
         world.network.dark.add(node.broker_id)
         node.kill()
+        world.history.losing_tail(node.broker_id, world.etcd.revision)
         node.disk.lose_tail(self._random.random)
-        world.history.lost_tail(node.broker_id, list(node.disk.logs))
         node.held = True
         self._later(self._outage_ms() + 200, self._bring_back, node)
 

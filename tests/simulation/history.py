@@ -33,6 +33,14 @@ class Cut(NamedTuple):
     log_end_offset: int
 
 
+class LostTail(NamedTuple):
+    """What a stopped machine had not flushed may be gone (RULES 7.2): of what was below this offset, and fetched under
+    registrations up to this revision of etcd."""
+
+    revision: int
+    log_end_offset: int
+
+
 class History:
     def __init__(self, disks: dict[int, Disk], note: Callable[..., None]) -> None:
         self._disks = disks
@@ -48,7 +56,7 @@ class History:
         # Invariant 1: what was acknowledged, or seen by a consumer, by base offset.
         self._committed: dict[PartitionKey, dict[int, Batch]] = defaultdict(dict)
         self._offset_of: dict[PartitionKey, dict[int, int]] = defaultdict(dict)  # payload -> base offset
-        self._lost_tails: set[tuple[int, PartitionKey]] = set()  # replicas that may miss what their ISR has (7.2)
+        self._lost_tails: dict[tuple[int, PartitionKey], LostTail] = {}  # until etcd's states say so
         self._cut: dict[tuple[int, PartitionKey], Cut] = {}  # replicas that are not back in an ISR yet
         self._leads: dict[tuple[PartitionKey, int], tuple[int, str, str]] = {}  # 5: (key, epoch) -> its one author
         self._in_etcd: dict[tuple[PartitionKey, int], int] = {}  # 5: (key, epoch) -> leader, as written
@@ -150,16 +158,20 @@ class History:
             raise InvariantError("1 (deleted)", f"broker {broker_id} deleted its log of {key}, whose topic lives")
         self._fences.pop((broker_id, key), None)
 
-    def lost_tail(self, broker_id: int, keys: Iterable[PartitionKey]) -> None:
-        self._lost_tails.update((broker_id, key) for key in keys)
+    def losing_tail(self, broker_id: int, revision: int) -> None:
+        """Now; the disk still has it."""
+        for log in self._disks[broker_id].logs.values():
+            self._lost_tails[broker_id, log.key] = LostTail(revision, log.log_end_offset)
 
-    def tail_recorded(self, broker_id: int) -> None:
-        """Every state has taken note of it (RULES 7.2): from here on what this broker is in, it holds."""
-        for lost in [lost for lost in self._lost_tails if lost[0] == broker_id]:
-            self._lost_tails.discard(lost)
-            state = self.states[lost[1]]
-            if broker_id in (*state.isr, *state.elr):
-                self._check_holders(lost[1], (broker_id,), "1 (lost tail)")
+    def tail_recorded(self, broker_id: int, broker_epoch: int) -> None:
+        """Every state has taken note of it (RULES 7.2): from here on what this broker is in, it holds. A late write of
+        an earlier registration says nothing of a loss since."""
+        for replica, lost in list(self._lost_tails.items()):
+            if replica[0] == broker_id and broker_epoch > lost.revision:
+                del self._lost_tails[replica]
+                state = self.states[replica[1]]
+                if broker_id in (*state.isr, *state.elr):
+                    self._check_holders(replica[1], (broker_id,), "1 (lost tail)")
 
     def acked(self, key: PartitionKey, batch: Batch, base_offset: int, broker_id: int) -> None:
         """A broker answers for it with `acks=all`."""
@@ -210,7 +222,10 @@ class History:
     def _check_holds(self, key: PartitionKey, broker_id: int, base_offset: int, batch: Batch, invariant: str) -> None:
         log = self._disks[broker_id].logs.get(key)
         found = None if log is None else log.by_offset.get(base_offset)
-        if (found is None or found.payload != batch.payload) and (broker_id, key) not in self._lost_tails:
+        if found is None or found.payload != batch.payload:
+            lost = self._lost_tails.get((broker_id, key))
+            if lost is not None and batch.next_offset <= lost.log_end_offset:
+                return
             raise InvariantError(
                 invariant,
                 f"broker {broker_id} has {found} where #{batch.payload} was committed at {base_offset}: {key}",
@@ -238,9 +253,13 @@ class History:
         for member in {*members, *self.states[key].isr}:
             log = self._disks[member].logs.get(key)
             end = 0 if log is None else log.log_end_offset
-            if end >= offset or (member, key) in self._lost_tails or key in self.unclean:
+            if end >= offset or key in self.unclean:
                 continue
-            if not self._had_acknowledged(member, key, members.get(member, -1), offset):
+            broker_epoch = members.get(member, -1)
+            if not (
+                self._had_acknowledged(member, key, broker_epoch, offset)
+                or self._had_lost(member, key, broker_epoch, offset)
+            ):
                 raise InvariantError(
                     "2 (HW <= LEO)", f"broker {broker_id}: {key} is at {offset}, ISR member {member} ends at {end}"
                 )
@@ -251,6 +270,11 @@ class History:
         fetched after the cut is counted as everybody's."""
         cut = self._cut.get((member, key))
         return cut is not None and 0 <= broker_epoch < cut.broker_epoch and offset <= cut.log_end_offset
+
+    def _had_lost(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
+        """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5)."""
+        lost = self._lost_tails.get((member, key))
+        return lost is not None and broker_epoch <= lost.revision and offset <= lost.log_end_offset
 
     def follower_high_watermark(self, broker_id: int, log: Log) -> None:
         self._grows(("follower", broker_id, log.key), log.high_watermark)

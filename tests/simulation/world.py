@@ -137,7 +137,7 @@ class World:
             self.note("state", writer, partition, new.value, new.mod_revision)
             self.history.state_written(partition, None if old is None else old.value, new.value, compared, writer)
         elif key[0] == "tail":
-            self.history.tail_recorded(key[1])
+            self.history.tail_recorded(key[1], new.value)
         elif key[0] == "broker":
             self.note("broker", key[1], None if new is None else new.create_revision, writer)
 
