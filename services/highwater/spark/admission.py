@@ -26,16 +26,22 @@ class Limits:
 
 def admitted(start: Offsets, latest: Offsets, max_offsets: int | None) -> dict[TopicPartition, int]:
     """The end of a micro-batch: `max_offsets` shared out by how far each partition is behind; at least one offset of
-    each that is behind, so that none starves. A partition whose end went back ends there."""
+    each that is behind, so that none starves: more than `max_offsets` only where more partitions than that are behind.
+    A partition whose end went back ends there."""
     behind = {partition: latest[partition] - start[partition] for partition in latest}
     total = sum(size for size in behind.values() if size > 0)
     if max_offsets is None or total <= max_offsets:
         return dict(latest)
-    ends = {}
-    for partition, size in behind.items():
-        share = max(max_offsets * size // total, 1) if size > 0 else size
-        ends[partition] = start[partition] + min(share, size)
-    return ends
+    shares = {partition: max(max_offsets * size // total, 1) for partition, size in behind.items() if size > 0}
+    # What the smallest shares were raised by, the largest give.
+    over = sum(shares.values()) - max_offsets
+    for partition in sorted(shares, key=lambda partition: -shares[partition]):
+        if over <= 0:
+            break
+        given = min(over, shares[partition] - 1)
+        shares[partition] -= given
+        over -= given
+    return {partition: start[partition] + shares.get(partition, size) for partition, size in behind.items()}
 
 
 def admitted_bytes(
