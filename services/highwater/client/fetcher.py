@@ -227,8 +227,9 @@ class Fetcher:
         code = from_proto(result.error)
         if code is ErrorCode.NONE:
             before = buffer.highest_epoch
-            buffer.accept(result.records, result.high_watermark, result.log_start_offset)
-            if result.records:
+            records = result.records  # which copies them
+            buffer.accept(records, result.high_watermark, result.log_start_offset)
+            if records:
                 self._data_count += 1
                 buffer.last_data = self._data_count
             if buffer.highest_epoch > max(before, asked.leader_epoch):

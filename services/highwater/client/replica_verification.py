@@ -277,8 +277,9 @@ async def _records_at(source: _Replica, offset: int) -> dict[int, tuple[object, 
     except HighwaterError as error:
         raise _ReplicaFailedError(source.broker_id, error) from error
     (result,) = response.results
-    if from_proto(result.error) is not ErrorCode.NONE or not result.records:
+    records = result.records
+    if from_proto(result.error) is not ErrorCode.NONE or not records:
         return {}
-    header = read_header(result.records)
-    batch = decode(result.records[: header.size_bytes])
+    header = read_header(records)
+    batch = decode(records[: header.size_bytes])
     return {record.offset: (record.timestamp, record.key, record.value, record.headers) for record in batch.records()}

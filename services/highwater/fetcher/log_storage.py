@@ -25,6 +25,7 @@ from highwater.fetcher.wire import (
     to_truncate_to,
 )
 from highwater.metadata.models import PartitionKey
+from highwater.rpc.append_request import APPEND_METHOD
 from highwater.rpc.channel import open_channel
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
@@ -62,6 +63,11 @@ class LogStorage:
         self._lost = lost
         self._channel = open_channel(address)
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
+        self._open_appends = self._channel.stream_stream(
+            APPEND_METHOD,
+            request_serializer=bytes,
+            response_deserializer=log_storage_pb2.AppendResponse.FromString,
+        )
         self._pending: deque[_Sent] = deque()
         self._sent: deque[_Sent] = deque()
         self._wake = asyncio.Event()
@@ -123,7 +129,7 @@ class LogStorage:
             self.reachable.set()
             reason = "the append stream ended"
             try:
-                call = self._stub.Append(None, wait_for_ready=True)
+                call = self._open_appends(None, wait_for_ready=True)
                 await converse(call, self._requests(), self._received)
             except ConversationEndedError as error:
                 reason = str(error)
@@ -136,7 +142,7 @@ class LogStorage:
             logger.warning("append stream broke %s", pairs(address=self._address, reason=repr(reason)))
             await asyncio.sleep(RECONNECT_S)
 
-    async def _requests(self) -> AsyncIterator[log_storage_pb2.AppendRequest]:
+    async def _requests(self) -> AsyncIterator[bytes]:
         while True:
             while self._pending:
                 sent = self._pending.popleft()

@@ -270,7 +270,7 @@ class ReplicaFetcher:
             actions = follower.fetched(answer, now_ms)
             if answer.fetched is not None:
                 self._rotation.returned_data(key)  # RULES 4.8
-                self._metrics.fetched_bytes.inc(len(result.records))
+                self._metrics.fetched_bytes.inc(len(answer.fetched.records))
             steps += [(follower, action) for action in actions]
         self.perform(steps)
 

@@ -22,6 +22,7 @@ from highwater.log_storage.epochs import EpochEntry
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 from highwater.records import CorruptBatchError, iter_batches
+from highwater.rpc.append_request import append_request
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2, common_pb2, log_storage_pb2, replica_control_pb2
 
@@ -100,21 +101,25 @@ def _from_records(records: bytes) -> FetchedRecords | None:
     return FetchedRecords(base_offset, header.next_offset, header.partition_leader_epoch, records)
 
 
-def to_append_request(
-    correlation_id: int, appends: Sequence[tuple[PartitionKey, Append]]
-) -> log_storage_pb2.AppendRequest:
-    request = log_storage_pb2.AppendRequest(correlation_id=correlation_id, role=log_storage_pb2.FOLLOWER)
-    for key, append in appends:
-        # Made in place: messages given to the constructor are copied, field by field and bytes and all.
-        request.partitions.add(
-            partition=to_key(key),
-            leader_epoch=append.leader_epoch,
-            expected_offset=append.expected_offset,
-            records=append.records or b"",
-            leader_high_watermark=append.leader_high_watermark,
-            leader_log_start_offset=append.leader_log_start_offset,
-        )
-    return request
+def to_append_request(correlation_id: int, appends: Sequence[tuple[PartitionKey, Append]]) -> bytes:
+    """Serialised."""
+    return append_request(
+        correlation_id,
+        log_storage_pb2.FOLLOWER,
+        (
+            (
+                log_storage_pb2.AppendPartition(
+                    partition=to_key(key),
+                    leader_epoch=append.leader_epoch,
+                    expected_offset=append.expected_offset,
+                    leader_high_watermark=append.leader_high_watermark,
+                    leader_log_start_offset=append.leader_log_start_offset,
+                ),
+                append.records or b"",
+            )
+            for key, append in appends
+        ),
+    )
 
 
 def to_truncate_to(key: PartitionKey, action: TruncateTo) -> log_storage_pb2.TruncateToRequest:

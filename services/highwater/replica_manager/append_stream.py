@@ -19,7 +19,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.wire import Piece, embed
+from highwater.rpc.append_request import APPEND_METHOD, append_request
+from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.log import get_logger
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -28,10 +29,6 @@ logger = get_logger("replica_manager.append_stream")
 
 # Messages of about 250 KB moved most; a larger single batch is sent alone.
 MESSAGE_BYTES = 512 << 10
-
-_METHOD = "/highwater.v1.LogStorage/Append"
-_PARTITIONS_FIELD = 3  # AppendRequest.partitions
-_RECORDS_FIELD = 4  # AppendPartition.records
 
 
 class StorageUnavailableError(Exception):
@@ -85,7 +82,7 @@ class AppendStream:
         damaged_logs: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._open = channel.stream_stream(
-            _METHOD,
+            APPEND_METHOD,
             request_serializer=_serialize,
             response_deserializer=log_storage_pb2.AppendResponse.FromString,
         )
@@ -250,18 +247,23 @@ def _answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAns
 
 
 def _serialize(sent: _Sent) -> bytes:
-    head = log_storage_pb2.AppendRequest(correlation_id=sent.correlation_id, role=log_storage_pb2.LEADER)
-    out: list[Piece] = [head.SerializeToString()]
-    for append in sent.appends:
-        small = log_storage_pb2.AppendPartition(
-            partition=common_pb2.PartitionKey(topic_id=append.key.topic_id, partition=append.key.partition),
-            leader_epoch=append.leader_epoch,
-            expected_offset=append.expected_offset,
-            leader_high_watermark=-1,
-            leader_log_start_offset=-1,
-        )
-        embed(out, _PARTITIONS_FIELD, small.SerializeToString(), _RECORDS_FIELD, (append.records,))
-    return b"".join(out)
+    return append_request(
+        sent.correlation_id,
+        log_storage_pb2.LEADER,
+        (
+            (
+                log_storage_pb2.AppendPartition(
+                    partition=common_pb2.PartitionKey(topic_id=append.key.topic_id, partition=append.key.partition),
+                    leader_epoch=append.leader_epoch,
+                    expected_offset=append.expected_offset,
+                    leader_high_watermark=-1,
+                    leader_log_start_offset=-1,
+                ),
+                append.records,
+            )
+            for append in sent.appends
+        ),
+    )
 
 
 def _reason(error: BaseException | None) -> str:

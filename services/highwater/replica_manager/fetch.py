@@ -23,7 +23,7 @@ from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.purgatory import FetchPurgatory, Waiting
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.waits import DataWait
-from highwater.replica_manager.wire import Piece, size_of
+from highwater.rpc.embedding import Piece, size_of
 
 NO_PIECES: tuple[Piece, ...] = ()
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})

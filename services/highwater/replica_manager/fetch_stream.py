@@ -11,7 +11,7 @@ from highwater.errors import ErrorCode
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
 from highwater.replica_manager.storage import from_key, to_key
-from highwater.replica_manager.wire import Piece, embed
+from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2
 

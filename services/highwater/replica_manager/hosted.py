@@ -16,7 +16,7 @@ from highwater.replica_manager.partition import Partition
 from highwater.replica_manager.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.topic_config import TopicConfig
 from highwater.replica_manager.waits import DataWait, WaitingProduce, Waits
-from highwater.replica_manager.wire import Piece
+from highwater.rpc.embedding import Piece
 
 _ENOUGH_BYTES = 1 << 62
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
 from highwater.records import iter_batches
-from highwater.replica_manager.wire import Piece
+from highwater.rpc.embedding import Piece
 
 
 def rows_before_columns(pieces: Sequence[Piece]) -> tuple[ErrorCode, Sequence[Piece]]:

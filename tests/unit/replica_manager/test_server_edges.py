@@ -19,7 +19,7 @@ from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopi
 from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.sessions import FetchSessions
 from highwater.replica_manager.topic_config import TopicConfig, parse
-from highwater.replica_manager.wire import embed, varint
+from highwater.rpc.embedding import embed, varint
 from highwater.v1 import broker_pb2, common_pb2
 
 KEY = PartitionKey(b"t" * 16, 3)

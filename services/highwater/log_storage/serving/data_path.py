@@ -86,7 +86,8 @@ class DataPath(ServicerCore):
             if given_bytes > INLINE_APPEND_BYTES:
                 given_bytes = 0
                 await asyncio.sleep(0)
-            given_bytes += len(partition.records)
+            records = partition.records  # which copies them
+            given_bytes += len(records)
             result = response.results.add(partition=partition.partition)
             hosted = self._manager.find(key_of(partition.partition))
             if hosted is not None and hosted.busy:
@@ -94,7 +95,7 @@ class DataPath(ServicerCore):
             try:
                 if hosted is None:
                     raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "this broker has no log of the partition")
-                appended = self._append_one(hosted, request.role, partition, now_ms)
+                appended = self._append_one(hosted, request.role, partition, records, now_ms)
                 result.base_offset = appended.base_offset
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
@@ -121,10 +122,9 @@ class DataPath(ServicerCore):
             refuse(result, error)
 
     def _append_one(
-        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int
+        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
     ) -> Appended:
         log = hosted.online()
-        records = given.records
         if role == LEADER:
             admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
             append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
@@ -169,8 +169,9 @@ class DataPath(ServicerCore):
             plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
             if plan is not None:
                 inline = request.max_bytes <= INLINE_READ_BYTES
-                response.records = plan.run() if inline else await self._in_thread(plan.run)
-                self._read_bytes.inc(len(response.records))
+                records = plan.run() if inline else await self._in_thread(plan.run)
+                response.records = records
+                self._read_bytes.inc(len(records))
         return response
 
     async def ListOffsets(
