@@ -278,8 +278,14 @@ class TestCluster:
             for trio in self.trios.values():
                 stack.push_async_callback(trio.stop)
                 await trio.start()
+            await eventually(self._all_see_all, "every broker sees every other registered")
             self._stack = stack.pop_all()
         return self
+
+    async def _all_see_all(self) -> bool:
+        """etcd tells a watcher that began in the past of what came since up to 100 ms late."""
+        managers = [trio.replica_manager for trio in self.trios.values() if trio.replica_manager is not None]
+        return all(manager.broker.live_brokers >= self.trios.keys() for manager in managers)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -44,6 +44,7 @@ async def test_more_than_may_wait_are_told_so_at_once(cluster: TestCluster, monk
     hosted = manager.broker.hosted[topic.key]
 
     async def both_wait() -> bool:
+        assert not any(each.done() for each in waiting), [each.result() for each in waiting if each.done()]
         return len(hosted.log_start_waits) == 2
 
     await eventually(both_wait, "both wait")

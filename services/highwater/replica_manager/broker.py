@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState
@@ -230,6 +230,11 @@ class Broker:
         return pairs(topic=hosted.topic, partition=hosted.key.partition, leader_epoch=leader_epoch)
 
     # What concerns all of them
+
+    @property
+    def live_brokers(self) -> Set[int]:
+        """The brokers that this one sees registered."""
+        return self._live.epochs.keys()
 
     def others_may_lead(self) -> bool:
         """Whether another broker is registered that is not shutting down."""
