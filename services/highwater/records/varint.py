@@ -1,4 +1,4 @@
-"""Protobuf's zig-zag varints, which Kafka's v2 records use for every number."""
+"""Protobuf's varints. Kafka's v2 records use the zig-zag ones for every number."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ def encode_varint(value: int) -> bytes:
     """The zig-zag varint of an int64 (1 to 10 bytes). Raises `ValueError` for a number that is none."""
     if not -_INT64_LIMIT <= value < _INT64_LIMIT:
         raise ValueError(f"{value} does not fit 64 bits")
-    rest = (value << 1) ^ (value >> 63)
+    return encode_unsigned_varint((value << 1) ^ (value >> 63))
+
+
+def encode_unsigned_varint(value: int) -> bytes:
+    """`value`, 0 or more, in base 128, its lowest digits first."""
     out = bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
     return bytes(out)
 
 

@@ -9,24 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from highwater.records.varint import encode_unsigned_varint
+
 Piece = bytes | bytearray | memoryview
 
 _LENGTH_DELIMITED = 2
 
 
-def varint(value: int) -> bytes:
-    """`value` (not negative) as protobuf's base-128 varint."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def tag(field: int) -> bytes:
     """The tag of a length-delimited field: bytes, string or message."""
-    return varint(field << 3 | _LENGTH_DELIMITED)
+    return encode_unsigned_varint(field << 3 | _LENGTH_DELIMITED)
 
 
 def size_of(pieces: Sequence[Piece]) -> int:
@@ -38,8 +30,8 @@ def embed(out: list[Piece], field: int, head: bytes, records_field: int, records
     as its field `records_field`."""
     records_bytes = size_of(records)
     if records_bytes == 0:
-        out += (tag(field) + varint(len(head)), head)
+        out += (tag(field) + encode_unsigned_varint(len(head)), head)
         return
-    records_head = tag(records_field) + varint(records_bytes)
-    out.append(tag(field) + varint(len(head) + len(records_head) + records_bytes) + head + records_head)
+    records_head = tag(records_field) + encode_unsigned_varint(records_bytes)
+    out.append(tag(field) + encode_unsigned_varint(len(head) + len(records_head) + records_bytes) + head + records_head)
     out += records

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.records import Codec, Record, encode_columns, encode_rows, iter_batches
+from highwater.records.varint import encode_unsigned_varint
 from highwater.replica_manager.batch_check import check
 from highwater.replica_manager.following import Followed, Following, FollowingWatch
 from highwater.replica_manager.hosted import tail_batches
@@ -19,7 +20,7 @@ from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopi
 from highwater.replica_manager.payloads import rows_before_columns
 from highwater.replica_manager.sessions import FetchSessions
 from highwater.replica_manager.topic_config import TopicConfig, parse
-from highwater.rpc.embedding import embed, varint
+from highwater.rpc.embedding import embed
 from highwater.v1 import broker_pb2, common_pb2
 
 KEY = PartitionKey(b"t" * 16, 3)
@@ -47,7 +48,7 @@ def columns(*values: bytes, key: bytes | None = b"k") -> bytes:
 @given(st.integers(min_value=0, max_value=2**63 - 1))
 def test_varints_are_protobufs(value: int) -> None:
     # Field 1 of ProduceRequest is an int64: its tag, then the value.
-    assert broker_pb2.ProduceRequest.FromString(b"\x08" + varint(value)).correlation_id == value
+    assert broker_pb2.ProduceRequest.FromString(b"\x08" + encode_unsigned_varint(value)).correlation_id == value
 
 
 @given(st.lists(st.lists(st.binary(max_size=400), max_size=4), max_size=4))
