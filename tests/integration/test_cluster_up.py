@@ -108,11 +108,14 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
         assert second.process.stderr.readline() == "fetcher-1 ended (status -9); starting it again\n"
         children = second.children()
         assert any("etcd" in command for command in children.values())
+        sockets = Path((tmp_path / ".lock").read_text())
+        assert sockets.is_dir()
         with all_end(children):
             second.process.kill()
 
     with up(tmp_path) as third:
         third.await_ready()
+        assert not sockets.exists()  # the killed one left it
         assert read_all(third.bootstrap, "kept", 100) == values
         with all_end(third.children()):
             third.process.send_signal(signal.SIGTERM)

@@ -54,6 +54,7 @@ OWN_SETTINGS = frozenset(
 )
 """Of the services' settings those that differ from process to process."""
 _RESTART_BACKOFF_S = 0.5
+_SOCKETS_PREFIX = "highwater-"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class LocalCluster:
         data = self.settings.data
         try:
             data.mkdir(parents=True, exist_ok=True)
-            self._lock = (data / ".lock").open("w")
+            self._lock = (data / ".lock").open("a+")
         except OSError as error:
             raise UserError(f"cannot use the data directory {data}: {error.strerror}") from None
         try:
@@ -129,9 +130,21 @@ class LocalCluster:
                 f"the data directory {data} is in use by another cluster: stop it, or give --data DIR"
             ) from None
 
+    def _take_socket_directory(self, lock: IO[str]) -> None:
+        """A new one, whose path stands in the lock file; that of a run that was killed goes."""
+        lock.seek(0)
+        left = Path(lock.read())
+        if left.name.startswith(_SOCKETS_PREFIX) and left.parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(left, ignore_errors=True)
+        self._sockets = Path(tempfile.mkdtemp(prefix=_SOCKETS_PREFIX))
+        lock.truncate(0)
+        lock.write(str(self._sockets))
+        lock.flush()
+
     def _start(self, ready_timeout_s: float, progress: Callable[[str], None]) -> None:
         deadline = time.monotonic() + ready_timeout_s
-        self._sockets = Path(tempfile.mkdtemp(prefix="highwater-"))
+        assert self._lock is not None
+        self._take_socket_directory(self._lock)
         host, wanted = self.settings.host, self.settings
         ports = self._broker_ports()
         inner = len(SERVICES) * wanted.brokers if wanted.tcp_only else 0
