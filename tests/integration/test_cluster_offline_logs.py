@@ -45,17 +45,28 @@ def logs_in(directory: Path, topic: str) -> set[int]:
     return {int(each.name.rpartition("-")[2]) for each in directory.glob(f"{topic}-*") if each.is_dir()}
 
 
+async def placed(data: Path, topic: str, partitions: int) -> set[int]:
+    """Which of the topic's logs stand in `a`, once all do in `a` or `b`: a topic is made before its followers are."""
+
+    async def all_made() -> bool:
+        return len(logs_in(data / "a", topic) | logs_in(data / "b", topic)) == partitions
+
+    await eventually(all_made, f"the logs of {topic} are made")
+    return logs_in(data / "a", topic)
+
+
 async def test_its_logs_alone_are_led_by_others_until_it_is_mended(deployed: Deployment) -> None:
     topic = "directories"
     await deployed.create_topic(topic, [[1, 2, 3]] * PARTITIONS)
-    broken = deployed.cluster.settings.data / "broker-1" / "a"
-    lost = logs_in(broken, topic)
+    data = deployed.cluster.settings.data / "broker-1"
+    broken = data / "a"
+    lost = await placed(data, topic, PARTITIONS)
     kept = set(range(PARTITIONS)) - lost
     assert lost
     assert kept
     followed = TopicPartition("followed", 0)
     await deployed.create_topic(followed.topic, [[2, 1, 3]] * 4)
-    followed_lost = logs_in(broken, followed.topic)
+    followed_lost = await placed(data, followed.topic, 4)
     assert followed_lost
 
     async with traffic(deployed.cluster.bootstrap, topic, PARTITIONS) as written:
@@ -98,7 +109,7 @@ async def test_a_directory_that_cannot_be_opened_at_the_start(deployed: Deployme
     topic = "unopened"
     await deployed.create_topic(topic, [[1, 2, 3]] * PARTITIONS)
     data = deployed.cluster.settings.data / "broker-1"
-    lost = logs_in(data / "a", topic)
+    lost = await placed(data, topic, PARTITIONS)
     assert lost
     assert lost < set(range(PARTITIONS))
     storage = deployed.cluster.processes["log-storage-1"]
