@@ -108,8 +108,11 @@ def move(
 
 
 def _follow(admin: Admin, topic: str, partition: int, broker: int) -> tuple[str, str]:
-    """Waits for the end of a move; path and id of the directory where the replica is then."""
+    """Waits for the end of a move; path and id of the directory where the replica is then. Raises `UserError` where
+    the replica is gone meanwhile."""
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from highwater.rpc.server import UserError
 
     columns = [*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()]
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
@@ -118,10 +121,13 @@ def _follow(admin: Admin, topic: str, partition: int, broker: int) -> tuple[str,
             dirs = admin.describe_log_dirs([broker])
             current = _find(dirs, topic, partition, future=False)
             copy = _find(dirs, topic, partition, future=True)
-            if copy is None and current is not None:
+            if current is None:
+                raise UserError(
+                    f"broker {broker} has no replica of {topic}-{partition} any more: was the topic deleted?"
+                )
+            if copy is None:
                 return current[0].path, current[0].directory_id
-            if copy is not None and current is not None:
-                progress.update(task, completed=copy[1].size_bytes, total=current[1].size_bytes)
+            progress.update(task, completed=copy[1].size_bytes, total=current[1].size_bytes)
             time.sleep(_POLL_S)
 
 
