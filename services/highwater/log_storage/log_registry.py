@@ -45,6 +45,12 @@ class LogRegistry:
         self.offline_logs = sum(1 for hosted in self._hosted.values() if hosted.offline_reason)
         self.damaged_logs = sum(1 for hosted in self._hosted.values() if hosted.known_damage)
 
+    @property
+    def unidentified_logs(self) -> int:
+        """Logs of which nobody knows whose they are: their `partition.metadata` is damaged or missing."""
+        misnamed = sum(1 for hosted in self if hosted.log is not None and hosted.misnamed)
+        return misnamed + sum(1 for directory in self._unidentified.values() if directory.exists())
+
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)
 

@@ -93,6 +93,9 @@ class LogStorageService:
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
             lambda: sum(1 for hosted in manager if hosted.offline_reason)
         )
+        self.metrics.gauge("unidentified_logs", "Logs whose partition.metadata is damaged or missing").set_function(
+            lambda: manager.unidentified_logs
+        )
         self.metrics.gauge("offline_log_dirs", "Log directories that have failed").set_function(
             lambda: sum(1 for log_dir in manager.log_dirs if log_dir.offline)
         )

@@ -58,6 +58,7 @@ def expect_kept(path: Path) -> None:
     damaged = path.read_bytes() if path.exists() else None
     files = {other.name: other.read_bytes() for other in path.parent.iterdir() if other != path}
     manager = opened(path.parents[2])
+    assert manager.unidentified_logs == (manager.find(KEY) is None)
     if manager.find(KEY) is None:
         for hosted in manager:
             assert hosted.topic_partition == ("t", 0)
@@ -73,6 +74,7 @@ def expect_kept(path: Path) -> None:
     assert [found.name for found in (path.parents[2] / "b").iterdir() if found.is_dir()] == []
     path.write_bytes(LINES)
     mended = opened(path.parents[2])
+    assert mended.unidentified_logs == 0
     assert mended.get(KEY).online().log_end_offset == 3
     assert mended.get(KEY).fence == FENCE
     mended.close()
