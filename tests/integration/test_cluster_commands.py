@@ -76,6 +76,8 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
     listed = run("topics", "describe", "t", "--config").out
     assert ["retention.ms", "5", "topic"] in [line.split()[1::2] for line in listed.splitlines()]
     run("topics", "alter", "t", "--partitions", 5).is_one_sentence("partitions can only be added")
+    moved = run("topics", "elect-leaders", "t")
+    assert moved == Result(0, "0 partitions moved to their preferred leaders\n", "")
     assert run("topics", "delete", "t") == Result(0, "deleted t\n", "")
     run("topics", "describe", "t").is_one_sentence("'t' does not exist")
 
@@ -97,6 +99,7 @@ def test_topics_from_creation_to_deletion(run: Run) -> None:
         (["alter", "x", "--config", "retention"], "--config key=value"),
         (["alter", "x", "--delete-config", "no.such"], "'no.such'"),
         (["describe"], "missing argument"),
+        (["elect-leaders", "absent"], "'absent' does not exist"),
         (["rename", "x"], "rename"),
         (["list", "--bootstrap", NO_CLUSTER], "is the cluster up?"),
         (["create", "x", "--bootstrap", "here"], "'here'"),

@@ -3,9 +3,13 @@ reordered, and everything heals by itself."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
+
 import pytest
 from replica_manager_cluster import eventually
-from running_cluster import Deployment, traffic
+from running_cluster import HIGHWATER, Deployment, traffic
 
 from highwater.cli.child_process import ChildProcess
 from highwater.metadata.cluster_view import BrokerChange, StateChange
@@ -60,6 +64,32 @@ async def test_brokers_are_killed_and_started_one_after_another(deployed: Deploy
             await flow.until_acked(50)
             deployed.cluster.start_broker(broker)
             await deployed.healed("rolling", 3)
+
+
+async def test_leaderships_go_back_to_brokers_that_were_away(deployed: Deployment) -> None:
+    topic = "balanced"
+    await deployed.create_topic(topic, ASSIGNMENT)
+    async with traffic(deployed.cluster.bootstrap, topic, 3) as flow:
+        deployed.cluster.kill_broker(1)
+        await deployed.replaced(1, topic, 3)
+        refused = await elect_leaders(deployed, topic)
+        assert (refused.returncode, refused.stdout.count("broker 1, the preferred leader of balanced-0, is not")) == (
+            1,
+            1,
+        )
+        deployed.cluster.start_broker(1)
+        await deployed.healed(topic, 3)
+        moved = await elect_leaders(deployed, topic, "--json")
+        assert [json.loads(line) for line in moved.stdout.splitlines()] == [
+            {"topic": topic, "partition": 0, "error": None}
+        ]
+        assert [state.leader for state in await deployed.states(topic, 3)] == [1, 2, 3]
+        await flow.until_acked(50)
+
+
+async def elect_leaders(deployed: Deployment, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [HIGHWATER, "topics", "elect-leaders", *arguments, "--bootstrap", deployed.cluster.bootstrap]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
 
 
 async def test_sigterm_moves_leadership_before_the_process_ends(deployed: Deployment) -> None:

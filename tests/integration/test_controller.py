@@ -21,7 +21,7 @@ from highwater.metadata.partition_states import StateWrite, write_states
 from highwater.metadata.store import Store
 from highwater.metadata.topics import create_topic, mark_for_deletion, read_topics
 from highwater.rpc.errors import from_proto
-from highwater.v1 import common_pb2, controller_pb2
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 
 async def test_a_killed_broker_is_replaced_long_before_its_lease_ends(world: World) -> None:
@@ -93,10 +93,12 @@ async def test_controlled_shutdown_moves_leaderships_first(world: World) -> None
     assert [state.isr for state in await world.states("later", 2)] == [(2, 3)] * 2
 
 
-async def test_preferred_leaders_are_elected_on_demand(world: World) -> None:
-    stub = await world.cluster(2)
-    (key,) = await create(stub, "preferred", 1, 2)
-    (state,) = await world.states("preferred", 1)
+async def led_by_another(
+    world: World, stub: controller_pb2_grpc.ControllerAsyncStub, topic: str
+) -> tuple[PartitionKey, FakeBroker, FakeBroker]:
+    """A partition, its preferred leader, which asked to be shut down, and the broker that leads it instead."""
+    (key,) = await create(stub, topic, 1, 2)
+    (state,) = await world.states(topic, 1)
     preferred, other = (
         (world.brokers[1], world.brokers[2]) if state.leader == 1 else (world.brokers[2], world.brokers[1])
     )
@@ -104,6 +106,12 @@ async def test_preferred_leaders_are_elected_on_demand(world: World) -> None:
         controller_pb2.ControlledShutdownRequest(broker_id=preferred.broker_id, broker_epoch=preferred.broker_epoch)
     )
     assert other.leads() == {key}
+    return key, preferred, other
+
+
+async def test_preferred_leaders_are_elected_on_demand(world: World) -> None:
+    stub = await world.cluster(2)
+    key, preferred, other = await led_by_another(world, stub, "preferred")
     place = common_pb2.TopicPartition(topic="preferred", partition=0)
     request = controller_pb2.ElectLeadersRequest(partitions=[place], timeout_ms=5_000)
 
@@ -121,6 +129,22 @@ async def test_preferred_leaders_are_elected_on_demand(world: World) -> None:
     await eventually_async(moved, "the controller sees it in the ISR")
     await eventually(lambda: preferred.leads() == {key}, "it leads again")
     assert await outcome() is ErrorCode.ELECTION_NOT_NEEDED
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_leaderships_go_back_by_themselves(world: World, monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    settings = world.settings().model_copy(
+        update={"leader_imbalance_check_interval_seconds": 1, "auto_leader_rebalance_enable": enabled}
+    )
+    monkeypatch.setattr(world, "settings", lambda controller_id: settings)
+    key, preferred, other = await led_by_another(world, await world.cluster(2), "rebalanced")
+    await preferred.register()
+    await joins_isr(world, "rebalanced", key, other, (1, 2))
+    if enabled:
+        await eventually(lambda: preferred.leads() == {key}, "it leads again")
+    else:
+        await asyncio.sleep(1.5)
+        assert not preferred.leads()
 
 
 async def test_isr_changes_are_collected_announced_and_removed(world: World) -> None:

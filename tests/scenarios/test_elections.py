@@ -20,6 +20,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     leader-writes T-0 isr=1,2 [elr=3]    the leader changes the ISR, and the controller sees it
     unseen-write T-0 isr=1,2             the same, but the watch is late
     prefer T-0                           the preferred leader's election
+    rebalance 10                         leaderships go back where more than so many percent of a broker's own are away
     hold / release                       keeps the controller's writes from etcd until `release`
     new-controller                       another one is elected and lists everything
     relist                               the watch was lost, the same one lists everything
@@ -258,6 +259,9 @@ class World:
 
     def prefer(self, partition: str) -> list[Action]:
         return self.cluster.prefer([self.key(partition)])
+
+    def rebalance(self, allowed_percent: str) -> list[Action]:
+        return self.cluster.rebalance(int(allowed_percent))
 
     def hold(self) -> list[Action]:
         self.held = []

@@ -312,7 +312,7 @@ class Faults:
 
     def _prefer(self, reign: Any) -> None:
         if not reign.ended.is_done:
-            reign.perform(reign.cluster.prefer(self._world.keys))
+            reign.perform(reign.cluster.rebalance(0))
 
     def _recreate_topic(self) -> None:
         self._world.delete_topic(self._random.choice(list(self._world.topics) or ["t0"]))

@@ -1,4 +1,4 @@
-"""`highwater topics create|list|describe|alter|delete`."""
+"""`highwater topics create|list|describe|alter|elect-leaders|delete`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,34 @@ def alter(
         (altered,) = admin.describe_topics([topic])
     own = " ".join(f"{key}={value}" for key, value in sorted(altered.config.items()))
     screen.print(f"altered {topic}: {len(altered.partitions)} partitions{own and ', '}{own}")
+
+
+@app.command("elect-leaders")
+def elect_leaders(
+    topics: Annotated[list[str] | None, typer.Argument(help="default: all topics", show_default=False)] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    json: AsJson = False,
+) -> None:
+    """Give partitions back to their preferred leaders, the first of their replicas."""
+    from highwater.client.blocking import Admin
+
+    with Admin(bootstrap) as admin:
+        partitions = None
+        if topics:
+            partitions = [
+                (one.topic, each.partition) for one in admin.describe_topics(topics) for each in one.partitions
+            ]
+        outcomes = admin.elect_leaders(partitions)
+    failed = {partition: error for partition, error in outcomes.items() if error is not None}
+    if json:
+        for (topic, partition), error in outcomes.items():
+            json_line({"topic": topic, "partition": partition, "error": None if error is None else str(error)})
+    else:
+        for error in failed.values():
+            screen.print(str(error))
+        screen.print(f"{len(outcomes) - len(failed)} partitions moved to their preferred leaders")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command("delete")

@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Self
 
+from highwater.client.admin_answers import cluster_description, elections, topic_description, topic_result
 from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
 from highwater.client.descriptions import (
-    BrokerDescription,
     ClusterDescription,
     ConfigValue,
     LogDirDescription,
     NewTopic,
-    PartitionDescription,
     TopicDescription,
     TopicResult,
 )
@@ -27,7 +26,6 @@ from highwater.client.exceptions import (
     error_for,
 )
 from highwater.client.log_dirs import alter_replica_log_dirs, describe_log_dirs
-from highwater.client.metadata import NO_LEADER, TopicInfo
 from highwater.client.offset_lookup import lookup_offsets
 from highwater.client.replica_verification import PartitionVerification, verify_partition
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
@@ -122,7 +120,7 @@ class Admin:
             for partition, replicas in enumerate(new.assignment):
                 message.assignment.add(partition=partition, replicas=list(replicas))
         response = await self._controller(lambda stub: stub.CreateTopics, request, timeout_ms)
-        results = [_topic_result(result) for result in response.results]
+        results = [topic_result(result) for result in response.results]
         if not validate_only:
             await self._until_visible([result for result in results if result.error is None])
         return results
@@ -158,7 +156,7 @@ class Admin:
             return stub.CreatePartitions
 
         response = await self._controller(create_partitions, request, timeout_ms)
-        results = [_topic_result(result) for result in response.results]
+        results = [topic_result(result) for result in response.results]
         if not validate_only:
             # Nobody answered for an earlier attempt: it may be the one that added them.
             settled = attempts > 1 and response.results[0].error.code == ErrorCode.INVALID_PARTITIONS
@@ -181,7 +179,7 @@ class Admin:
         """One result a topic, each with its own error, in the order of the request."""
         request = controller_pb2.DeleteTopicsRequest(topics=list(topics), timeout_ms=timeout_ms)
         response = await self._controller(lambda stub: stub.DeleteTopics, request, timeout_ms)
-        return [_topic_result(result) for result in response.results]
+        return [topic_result(result) for result in response.results]
 
     async def describe_topics(self, topics: Sequence[str] | None = None) -> list[TopicDescription]:
         """These topics, in order; None: all, by name. Raises `UnknownTopicError`."""
@@ -194,7 +192,7 @@ class Admin:
             self._cluster.track(topics)
             await self._retried(self._cluster.refresh)
             found = [await self._cluster.topic(name, self._cluster.request_timeout_s) for name in topics]
-        return [_topic_description(info) for info in found]
+        return [topic_description(info) for info in found]
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """The names, sorted."""
@@ -230,6 +228,20 @@ class Admin:
             for entry in described.entries
         }
 
+    async def elect_leaders(
+        self, partitions: Iterable[tuple[str, int]] | None = None, *, timeout_ms: int = 30_000
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        """Gives the leadership of these partitions (None: of all) back to their preferred leaders, the first of their
+        replicas, where those are live and in the ISR. What became of each that another broker led; those that are led
+        as they should be are not in the answer."""
+        wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
+        if wanted is not None and not wanted:
+            return {}
+        request = controller_pb2.ElectLeadersRequest(type=controller_pb2.PREFERRED, timeout_ms=timeout_ms)
+        for topic, partition in wanted or ():
+            request.partitions.add(topic=topic, partition=partition)
+        return elections(await self._controller(lambda stub: stub.ElectLeaders, request, timeout_ms))
+
     async def _until_visible(self, results: Sequence[TopicResult]) -> None:
         """The controller has made the topics, or partitions of them; waits until a broker's metadata has all of them,
         with their leaders."""
@@ -253,32 +265,7 @@ class Admin:
         timeout_ms = self._cluster.request_timeout_s * 1000
         request = controller_pb2.DescribeClusterRequest()
         response = await self._controller(lambda stub: stub.DescribeCluster, request, timeout_ms)
-        brokers = tuple(
-            BrokerDescription(
-                broker.endpoint.broker_id,
-                broker.endpoint.broker_epoch,
-                broker.endpoint.address,
-                broker.endpoint.rack,
-                broker.shutting_down,
-                broker.tail_lost,
-                broker.leaders,
-                broker.replicas,
-            )
-            for broker in sorted(response.brokers, key=lambda broker: broker.endpoint.broker_id)
-        )
-        controller_id = response.controller.controller_id if response.HasField("controller") else -1
-        if controller_id < 0:
-            controller_id = self._cluster.metadata.controller_id
-        return ClusterDescription(
-            response.cluster_id,
-            None if controller_id < 0 else controller_id,
-            response.controller_epoch,
-            brokers,
-            response.topics,
-            response.partitions,
-            response.offline_partitions,
-            response.under_replicated_partitions,
-        )
+        return cluster_description(response, self._cluster.metadata.controller_id)
 
     async def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
         """The log directories of these brokers (all that are registered), by broker and path."""
@@ -405,27 +392,3 @@ def _succeeded(results: list[TopicResult]) -> TopicResult:
     if result.error is not None:
         raise result.error
     return result
-
-
-def _topic_result(result: controller_pb2.TopicResult) -> TopicResult:
-    code = from_proto(result.error)
-    error = None
-    if code is not ErrorCode.NONE:
-        message = result.error.message or f"topic {result.topic!r}: {code.name}"
-        error = UnknownTopicError(message) if code is ErrorCode.UNKNOWN_TOPIC_ID else error_for(code, message)
-    return TopicResult(result.topic, result.topic_id, result.partitions, result.replication_factor, error)
-
-
-def _topic_description(info: TopicInfo) -> TopicDescription:
-    partitions = tuple(
-        PartitionDescription(
-            partition.partition,
-            None if partition.leader == NO_LEADER else partition.leader,
-            partition.leader_epoch,
-            partition.replicas,
-            partition.isr,
-            partition.offline_replicas,
-        )
-        for partition in info.partitions
-    )
-    return TopicDescription(info.topic, info.topic_id, partitions, dict(info.config), info.internal)

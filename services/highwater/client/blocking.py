@@ -417,6 +417,11 @@ class Admin(_Blocking[async_admin.Admin]):
     def describe_topic_config(self, topic: str) -> dict[str, ConfigValue]:
         return self._run(lambda: self._client.describe_topic_config(topic))
 
+    def elect_leaders(
+        self, partitions: Iterable[tuple[str, int]] | None = None, *, timeout_ms: int = 30_000
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        return self._run(lambda: self._client.elect_leaders(partitions, timeout_ms=timeout_ms))
+
     def verify_replicas(
         self,
         topic: str,

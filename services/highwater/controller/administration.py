@@ -49,6 +49,14 @@ class TopicOutcome:
     replication_factor: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionOutcome:
+    topic: str
+    partition: int
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+
+
 class Administration:
     """Bound to one reign. Raises `ControllerDeposed` where it ended meanwhile."""
 
@@ -236,9 +244,7 @@ class Administration:
         await self._reign.until(lambda: all(partition.served for partition in moved), MOVE_PATIENCE_S)
         return remaining
 
-    async def elect_preferred(
-        self, wanted: Iterable[tuple[str, int]], *, timeout_s: float
-    ) -> list[tuple[tuple[str, int], ErrorCode]]:
+    async def elect_preferred(self, wanted: Iterable[tuple[str, int]], *, timeout_s: float) -> list[PartitionOutcome]:
         """Gives partitions (none: all) back to their preferred leaders, where those are live and in the ISR."""
         names = list(wanted) or [(p.topic, p.key.partition) for p in self._cluster.topics.partitions()]
         found = {}
@@ -250,15 +256,22 @@ class Administration:
         self._reign.perform(self._cluster.prefer(each.key for each in found.values()))
         await self._reign.until(lambda: all(each.pending is None for each in found.values()), timeout_s)
 
-        def outcome(place: tuple[str, int]) -> ErrorCode:
+        def outcome(place: tuple[str, int]) -> PartitionOutcome:
+            name = f"{place[0]}-{place[1]}"
             if place not in found:
-                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return PartitionOutcome(*place, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}")
+            preferred = found[place].replicas[0]
             if place in needless:
-                return ErrorCode.ELECTION_NOT_NEEDED
-            done = found[place].leader == found[place].replicas[0]
-            return ErrorCode.NONE if done else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+                return PartitionOutcome(*place, ErrorCode.ELECTION_NOT_NEEDED, f"broker {preferred} leads {name}")
+            if found[place].leader == preferred:
+                return PartitionOutcome(*place)
+            if found[place].pending is not None:
+                message = f"{name} has not gone back to broker {preferred} in time; it may yet"
+                return PartitionOutcome(*place, ErrorCode.REQUEST_TIMED_OUT, message)
+            message = f"broker {preferred}, the preferred leader of {name}, is not live or not in the ISR: try later"
+            return PartitionOutcome(*place, ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, message)
 
-        return [(place, outcome(place)) for place in names]
+        return [outcome(place) for place in names]
 
     async def _until_answered(self, ask: Callable[[], Awaitable[_Answer]], deadline: float) -> _Answer:
         """For what may be repeated; raises the last trouble with etcd at the deadline."""

@@ -23,6 +23,7 @@ from highwater.controller.actions import (
     WriteState,
 )
 from highwater.controller.election import ElectionPolicy
+from highwater.controller.leader_balance import led_by_others
 from highwater.controller.lost_tails import LostTails
 from highwater.controller.partition_state_machine import BrokerView, PartitionStateMachine
 from highwater.controller.topic_deletion import TopicDeletion
@@ -323,6 +324,11 @@ class Cluster:
             if topic is not None and topic.deletion is None:
                 writes.append(partition.prefer(view, topic.policy(self._defaults), self.controller_epoch))
         return [write for write in writes if write is not None]
+
+    def rebalance(self, allowed_percent: int) -> list[Action]:
+        """Moves leaderships back to the brokers of whose own partitions others lead more than `allowed_percent`, where
+        they are live and in the ISR."""
+        return self.prefer(led_by_others(self.topics.partitions(), allowed_percent))
 
     # Answers (RULES 7.7)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from highwater.controller.actions import (
@@ -51,6 +52,12 @@ TICK_S = 0.25
 RETRY_PAUSE_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Rebalancing:
+    interval_s: float
+    allowed_percent: int
+
+
 class Reign:
     """Everything that the acting controller does by itself: it watches etcd, lets the state machines decide, writes,
     instructs brokers and probes them. `run` ends by raising, `ControllerDeposed` as a rule; nothing of it is left
@@ -65,8 +72,10 @@ class Reign:
         *,
         address: str,
         clock_ms: Callable[[], int],
+        rebalancing: Rebalancing | None,
         isr_quiet_ms: int = QUIET_MS,
     ) -> None:
+        """`rebalancing` None: leaderships go back to their preferred leaders only on demand."""
         self.term = term
         self.cluster = Cluster(term.controller_id, term.controller_epoch, defaults)
         self.loaded = False
@@ -75,6 +84,7 @@ class Reign:
         self._keys = keys
         self._address = address
         self._clock_ms = clock_ms
+        self._rebalancing = rebalancing
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
         self._tasks: asyncio.TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
@@ -91,6 +101,8 @@ class Reign:
                 tasks.create_task(self._follow_etcd())
                 tasks.create_task(self._tick())
                 tasks.create_task(self._until_deposed())
+                if self._rebalancing is not None:
+                    tasks.create_task(self._rebalance(self._rebalancing))
         except ExceptionGroup as group:
             if group.split(ControllerDeposed)[1] is not None:
                 raise
@@ -281,6 +293,14 @@ class Reign:
                     epoch = sender.broker.broker_epoch
                     self.perform(self.cluster.instruction_unanswered(broker_id, epoch, silent))
             await self._announce_isr_changes(now_ms)
+
+    async def _rebalance(self, rebalancing: Rebalancing) -> None:
+        while True:
+            await asyncio.sleep(rebalancing.interval_s)
+            actions = self.cluster.rebalance(rebalancing.allowed_percent)
+            if actions:
+                _log.info("leaderships go back to their preferred leaders %s", pairs(partitions=len(actions)))
+                self.perform(actions)
 
     async def _announce_isr_changes(self, now_ms: int) -> None:
         """RULES 2.5. The states came with the notifications; a successor tells everybody everything anyway."""

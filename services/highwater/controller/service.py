@@ -11,7 +11,7 @@ from collections.abc import Callable
 from highwater.controller.administration import Administration
 from highwater.controller.cluster import Cluster
 from highwater.controller.election import ElectionPolicy
-from highwater.controller.reign import Reign
+from highwater.controller.reign import Rebalancing, Reign
 from highwater.controller.servicer import ControllerServicer
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.controller_election import ControllerElection
@@ -108,6 +108,11 @@ class ControllerService:
             ElectionPolicy(settings.min_insync_replicas, settings.unclean_leader_election_enable),
             address=self.address,
             clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+            rebalancing=Rebalancing(
+                settings.leader_imbalance_check_interval_seconds, settings.leader_imbalance_per_broker_percentage
+            )
+            if settings.auto_leader_rebalance_enable
+            else None,
             isr_quiet_ms=self._isr_quiet_ms,
         )
         self._reign = reign

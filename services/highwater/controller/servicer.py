@@ -110,9 +110,10 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         return controller_pb2.ElectLeadersResponse(
             results=[
                 controller_pb2.PartitionResult(
-                    partition=common_pb2.TopicPartition(topic=topic, partition=number), error=to_proto(error)
+                    partition=common_pb2.TopicPartition(topic=each.topic, partition=each.partition),
+                    error=to_proto(each.error, each.message),
                 )
-                for (topic, number), error in outcomes
+                for each in outcomes
             ]
         )
 

@@ -167,6 +167,9 @@ class ControllerSettings(ServiceSettings):
     default_replication_factor: int = Field(1, ge=1)
     min_insync_replicas: int = Field(1, ge=1)
     unclean_leader_election_enable: bool = False
+    auto_leader_rebalance_enable: bool = True
+    leader_imbalance_check_interval_seconds: int = Field(300, ge=1)
+    leader_imbalance_per_broker_percentage: int = Field(10, ge=0)
     controller_session_timeout_ms: int = Field(3_000, ge=1_000)
 
 

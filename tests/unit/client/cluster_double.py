@@ -359,6 +359,27 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
         return response
 
+    async def ElectLeaders(
+        self, request: controller_pb2.ElectLeadersRequest, context: Any
+    ) -> controller_pb2.ElectLeadersResponse:
+        """Broker 1 is everyone's preferred leader, and not in the ISR of odd partitions."""
+        error, hint = self._refusal()
+        response = controller_pb2.ElectLeadersResponse(error=error, controller=hint)
+        there = [
+            (name, number) for name, topic in self.cluster.topics.items() for number in range(len(topic.partitions))
+        ]
+        named = [(each.topic, each.partition) for each in request.partitions]
+        for name, number in (named or there) if error.code == 0 else ():
+            result = response.results.add(partition=common_pb2.TopicPartition(topic=name, partition=number))
+            partition = self.cluster.topics[name].partitions[number]
+            if partition.leader == 1:
+                result.error.CopyFrom(to_proto(ErrorCode.ELECTION_NOT_NEEDED))
+            elif number % 2:
+                result.error.CopyFrom(to_proto(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "broker 1 is not in the ISR"))
+            else:
+                partition.leader = 1
+        return response
+
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Any
     ) -> controller_pb2.AlterConfigsResponse:

@@ -109,6 +109,23 @@ async def test_a_topics_configuration_is_changed_and_described(cluster: ClusterD
             await admin.alter_topic_config("absent", {})
 
 
+async def test_leaderships_go_back_to_the_preferred_leaders(cluster: ClusterDouble) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        await admin.create_topic("t", 4)
+        partitions = cluster.topics["t"].partitions
+        for number, leader in enumerate((2, 2, 1, 2)):
+            partitions[number].leader = leader
+        assert await admin.elect_leaders([]) == {}
+        outcomes = await admin.elect_leaders([("t", 1), ("t", 2)])
+        assert list(outcomes) == [TopicPartition("t", 1)]
+        error = outcomes["t", 1]
+        assert isinstance(error, HighwaterError)
+        assert (error.code, str(error)) == (ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "broker 1 is not in the ISR")
+        outcomes = await admin.elect_leaders()
+        assert {number: error is None for (_, number), error in outcomes.items()} == {0: True, 1: False, 3: False}
+        assert [partition.leader for partition in partitions] == [1, 2, 1, 2]
+
+
 async def test_the_acting_controller_is_found_through_one_that_is_not(cluster: ClusterDouble) -> None:
     cluster.controller = 2  # metadata still name broker 1
     async with Admin(cluster.bootstrap) as admin:
