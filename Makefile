@@ -3,6 +3,7 @@
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
+#   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults)
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
@@ -21,7 +22,7 @@ SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-spark soak check bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -38,6 +39,9 @@ test: $(VENV)/.dev
 
 test-spark: $(SPARK_VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
+
+soak: $(VENV)/.dev
+	$(BIN)/python tests/integration/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
