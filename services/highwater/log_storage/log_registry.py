@@ -47,9 +47,10 @@ class LogRegistry:
 
     @property
     def unidentified_logs(self) -> int:
-        """Logs of which nobody knows whose they are: their `partition.metadata` is damaged or missing."""
+        """Logs of which nobody knows whose they are: their `partition.metadata` is damaged or missing. One that was
+        moved away counts until a log of its name is made, or the next start."""
         misnamed = sum(1 for hosted in self if hosted.log is not None and hosted.misnamed)
-        return misnamed + sum(1 for directory in self._unidentified.values() if directory.exists())
+        return misnamed + len(self._unidentified.keys() - self._names.keys())
 
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)

@@ -155,3 +155,13 @@ async def test_what_the_service_answers(tmp_path: Path) -> None:
     path.write_bytes(LINES)
     async with running(tmp_path) as storage:
         assert len((await storage.read(key(), 0)).records) == len(batch(3))
+
+
+def test_a_log_that_was_moved_away_is_replaced(metadata: Path, tmp_path: Path) -> None:
+    metadata.unlink()
+    manager = opened(tmp_path)
+    assert manager.unidentified_logs == 1
+    metadata.parent.rename(tmp_path / "moved")
+    manager.create("t", KEY, {})
+    assert manager.unidentified_logs == 0
+    manager.close()
