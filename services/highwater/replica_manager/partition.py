@@ -136,8 +136,11 @@ class Partition(PartitionCore):
         self._phase = Phase.FOLLOWER
         self._log_start_offset = answer.log_start_offset
         self._log_end_offset = answer.log_end_offset
-        known = max(self._high_watermark, answer.high_watermark, answer.log_start_offset)
-        self._high_watermark = min(known, answer.log_end_offset)
+        # A log that has taken nothing since the last unclean election is yet to be compared with the new lineage, and
+        # perhaps cut: what it knew as committed must not outlive that (7.4). Of one that has, all is true.
+        if answer.last_epoch >= state.unclean_epoch:
+            known = max(self._high_watermark, answer.high_watermark, answer.log_start_offset)
+            self._high_watermark = min(known, answer.log_end_offset)
         if state.leader == NO_LEADER:
             return NO_ACTIONS
         return (Follow(state.leader, state.leader_epoch, state.unclean_epoch),)

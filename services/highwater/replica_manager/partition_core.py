@@ -50,8 +50,8 @@ class PartitionCore:
         # where a replica is evicted: its topic id is dead or it is assigned elsewhere (9.3), for good.
         self._next_proposal_id = 1
         self._incarnation = ""  # log-storage's, as last fenced or announced; "" before either
-        # As last fenced, and while this broker leads the leadership's; the high watermark only grows, unclean
-        # elections aside (invariant 2).
+        # As last fenced, and while this broker leads the leadership's. The high watermark is of the present lineage,
+        # the one since the last unclean election (7.4), or 0, and only grows within it (invariant 2).
         self._log_start_offset = 0
         self._log_end_offset = 0
         self._high_watermark = 0
