@@ -60,6 +60,8 @@ class Disk:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.failure = ""  # why the directory is offline
+        self.doubt = ""  # why something that was written to it may be gone, though the kernel goes on (RULES 7.2)
+        self.doubted: Callable[[], None] | None = None  # called once, by whichever thread finds it
         self.full = False
         self._directory = directory
         self._identity: tuple[int, int] | None = None
@@ -90,6 +92,15 @@ class Disk:
         if not self.failure:
             self.failure = reason
             _log.error("the log directory %s is offline: %s", self._directory, reason)
+            self.doubt_written(reason)
+
+    def doubt_written(self, reason: str) -> None:
+        """What has been written and not synced may be gone: the kernel drops the pages that it could not write, and
+        says so once. Who starts after that finds less, or pages of which the disk knows nothing."""
+        if not self.doubt:
+            self.doubt = reason
+            if self.doubted is not None:
+                self.doubted()
 
     # -- room ---------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,13 @@ class LogFlushing(LogCore):
     def flush_failed(self, error: OSError) -> LogError:
         """What `Flush.run` ended with. No space for an index is no reason to go offline: the recovery point stays, and
         the next flush writes it."""
-        return self._fail_unless_full(error) if isinstance(error, RemakableError) else self.fail(error)
+        return self._fail_unless_full(error) if isinstance(error, RemakableError) else self.sync_failed(error)
+
+    def sync_failed(self, error: OSError) -> LogError:
+        """An fdatasync of batches that failed, for whatever reason: the kernel has dropped what it could not write, so
+        a start finds less than was appended, or what no disk has (RULES 7.2)."""
+        self.disk.doubt_written(str(error))
+        return self.fail(error)
 
     @property
     def must_sync(self) -> bool:

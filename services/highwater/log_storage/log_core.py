@@ -55,6 +55,7 @@ class LogCore:
         self.log_end_offset = segments[-1].end_offset
         self.log_start_offset = log_start_offset
         self.high_watermark = max(log_start_offset, min(high_watermark, self.log_end_offset))  # RULES 4.6
+        self._high_watermark_at_start = self.high_watermark
         self.recovery_point = min(recovery_point, self.log_end_offset)
         self.synced_offset = self.recovery_point  # batches below it are on disk, their indexes perhaps not
         self.cleaned_to: int | None = None  # compaction has made it clean up to here; None: it never was compacted
@@ -117,6 +118,15 @@ class LogCore:
     def raise_high_watermark(self, offset: int) -> None:
         """To `min(offset, log end)` at most, never down (RULES 4.6)."""
         self.high_watermark = max(self.high_watermark, min(offset, self.log_end_offset))
+
+    @property
+    def high_watermark_to_checkpoint(self) -> int:
+        """A log that ends below it after a start has lost something (RULES 7.2). So where appends wait for the disk,
+        and the tail counts as whole after a power failure, it is not above what the disk has; a follower takes its
+        leader's with a batch that still waits."""
+        if self.config.flush_messages > 1:
+            return self.high_watermark
+        return min(self.high_watermark, max(self.synced_offset, self._high_watermark_at_start))
 
     def _new_segment(self, base_offset: int) -> Segment:
         return new_segment(self.directory, base_offset, self.config)

@@ -29,6 +29,7 @@ from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+REMEMBER_S = 5.0  # a stop waits so long for a failing disk to take that it failed
 
 _log = get_logger("log_storage.log_dir")
 
@@ -53,6 +54,8 @@ class LogDir:
         self._broker_id = broker_id
         self._flush_every_message = flush_every_message
         self._write_lock = threading.Lock()
+        self._record_lock = threading.Lock()
+        self._remembering: threading.Thread | None = None
         self._lock_descriptor = -1
         self._fences: FenceJournal | None = None
         self._directory_ids: tuple[str, ...] = ()
@@ -93,7 +96,10 @@ class LogDir:
         """Records this start; `directory_ids` are those of all of the broker's directories. Takes the directory offline
         where that fails."""
         self._directory_ids = tuple(sorted(directory_ids))
-        if self.tail_lost or self.offline:
+        if self.offline:
+            return
+        self.disk.doubted = self._begin_to_remember
+        if self.tail_lost:
             return
         # Before the mark goes: a crash after this start is a crash under this boot.
         synced = self.clean or (self.record is not None and self.record.flush_every_message)
@@ -127,10 +133,33 @@ class LogDir:
         replace_file(self.path / CLEAN_SHUTDOWN, b"")
 
     def record_boot(self) -> None:
-        """Ends `tail_lost`: this boot and mount are the ones last used. Everything must be on disk. Raises
-        `OSError`."""
+        """Ends `tail_lost`: this boot and mount are the ones last used. Everything must be on disk; what is not,
+        because a write has failed since the start, the next start has lost. Raises `OSError`."""
         self._write_record(self._flush_every_message)
         self.tail_lost = False
+
+    def lose_tail(self, reason: str) -> None:
+        """What had been written before the start is not all there; durable when it returns, for recovery to cut what is
+        left. Called from several threads. Raises `OSError`."""
+        with self._record_lock:
+            if self.tail_lost:
+                return
+            self._replace_record(flush_every_message=False, tail_lost=True)
+            self.tail_lost = True
+        _log.warning("the tail of %s is lost: %s", self.path, reason)
+
+    def _begin_to_remember(self) -> None:
+        """In a thread: a failing disk may take its time, and other directories are not to wait for it."""
+        self._remembering = threading.Thread(target=self._remember_doubt, name="tail in doubt", daemon=True)
+        self._remembering.start()
+
+    def _remember_doubt(self) -> None:
+        """Where the disk does not take even this, the replica-manager keeps it in etcd (RULES 7.2)."""
+        try:
+            if self.disk.present():  # else its path leads somewhere else
+                self._write_record(flush_every_message=False)
+        except OSError as error:
+            _log.warning("%s cannot remember that its tail may be lost: %s", self.path, error)
 
     def record_cluster(self, cluster_id: str) -> None:
         """Whose logs these are, from now on. Raises `LogError` (INVALID_REQUEST) where they are another cluster's, and
@@ -149,7 +178,12 @@ class LogDir:
         self.properties = properties
 
     def _write_record(self, flush_every_message: bool) -> None:
-        record = BootRecord(self._broker_id, self.present_boot, flush_every_message, self._directory_ids)
+        with self._record_lock:
+            self._replace_record(flush_every_message, bool(self.disk.doubt))
+
+    def _replace_record(self, flush_every_message: bool, tail_lost: bool) -> None:
+        """Under the lock."""
+        record = BootRecord(self._broker_id, self.present_boot, flush_every_message, self._directory_ids, tail_lost)
         boot.write_record(self.path, record)
 
     def record_fences(self, raised: Mapping[PartitionKey, Fence]) -> None:
@@ -167,6 +201,7 @@ class LogDir:
         log_starts = self._read(checkpoints.LOG_STARTS)
         high_watermarks = self._read(checkpoints.HIGH_WATERMARKS)
         cleaned_to = self._read(checkpoints.CLEANER_OFFSETS)
+        page_cache = boot.page_cache_intact(self.record, self.present_boot, self.clean)
 
         def of(topic: str, partition: int) -> Checkpointed:
             key = (topic, partition)
@@ -176,6 +211,7 @@ class LogDir:
                 log_starts.get(key, 0),
                 high_watermarks.get(key, 0),
                 cleaned_to.get(key),
+                page_cache,
             )
 
         return of
@@ -198,6 +234,8 @@ class LogDir:
                 raise
 
     def unlock(self) -> None:
+        if self._remembering is not None and self._remembering is not threading.current_thread():
+            self._remembering.join(REMEMBER_S)
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1

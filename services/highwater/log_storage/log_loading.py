@@ -170,7 +170,13 @@ class LogLoading(LogRegistry):
         assert progress is not None
         try:
             hosted.log = open_log(
-                hosted.directory, self.config, known, self._now_ms(), self._wall_offset_ms, progress.scanned
+                hosted.directory,
+                self.config,
+                known,
+                self._now_ms(),
+                self._wall_offset_ms,
+                progress.scanned,
+                hosted.log_dir.lose_tail,
             )
             hosted.log.disk = disk
             hosted.high_watermark_written = known.high_watermark

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.log_storage.boot import Cut, recovery_shows_loss
 from highwater.log_storage.checkpoints import CheckpointError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
@@ -41,6 +42,7 @@ class Checkpointed:
     log_start_offset: int = 0
     high_watermark: int = 0
     cleaned_to: int | None = None
+    page_cache: bool = False  # the process was killed, and no more: what it had written is there (`boot.py`)
 
 
 def open_log(
@@ -50,13 +52,16 @@ def open_log(
     now_ms: int = 0,
     wall_offset_ms: int = 0,
     scanned: Callable[[int], None] | None = None,
+    tail_lost: Callable[[str], None] | None = None,
 ) -> Log:
     """Opens the log in `directory`, which exists.
 
     After an unclean stop every segment that ends above the recovery point is scanned: it is cut at the first batch
     that is damaged or does not continue the log, and later segments are dropped. Segments below the recovery point
     were on disk; damage there is not cut away, because acknowledged records would be lost without a word (RULES 4.4):
-    whoever reads it is told. `scanned` is called with the bytes that have been checked since the last call.
+    whoever reads it is told. `scanned` is called with the bytes that have been checked since the last call, `tail_lost`
+    with the reason where the log has lost more than the stop explains (RULES 7.2), before anything is cut: it makes
+    that durable.
 
     Raises `LogError` (LOG_STORAGE_ERROR), `OSError`.
     """
@@ -65,7 +70,7 @@ def open_log(
     first_offset = segments[0].base_offset if segments else known.log_start_offset
     first_unflushed = len(segments) if known.clean else _first_unflushed(segments, known.recovery_point)
     trusted = segments[:first_unflushed]
-    walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms, scanned or _nobody_asks)
+    walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms, scanned or _nobody_asks, tail_lost)
     try:
         walk.trust(trusted)
         walk.check(segments, first_unflushed)
@@ -75,6 +80,7 @@ def open_log(
             segments[-1].resume()  # appends go on behind what was flushed
         log_end_offset = segments[-1].end_offset
         _check_flushed(directory, known, log_end_offset, walk)
+        walk.judge(Cut.NOTHING, log_end_offset)
         if log_end_offset < walk.producers_from:  # the log has been cut below the snapshot
             producer_snapshots.remove_above(directory, log_end_offset)
             walk.producers = producer_snapshots.restore(directory, segments, log_end_offset, now_ms, wall_offset_ms)
@@ -150,6 +156,7 @@ class _Walk:
         now_ms: int,
         wall_offset_ms: int,
         scanned: Callable[[int], None],
+        tail_lost: Callable[[str], None] | None,
     ) -> None:
         # The last snapshot, to which the batches behind it are added.
         self.producers_from, self.producers = producer_snapshots.latest(
@@ -158,6 +165,8 @@ class _Walk:
         self._known = known
         self._now_ms = now_ms
         self._scanned = scanned
+        self._tail_lost = tail_lost
+        self._directory = directory
         self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
         self._file_epochs = _read_epochs(directory)
@@ -180,12 +189,25 @@ class _Walk:
             except CorruptBatchError as error:
                 if segment.end_offset < self._known.recovery_point:
                     raise  # it was on disk: what is committed is not dropped without a word (RULES 7.6)
+                torn = number == len(segments) - 1 and segment.is_torn_at(error.position)
+                self.judge(Cut.TORN if torn else Cut.MORE, _NO_BOUND)  # where it ends is looked at when it is cut
                 _cut(segments, number, error)
                 return
             except OSError as error:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{segment.path} cannot be read: {error}") from error
             segment.seal()
             expected = segment.end_offset
+
+    def judge(self, cut: Cut, log_end_offset: int) -> None:
+        """Tells that the tail is lost, where what was found shows it. Raises `OSError`."""
+        known = self._known
+        if known.clean or self._tail_lost is None:
+            return
+        reason = recovery_shows_loss(
+            known.page_cache, cut, known.log_start_offset, known.high_watermark, log_end_offset
+        )
+        if reason:
+            self._tail_lost(f"{self._directory}: {reason}")
 
     def _follows(self, segment: Segment, end_offset: int) -> bool:
         """Segments join, so that one which is missing shows; but for those between which compaction had left so much

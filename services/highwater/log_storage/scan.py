@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
-from highwater.records.header import CHECKED_FROM, crc32c
+from highwater.records.header import CHECKED_FROM, LENGTH_OVERHEAD_BYTES, MAGIC, crc32c
 
 SCAN_BYTES = 1 << 20
 LOOKUP_BYTES = 4096
 COPIED_BYTES = 64 << 10
+MAGIC_POSITION = 16
 
 
 def scan_batches(
@@ -45,6 +46,16 @@ def scan_batches(
                 _verify(descriptor, position, header, source[inside : inside + size])
         yield position, header
         position += size
+
+
+def only_begins(descriptor: int, position: int, end: int) -> bool:
+    """Whether from `position` to `end` of a file stands the beginning of one batch and no more. Raises `OSError`."""
+    begin = os.pread(descriptor, min(HEADER_BYTES, end - position), position)
+    if len(begin) < LENGTH_OVERHEAD_BYTES:
+        return True
+    if len(begin) > MAGIC_POSITION and begin[MAGIC_POSITION] != MAGIC:
+        return False
+    return end - position < int.from_bytes(begin[8:LENGTH_OVERHEAD_BYTES], signed=True) + LENGTH_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from highwater.log_storage.descriptor import Descriptor
 from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
-from highwater.log_storage.scan import LOOKUP_BYTES, SCAN_BYTES, scan_batches
+from highwater.log_storage.scan import LOOKUP_BYTES, SCAN_BYTES, only_begins, scan_batches
 from highwater.log_storage.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -160,6 +160,11 @@ class Segment:
         self.size_bytes = size_bytes
         if not size_bytes:
             self._first_timestamp = None
+
+    def is_torn_at(self, position: int) -> bool:
+        """Whether behind `position` there is no more than the beginning of one batch: all that a write leaves that was
+        ended in its midst. Raises `OSError`."""
+        return only_begins(self._opened().number, position, self.size_bytes)
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
         """Takes a batch at `position` into the indexes."""

@@ -108,6 +108,7 @@ class Keys:
         self.producer_ids = f"{self.prefix}/producer_ids"
         self.broker_ids = f"{self.prefix}/brokers/ids/"
         self.broker_tails = f"{self.prefix}/brokers/tail/"
+        self.doubted_dirs = f"{self.prefix}/brokers/doubted_dirs/"
         self.topics = f"{self.prefix}/brokers/topics/"
         self.topic_configs = f"{self.prefix}/config/topics/"
         self.delete_topics = f"{self.prefix}/admin/delete_topics/"
@@ -118,6 +119,10 @@ class Keys:
 
     def broker_tail(self, broker_id: int) -> str:
         return f"{self.broker_tails}{broker_id}"
+
+    def doubted_dir(self, directory_id: str) -> str:
+        """`directory_id`: of `meta.properties`."""
+        return f"{self.doubted_dirs}{directory_id}"
 
     def topic(self, topic: str) -> str:
         return f"{self.topics}{_checked(topic)}"

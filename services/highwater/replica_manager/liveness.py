@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from highwater.metadata.cluster_id import ensure_cluster_id
+from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import boottime_ms
@@ -114,11 +115,22 @@ class Liveness:
             await self._reports_due.wait()
             self._reports_due.clear()
             try:
+                await self._remember_doubted()
                 await self._update(offline_log_reports=self._offline_log_reports)
             except StoreError as error:
                 logger.warning("offline logs are not reported yet: %s", error)
                 self._reports_due.set()
                 await asyncio.sleep(RETRY_S)
+
+    async def _remember_doubted(self) -> None:
+        """Before the controller acts on what is offline: a directory whose disk has lost what was written remembers it
+        where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`."""
+        try:
+            described = await self._broker.storage.describe()
+        except StorageUnavailableError as error:
+            logger.warning("log-storage does not tell whether its disks have lost anything: %s", error)
+            return
+        await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
 
     async def _update(self, **changes: Any) -> bool:
         """Whether the registration, if there is one, has these fields now."""
@@ -171,10 +183,14 @@ class Liveness:
                 return
 
     async def _register(self) -> None:
-        described = await self._broker.storage.describe()
-        # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2).
-        await self._settle_cluster(described)
+        # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
+        # while log-storage opens its logs it does not know yet whether their tails are lost.
         incarnation = await self._broker.storage.probe(self._session_timeout_ms / 2000)
+        # In this order: what a present disk is told to have lost stands in the description, and is not settled by this.
+        doubted = await doubted_dirs(self._store, self._keys)
+        described = await self._broker.storage.describe()
+        doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
+        await self._settle_cluster(described)
         self._due.clear()  # both answers were shown to `log_storage_seen`
         if incarnation != described.incarnation:
             raise StorageUnavailableError("log-storage restarted between two answers")
@@ -185,7 +201,7 @@ class Liveness:
             incarnation=self._broker.incarnation,
             log_storage_incarnation=incarnation,
             rack=self._rack,
-            tail_lost=described.tail_lost,
+            tail_lost=described.tail_lost or bool(doubted),
             shutting_down=self._shutting_down,
             offline_log_reports=self._offline_log_reports,
         )
@@ -198,7 +214,7 @@ class Liveness:
         self._registered()
         if self._tail is not None:
             self._tail.cancel()
-        self._tail = asyncio.create_task(self._settle_tail(registration, broker_epoch), name="tail")
+        self._tail = asyncio.create_task(self._settle_tail(registration, broker_epoch, doubted), name="tail")
 
     async def _settle_cluster(self, described: Description) -> None:
         """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""
@@ -213,15 +229,18 @@ class Liveness:
             await self._broker.storage.record_cluster(cluster_id)
         self.cluster_id = cluster_id
 
-    async def _settle_tail(self, registration: BrokerRegistration, broker_epoch: int) -> None:
+    async def _settle_tail(
+        self, registration: BrokerRegistration, broker_epoch: int, doubted: Mapping[str, int]
+    ) -> None:
         """RULES 7.2: once the registration is ordinary, and only then, the present boot is recorded as the last one
-        that used the log directories."""
+        that used the log directories, and etcd forgets which had been in doubt."""
         try:
             if registration.tail_lost:
                 await self._tail_settled(broker_epoch)
             if registration.tail_lost and not await self._update(tail_lost=False):
                 return
             await self._broker.storage.record_boot()
+            await forget_doubted(self._store, self._keys, doubted)
         except (StorageUnavailableError, StoreError) as error:
             logger.warning("the boot is not recorded, the next start may count as a lost tail: %s", error)
 

@@ -79,6 +79,10 @@ class Description:
     logs: tuple[LogDescription, ...]
     tail_lost: bool  # in any log directory (RULES 7.2)
     cluster_ids: frozenset[str]  # of the log directories; "" where one has none yet (RULES 9.3)
+    # Ids of log directories: of those that may have lost what was written since the start, and of those in use that
+    # have not (RULES 7.2).
+    doubted_dirs: frozenset[str] = frozenset()
+    sound_dirs: frozenset[str] = frozenset()
 
 
 def to_key(key: PartitionKey) -> common_pb2.PartitionKey:
@@ -264,6 +268,12 @@ class LogStorage:
             ),
             any(directory.tail_lost for directory in response.log_dirs),
             frozenset(directory.cluster_id for directory in response.log_dirs),
+            frozenset(directory.directory_id for directory in response.log_dirs if directory.doubted),
+            frozenset(
+                directory.directory_id
+                for directory in response.log_dirs
+                if not directory.doubted and not directory.error.code
+            ),
         )
 
     async def describe_logs(self, keys: Sequence[PartitionKey] = ()) -> log_storage_pb2.DescribeLogsResponse:

@@ -158,7 +158,7 @@ class DataPath(ServicerCore):
                 with self._fsync.time():
                     await self._in_thread(_sync_segments, segments)
             except OSError as error:
-                raise log.fail(error) from error
+                raise log.sync_failed(error) from error
             log.finish_sync(log_end_offset)
             hosted.flushed_ms = began_ms
 

@@ -103,8 +103,11 @@ class Durability(ServicerCore):
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
         changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
         for hosted in self._manager:
-            if hosted.log is not None and hosted.log.high_watermark != hosted.high_watermark_written:
-                changed.setdefault(hosted.log_dir, []).append((hosted, hosted.log.high_watermark))
+            if hosted.log is None:
+                continue
+            high_watermark = hosted.log.high_watermark_to_checkpoint
+            if high_watermark != hosted.high_watermark_written:
+                changed.setdefault(hosted.log_dir, []).append((hosted, high_watermark))
         for log_dir, written in changed.items():
             if log_dir.offline:
                 continue

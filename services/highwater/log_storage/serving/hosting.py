@@ -62,6 +62,7 @@ class Hosting(ServicerCore):
             )
             described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
             described.full = log_dir.disk.full
+            described.doubted = bool(log_dir.disk.doubt)
             progress = log_dir.recovery
             if progress is not None:
                 described.recovery.CopyFrom(recovery_proto(progress))
