@@ -70,7 +70,15 @@ class Appender:
         (fenced,) = await storage.fence(Role.LEADER, "bench", [(key, leader_epoch)])
         end = fenced.log_end_offset
         return cls(
-            AppendPipeline(key, leader_epoch, end, send=storage.appends.send, interrupted=_failed, log_failed=_failed),
+            AppendPipeline(
+                key,
+                leader_epoch,
+                end,
+                send=storage.appends.send,
+                log_ended=lambda answer: None,
+                interrupted=_failed,
+                log_failed=_failed,
+            ),
             end,
         )
 

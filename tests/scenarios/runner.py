@@ -12,6 +12,7 @@ otherwise; ISR proposals and reads wait for the scenario.
     resend [min-isr=1] [revision=7] [epoch=4]    the instruction again, as it is in etcd or as given
     append 10                                    appended and answered
     append-unknown 10 written|lost               the answer never came
+    lands 10                                     an append of unknown outcome is written only now, and nobody is told
     produce p1 10                                the same with acks=all: waits under that name
     duplicate p1 10                              a duplicate whose old end offset is 10
     admit acks=-1                                whether a produce would be admitted
@@ -230,6 +231,9 @@ class Runner:
         self.log_end += int(count) if what == "written" else 0
         self.carry_out(self.partition.append_unknown(self.partition.leader_epoch, self.now_ms))
 
+    def do_lands(self, count: str) -> None:
+        self.log_end += int(count)
+
     def do_produce(self, name: str, count: str) -> None:
         admission = self.partition.produce_admission(-1)
         if admission is not ErrorCode.NONE:
@@ -248,6 +252,7 @@ class Runner:
         if error is None:
             self.produces.add(KEY, required, FAR_MS, (name, leader_epoch, required))
         self.output.append(f"{name}: " + ("waits" if error is None else error.name if error else "acknowledged"))
+        self.answer_append(leader_epoch)
 
     def do_admit(self, acks: str) -> None:
         self.output.append(self.partition.produce_admission(int(acks)).name)

@@ -2,8 +2,9 @@
 
 An append names the log end offset that all appends before it leave (RULES 3.4). Where one of them writes nothing (a
 duplicate, a refused sequence), those behind it are refused with OFFSET_MISMATCH, a definite outcome: nothing more is
-sent until all in flight is answered, then they are sent again in their order with the right offset. An outcome that is
-not known ends the leadership; it is never tried again blindly.
+sent until all in flight is answered, then they are sent again in their order with the right offset. So it is where an
+append of a broken stream lands only after the fence that settled it. An outcome that is not known ends the leadership;
+it is never tried again blindly.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def refused(error: ErrorCode, message: str = "") -> AppendAnswer:
 
 class AppendPipeline:
     """`send` hands an append to the stream. `interrupted` is called, once, where leadership cannot go on: an outcome is
-    not known, or the fence is another's. So is `log_failed`: the log is offline (RULES 7.7)."""
+    not known, or the fence is another's. So is `log_failed`: the log is offline (RULES 7.7). `log_ended` is called with
+    every definite answer that names the log end, after its append's `done`: an append that wrote nothing may be the
+    only one to tell of what an earlier one of unknown outcome has written."""
 
     def __init__(
         self,
@@ -46,12 +49,14 @@ class AppendPipeline:
         log_end_offset: int,
         *,
         send: Callable[[Append], None],
+        log_ended: Callable[[AppendAnswer], None],
         interrupted: Callable[[], None],
         log_failed: Callable[[], None],
     ) -> None:
         self.key = key
         self.leader_epoch = leader_epoch
         self._send = send
+        self._log_ended = log_ended
         self._interrupted = interrupted
         self._log_failed = log_failed
         self._expected = log_end_offset  # by the next append that is sent
@@ -113,15 +118,20 @@ class AppendPipeline:
             return
         if answer.log_end_offset >= 0:
             self._log_end_offset = answer.log_end_offset
-        if self._log_end_offset != item.expected_offset + item.offsets:
-            self._stalled = True  # those in flight behind it expect another offset
-        if answer.error is ErrorCode.OFFSET_MISMATCH:
+        mismatch = answer.error is ErrorCode.OFFSET_MISMATCH
+        if mismatch or self._log_end_offset != item.expected_offset + item.offsets:
+            # Those in flight behind it expect another offset. Not where the log ends just where this append would have
+            # ended: they may be written before it (sequences keep a producer's order), what comes now is not.
+            self._stalled = True
+        if mismatch:
             if not self._count_miss(item):
                 return
             self._missed.append(item)
         else:
             self._misses = 0
             item.done(answer)
+        if answer.log_end_offset >= 0 and not self._closed:
+            self._log_ended(answer)
         if self._stalled and not self._in_flight and not self._closed:
             self._resume()
 

@@ -22,7 +22,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.rpc.append_request import APPEND_METHOD, append_request
 from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2, log_storage_pb2
 
 logger = get_logger("replica_manager.append_stream")
@@ -54,7 +54,8 @@ class AppendAnswer:
 
 @dataclass(slots=True)
 class Append:
-    """One append to be sent. `answered` is called once, with None where the outcome is not known."""
+    """One append to be sent. `answered` is called once, with None where the outcome is not known; where it raises, once
+    more with None."""
 
     key: PartitionKey
     leader_epoch: int
@@ -170,10 +171,7 @@ class AppendStream:
             if not probe.done():
                 probe.set_exception(StorageUnavailableError("the append stream to log-storage broke"))
         for append in [*(append for group in sent for append in group.appends), *pending]:
-            try:
-                append.answered(None)
-            except Exception:  # one partition's: the others are not to wait for it, and the stream opens again
-                logger.exception("an append of unknown outcome could not be settled")
+            _settle(append, None)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         # The first message asks for nothing but an answer: from then on the stream is known to work.
@@ -226,7 +224,17 @@ class AppendStream:
             if sent.probe is not None and not sent.probe.done():
                 sent.probe.set_result(response.incarnation)
             for append, result in zip(sent.appends, response.results, strict=True):
-                append.answered(_answer(result, response.incarnation))
+                _settle(append, _answer(result, response.incarnation))
+
+
+def _settle(append: Append, answer: AppendAnswer | None) -> None:
+    """A mistake of ours about one partition is its own: the others in the message are not to wait for it for ever."""
+    try:
+        append.answered(answer)
+    except Exception:
+        logger.exception("an append could not be settled %s", pairs(partition=append.key, known=answer is not None))
+        if answer is not None:
+            _settle(append, None)  # its leadership begins anew, and who waits there is answered
 
 
 def _answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAnswer:

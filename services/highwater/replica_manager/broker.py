@@ -178,6 +178,7 @@ class Broker:
             leader_epoch,
             log_end_offset,
             send=self.storage.append,
+            log_ended=functools.partial(hosted.log_ended, leader_epoch),
             interrupted=functools.partial(self._append_unknown, hosted, leader_epoch),
             log_failed=lambda: self.offline_logs.seen([hosted.key]),
         )

@@ -76,6 +76,18 @@ class HostedPartition:
             )
         else:
             self._tail.pass_over(leader_epoch, answer.incarnation, answer.log_end_offset)
+        self._log_grew(leader_epoch, answer, len(records))
+
+    def log_ended(self, leader_epoch: int, answer: AppendAnswer) -> None:
+        """log-storage has answered an append of this leadership, whatever the answer. Where the log ends further on
+        than the partition knows, an earlier append of unknown outcome has landed after the fence (RULES 3.4)."""
+        leadership = self.partition.leadership
+        if leadership is None or answer.log_end_offset <= leadership.log_end_offset:
+            return
+        self._tail.pass_over(leader_epoch, answer.incarnation, answer.log_end_offset)
+        self._log_grew(leader_epoch, answer, _ENOUGH_BYTES)
+
+    def _log_grew(self, leader_epoch: int, answer: AppendAnswer, size_bytes: int) -> None:
         actions = self.partition.appended(
             leader_epoch,
             answer.incarnation,
@@ -85,7 +97,7 @@ class HostedPartition:
         )
         if actions:
             self._perform(self, actions)
-        for wait in self._waits.replicas.grown(self.key, answer.log_end_offset, len(records)):
+        for wait in self._waits.replicas.grown(self.key, answer.log_end_offset, size_bytes):
             wait.wake()
 
     def await_commit(

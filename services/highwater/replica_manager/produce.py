@@ -167,8 +167,8 @@ class _Request:
         if self._open or self.appends or self.waiting or self._finished:
             return
         self._finished = True
+        self._producing.released(self)  # first: nobody gives the slot back where the answer cannot be given
         self._respond()
-        self._producing.released(self)
 
     def appended(self, index: int, answer: AppendAnswer) -> None:
         if self._done is None:  # acks=0 was answered before

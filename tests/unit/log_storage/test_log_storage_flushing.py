@@ -108,6 +108,22 @@ async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: py
         assert await call.read() is grpc.aio.EOF
 
 
+async def test_a_refusal_tells_of_no_log_end_that_is_not_on_disk(tmp_path: Path) -> None:
+    """An append of a stream that broke was not waited for: a leader takes the log end in any answer for its own."""
+    async with running(tmp_path, flush_messages="1") as storage:
+        await storage.create(key())
+        await storage.fence(LEADER, 1, [key()])
+        servicer = storage.service._servicer
+        assert servicer is not None
+        request = appending(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=batch())
+        await servicer._append(request)  # and its stream broke
+        (hosted,) = servicer._manager
+        assert hosted.online().synced_offset == 0
+        refused = (await servicer.append(request)).results[0]
+        assert refused.error.code == Code.OFFSET_MISMATCH
+        assert refused.log.log_end_offset == hosted.online().synced_offset == 1
+
+
 async def test_the_logs_of_a_request_are_flushed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, flush_messages="1") as storage:
         keys = [key(), key(1), key(2)]

@@ -55,6 +55,7 @@ def pipeline_over(log: FakeLog, interruptions: list[str] | None = None) -> Appen
         3,
         0,
         send=log.send,
+        log_ended=lambda answer: None,
         interrupted=lambda: interruptions.append("interrupted"),
         log_failed=lambda: interruptions.append("log failed"),
     )

@@ -100,13 +100,13 @@ class DataPath(ServicerCore):
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
                 result.log_append_time_ms = appended.log_append_time_ms
-                log = hosted.online()
-                if log.must_sync:
-                    to_sync.append((hosted, log.log_end_offset, result))
             except LogError as error:
                 refuse(result, error)
             if hosted is not None:
                 fill_log(result.log, hosted)
+                # Refused or not: whoever is told where the log ends takes all below for appended.
+                if hosted.log is not None and not hosted.offline_reason and hosted.log.must_sync:
+                    to_sync.append((hosted, hosted.log.log_end_offset, result))
         response.offline_logs = self._manager.offline_logs
         response.damaged_logs = self._manager.damaged_logs
         return _Unsynced(response, to_sync)
