@@ -1,4 +1,5 @@
-"""A bidirectional stream driven from both ends: one task writes what there is to ask, another takes what comes back."""
+"""A bidirectional stream driven from both ends: one task writes what there is to ask, another takes what comes back, a
+third ends it where nothing does."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any, TypeVar, cast
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
+from highwater.rpc.overdue import until_overdue
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -17,14 +20,23 @@ class ConversationEndedError(Exception):
     """The stream broke, or its server closed it; says why."""
 
 
+class OverdueError(ConversationEndedError):
+    """The peer has not answered within the limit."""
+
+
 async def converse(
     call: grpc.aio.StreamStreamCall[Any, Any],
     requests: AsyncIterator[Request],
     received: Callable[[Response], None],
+    *,
+    oldest: Callable[[], object | None],
+    limit_s: float,
 ) -> None:
-    """Runs until `requests` ends, then returns; the call is cancelled either way.
+    """Runs until `requests` ends, then returns; the call is cancelled either way. `oldest` tells which request has gone
+    without an answer for longest, None while there is none.
 
     Raises:
+        OverdueError: that has been the same one for `limit_s`.
         ConversationEndedError: the stream broke or was closed by the server.
         Whatever `requests` and `received` raise.
     """
@@ -38,19 +50,23 @@ async def converse(
             received(cast(Response, response))
         raise ConversationEndedError("closed by the server")
 
-    halves = (asyncio.create_task(write()), asyncio.create_task(read()))
+    async def watch() -> None:
+        await until_overdue(oldest, limit_s)
+        raise OverdueError(f"no answer within {limit_s:g} s")
+
+    tasks = (asyncio.create_task(watch()), asyncio.create_task(write()), asyncio.create_task(read()))
     try:
-        done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
-        # Where both ended at once, the reader knows why.
-        for half in sorted(done, key=halves.index, reverse=True):
-            half.result()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # Where several ended at once, the reader knows why.
+        for task in sorted(done, key=tasks.index, reverse=True):
+            task.result()
     except grpc.aio.AioRpcError as error:
         raise ConversationEndedError(f"{error.code().name}: {error.details()}") from error
     except asyncio.InvalidStateError:  # a write on a call that has ended: grpc.aio tells the reader the reason
         code, details = await call.code(), await call.details()
         raise ConversationEndedError(f"{code.name}: {details}") from None
     finally:
-        for half in halves:
-            half.cancel()
-        await asyncio.gather(*halves, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         call.cancel()

@@ -33,6 +33,7 @@ from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 logger = get_logger("fetcher.log_storage")
 
 CALL_TIMEOUT_S = 30.0
+APPEND_LIMIT_S = 10.0  # for the next answer of the stream; with flush.messages=1 it waits for a disk
 RECONNECT_S = 0.1
 
 Response = TypeVar("Response")
@@ -130,7 +131,13 @@ class LogStorage:
             reason = "the append stream ended"
             try:
                 call = self._open_appends(None, wait_for_ready=True)
-                await converse(call, self._requests(), self._received)
+                await converse(
+                    call,
+                    self._requests(),
+                    self._received,
+                    oldest=lambda: self._sent[0] if self._sent else None,
+                    limit_s=APPEND_LIMIT_S,
+                )
             except ConversationEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, and what was in flight is settled as after any break

@@ -30,7 +30,7 @@ from highwater.fetcher.actions import (
     TruncateTo,
     WentOffline,
 )
-from highwater.fetcher.conversation import ConversationEndedError, converse
+from highwater.fetcher.conversation import ConversationEndedError, OverdueError, converse
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower import Follower, FollowerState
 from highwater.fetcher.following import FetcherId
@@ -50,6 +50,7 @@ APPENDS_IN_FLIGHT = 2  # with data, of one fetcher: what bounds its memory, at r
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
 FIRST_RECONNECT_MS = 100
 LAST_RECONNECT_MS = 1_000
+FIRST_OVERDUE_MS = 1_500  # beyond what the leader may hold a fetch
 
 Step = tuple[Follower, Action]
 
@@ -81,7 +82,7 @@ class ReplicaFetcher:
         self._metrics = metrics
         self._now_ms = now_ms
         self._channel = open_channel(address)
-        self._stub = broker_pb2_grpc.BrokerStub(self._channel)
+        self._overdue_ms = FIRST_OVERDUE_MS
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
         self._rotation = Rotation()
@@ -174,8 +175,17 @@ class ReplicaFetcher:
             self._asked.clear()
             reason = ""
             try:
-                call = self._stub.FetchStream(None, wait_for_ready=True)
-                await converse(call, self._requests(broker_epoch), self._received)
+                call = broker_pb2_grpc.BrokerStub(self._channel).FetchStream(None, wait_for_ready=True)
+                await converse(
+                    call,
+                    self._requests(broker_epoch),
+                    self._received,
+                    oldest=lambda: self._asked[0] if self._asked else None,
+                    limit_s=self._limit_ms / 1000,
+                )
+            except OverdueError as error:
+                reason = str(error)
+                await self._connect_anew()
             except ConversationEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, but the other partitions go on
@@ -189,6 +199,19 @@ class ReplicaFetcher:
                 pairs(leader=self.identity.leader, address=self.address, reason=repr(reason), retry_in_ms=pause_ms),
             )
             await asyncio.sleep(pause_ms / 1000)
+
+    @property
+    def _limit_ms(self) -> int:
+        """For the leader's next answer. It holds a fetch for replica.fetch.wait.max.ms at most; what comes on top grows
+        while it answers nothing at all, as its disk or the link may be slow."""
+        settings = self._settings
+        return settings.replica_fetch_wait_max_ms + min(self._overdue_ms, settings.replica_socket_timeout_ms)
+
+    async def _connect_anew(self) -> None:
+        """Another stream over the same connection would wait as long: its other end may be gone."""
+        self._overdue_ms = min(2 * self._overdue_ms, self._settings.replica_socket_timeout_ms)
+        before, self._channel = self._channel, open_channel(self.address)
+        await before.close(None)
 
     async def _requests(self, broker_epoch: int) -> AsyncIterator[broker_pb2.FetchRequest]:
         while True:
@@ -259,6 +282,7 @@ class ReplicaFetcher:
             raise ConversationEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
         self.connected = True
         self._reconnect_ms = FIRST_RECONNECT_MS
+        self._overdue_ms = FIRST_OVERDUE_MS
         now_ms = self._now_ms()
         steps: list[Step] = []
         for result in response.results:

@@ -24,6 +24,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     # etcd drops clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),  # of any ping; gRPC's own is a minute
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),  # not a back-off: what one attempt to connect may take

@@ -22,6 +22,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.rpc.append_request import APPEND_METHOD, append_request
 from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto
+from highwater.rpc.overdue import until_overdue
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2, log_storage_pb2
 
@@ -29,6 +30,8 @@ logger = get_logger("replica_manager.append_stream")
 
 # Messages of about 250 KB moved most; a larger single batch is sent alone.
 MESSAGE_BYTES = 512 << 10
+# For the next answer. Well above replica-manager's probe, which ends the lease: a stream that stays silent is broken.
+LIMIT_S = 10.0
 
 
 class StorageUnavailableError(Exception):
@@ -145,12 +148,15 @@ class AppendStream:
             halves = [
                 asyncio.create_task(self._write(call), name="append-stream-write"),
                 asyncio.create_task(self._read(call), name="append-stream-read"),
+                asyncio.create_task(self._watch(), name="append-stream-watch"),
             ]
             try:
                 done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
                 for half in done:
                     error = half.exception()
-                    if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
+                    if error is not None and not isinstance(
+                        error, grpc.RpcError | asyncio.InvalidStateError | StorageUnavailableError
+                    ):
                         logger.error("append stream failed", exc_info=error)
                     else:
                         logger.warning("the append stream to log-storage broke: %s", _reason(error))
@@ -162,6 +168,10 @@ class AppendStream:
                 self._connected = False
                 self._fail_outstanding()
             await asyncio.sleep(0.05)  # a log-storage that refuses each stream must not spin us
+
+    async def _watch(self) -> None:
+        await until_overdue(lambda: self._sent[0] if self._sent else None, LIMIT_S)
+        raise StorageUnavailableError(f"no answer within {LIMIT_S:g} s")
 
     def _fail_outstanding(self) -> None:
         sent, self._sent = self._sent, deque()
@@ -277,4 +287,6 @@ def _serialize(sent: _Sent) -> bytes:
 def _reason(error: BaseException | None) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
+    if isinstance(error, StorageUnavailableError):
+        return str(error)
     return "closed by log-storage" if error is None else repr(error)

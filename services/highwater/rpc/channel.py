@@ -11,8 +11,12 @@ MAX_MESSAGE_BYTES = 128 << 20
 COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
+    # A peer that says nothing for 10 s is asked; one that then answers no ping for 5 s is gone. While there are calls:
+    # who waits for a peer without a limit of its own is bounded by this. gRPC pings for its window's size as well, and
+    # waits a minute for those unless it is told otherwise.
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 4 << 20),

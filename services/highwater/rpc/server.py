@@ -19,6 +19,7 @@ from highwater.rpc.malloc import keep_freed_memory
 SERVER_OPTIONS = (
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server behind it
+    # A client may ping as it likes: a server that counts strikes hangs up on it (ENHANCE_YOUR_CALM, too_many_pings).
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),

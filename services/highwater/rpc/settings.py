@@ -156,6 +156,7 @@ class FetcherSettings(ServiceSettings):
     replica_fetch_wait_max_ms: int = Field(500, ge=1)
     replica_fetch_min_bytes: int = Field(1, ge=1)
     replica_fetch_backoff_ms: int = Field(1_000, ge=1)
+    replica_socket_timeout_ms: int = Field(30_000, ge=1)
 
 
 class ControllerSettings(ServiceSettings):
