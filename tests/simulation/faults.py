@@ -124,6 +124,19 @@ class Faults:
             self._say("damage", node.broker_id, log.key, log.damaged_from)
             manager.broker.damaged_logs.found({log.key})
 
+    def _late_appends(self) -> None:
+        """RULES 3.4: an append stream lags and then breaks; what was on it lands after the fence that settles it."""
+        node = self._node()
+        stream = None
+        if self._random.random() < 0.8:
+            stream = None if node.manager is None else node.manager.storage_client.stream
+        elif node.fetcher is not None:
+            stream = node.fetcher.stream
+        if stream is not None and not stream.broken:
+            stream.lag_ms = 20 + int(self._random.expovariate(1 / 200))
+            self._say("late appends", node.broker_id, stream.lag_ms)
+            self._later(int(self._random.random() * 2 * stream.lag_ms), stream.break_under_way)
+
     def _fail_log(self) -> None:
         """RULES 7.7: a log is offline, others of the broker are not, until log-storage is started again."""
         node = self._node()

@@ -74,6 +74,18 @@ class Fetcher(Process):
         for conversation in self._conversations.values():
             conversation.open_session()
 
+    def standing(self) -> str:
+        """What stands here although nothing is asked for any more."""
+        if self._sent:
+            return f"{self.name} waits for {len(self._sent)} appends"
+        for conversation in self._conversations.values():
+            if conversation.appends_in_flight:
+                return f"{self.name} holds {conversation.appends_in_flight} appends"
+        for key, follower in self.followers.items():
+            if follower.lag:
+                return f"{self.name} is behind by {follower.lag} in {key}"
+        return ""
+
     # WatchFollowing: the whole of it, the newest only, while the replica-manager lives.
 
     def _watch(self) -> None:
@@ -177,7 +189,7 @@ class Conversation:
         self._rotation = Rotation()
         self._asked: deque[Asked] = deque()
         self._acked_since_asked = False
-        self._appends_in_flight = 0
+        self.appends_in_flight = 0
         self._last_number = 0
         self._stream: Stream | None = None
         self._server: FetchStreamServer | None = None
@@ -252,7 +264,7 @@ class Conversation:
         if self._asked:
             if len(self._asked) >= REQUESTS_IN_FLIGHT or not (self._acked_since_asked or self._has_joined()):
                 return {}
-        elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if self._leader_has_more() else 1):
+        elif self.appends_in_flight >= (APPENDS_IN_FLIGHT if self._leader_has_more() else 1):
             return {}
         positions = {}
         for key in self._rotation:
@@ -323,14 +335,14 @@ class Conversation:
             if not isinstance(action, act.Append):
                 self._owner.world.note("follower", self._owner.place, follower.key, action)
         if appends:
-            self._appends_in_flight += any(append.records is not None for _, append in appends)
+            self.appends_in_flight += any(append.records is not None for _, append in appends)
             self._owner.append(self, appends)
         self.send()
 
     def appended(
         self, appends: Sequence[tuple[Follower, act.Append]], answers: Sequence[tuple[ErrorCode, Any, str]] | None
     ) -> None:
-        self._appends_in_flight -= any(append.records is not None for _, append in appends)
+        self.appends_in_flight -= any(append.records is not None for _, append in appends)
         now_ms = self._owner.now_ms
         steps: list[Step] = []
         for index, (follower, append) in enumerate(appends):

@@ -21,6 +21,7 @@ from highwater.fetcher.follower import Follower, FollowerState
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
 from highwater.replica_manager.actions import HighWatermarkAdvanced, WriteIsr
+from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.damaged_logs import DamagedLogs
 from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.isr import IsrProposals
@@ -364,6 +365,28 @@ def _damaged(settings: Settings) -> None:
     _weights(settings, damage_log=2, pause_manager=0.5, kill_broker=0.3)
 
 
+# 3.4: appends that land late
+
+
+def _parked() -> list[Any]:
+    def holds(self: AppendPipeline, item: Any, answer: Any) -> bool:
+        del answer
+        return self._log_end_offset != item.expected_offset + item.offsets
+
+    return [patch.object(AppendPipeline, "_holds", holds)]
+
+
+def _deaf_to_duplicates() -> list[Any]:
+    return [patch.object(HostedPartition, "log_ended", lambda *_: None)]
+
+
+def _late_appends(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms = 60
+    settings.fault_gap_ms = 200
+    _weights(settings, late_appends=2, pause_fetcher=0.3)
+
+
 MUTANTS = (
     Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
@@ -381,6 +404,8 @@ MUTANTS = (
     Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), _damaged),
     Mutant("a replica back in the ISR before it has caught up", "5.6", _back_too_soon, ("1", "2"), _damaged),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
+    Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
+    Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
 )
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -99,6 +99,7 @@ class Stream:
         self._ends = (client, server)
         self._closed: list[Callable[[], None] | None] = [client_closed, server_closed]
         self._last_ms = [0, 0]
+        self.lag_ms = 0  # what the server is sent from now on takes so much longer
         self.broken = False
         client.ended.then(lambda _: self._end_died(1))
         server.ended.then(lambda _: self._end_died(0))
@@ -118,7 +119,8 @@ class Stream:
         if source != target and scheduler.random.random() < network.weather.stream_break:
             self.break_(200)
             return
-        at_ms = max(self._last_ms[to], scheduler.now_ms + network.delay_ms(source, target))
+        lag_ms = self.lag_ms if to == 1 else 0
+        at_ms = max(self._last_ms[to], scheduler.now_ms + network.delay_ms(source, target) + lag_ms)
         self._last_ms[to] = at_ms
         scheduler.after(at_ms - scheduler.now_ms, self._arrive, to, run, args)
 
@@ -143,6 +145,15 @@ class Stream:
         random = self._network.scheduler.random.random
         for end in (0, 1):
             self._network.scheduler.after(int(random() * noticed_within_ms), self._notice, end)
+
+    def break_under_way(self) -> None:
+        """The client hears at once that the connection is gone; all that it has sent reaches the server yet."""
+        if self.broken:
+            return
+        self.broken = True
+        scheduler = self._network.scheduler
+        scheduler.after(0, self._notice, 0)
+        scheduler.after(max(self._last_ms[1] - scheduler.now_ms, 0) + 1, self._notice, 1)
 
     def close(self, by: int) -> None:
         """The client (0) or the server (1) ends it; the other hears of it after what was sent before."""

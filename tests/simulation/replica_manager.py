@@ -13,7 +13,7 @@ from highwater.metadata.etcd_errors import Unavailable
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
 from highwater.replica_manager import actions as act
-from highwater.replica_manager.append_stream import Append, StorageUnavailableError
+from highwater.replica_manager.append_stream import Append, AppendAnswer, StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.hosted import HostedPartition
@@ -23,6 +23,7 @@ from highwater.replica_manager.tail_cache import TailBatch
 from highwater.replica_manager.waits import Waits
 
 from .etcd import Compare, Put
+from .history import InvariantError
 from .network import Stream
 from .replica_control import Control
 from .scheduler import Future, Process
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from .world import Node, World
 
 STORAGE_TIMEOUT_MS = 2000
+APPEND_LIMIT_MS = 3000  # as `append_stream.LIMIT_S`
+# A produce is answered within its time-out and so much: its append may be refused some times before it is written, or
+# log-storage may not answer it at all.
+PRODUCE_MARGIN_MS = APPEND_LIMIT_MS + 2000
 ETCD_TIMEOUT_MS = 600
 
 
@@ -115,6 +120,16 @@ class StorageClient:
             self.stream = Stream(self._owner.world.network, self._owner, server, self._broken, lambda: None)
         self._sent.append(append)
         self.stream.to_server(self._arrived, self.stream, self._server, append)
+        self._owner.after(APPEND_LIMIT_MS, self._overdue, append)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._sent)
+
+    def _overdue(self, append: Append) -> None:
+        if self._sent and self._sent[0] is append and self.stream is not None:
+            self.stream.close(0)
+            self._broken()
 
     def _arrived(self, stream: Stream, server: LogStorage, append: Append) -> None:
         answer = server.append_as_leader(append.key, append.leader_epoch, append.expected_offset, append.records)  # type: ignore[arg-type]
@@ -126,6 +141,7 @@ class StorageClient:
         assert sent is append
         self._owner.storage_seen(answer.incarnation)
         append.answered(answer)
+        self._owner.check_answered(append, answer)
 
     def _broken(self) -> None:
         self.stream = None
@@ -247,6 +263,7 @@ class ReplicaManager(Process):
         self.control = Control(self)
         self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
         self.fetching = Fetching(self.broker, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
+        self.produces: set[int] = set()  # that are not answered yet
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
 
@@ -311,9 +328,70 @@ class ReplicaManager(Process):
     def on_update_metadata(self, *request: Any) -> None:
         self.control.on_update_metadata(*request)
 
+    def check_answered(self, append: Append, answer: AppendAnswer) -> None:
+        """Where a definite answer says that the log ends, the leader knows it from then on; and nothing is held back
+        behind an append that is answered (RULES 3.4)."""
+        hosted = self.broker.hosted.get(append.key)
+        if hosted is None or hosted.pipeline is None or hosted.pipeline.leader_epoch != append.leader_epoch:
+            return
+        known = hosted.partition.log_end_offset
+        if known < answer.log_end_offset:
+            raise InvariantError(
+                "produce (log end)", f"{self.name} takes {append.key} to end at {known}, was told {answer}"
+            )
+        if hosted.pipeline.outstanding and not self.storage_client.outstanding:
+            raise InvariantError(
+                "produce (parked)", f"{self.name} holds {hosted.pipeline.outstanding} appends of {append.key} back"
+            )
+
+    def standing(self) -> str:
+        """What stands here although nothing is asked for any more."""
+        for key, hosted in self.broker.hosted.items():
+            if hosted.partition.leadership is None:
+                continue
+            if hosted.pipeline is not None and hosted.pipeline.outstanding:
+                return f"{self.name} holds {hosted.pipeline.outstanding} appends of {key}"
+            log = self.node.disk.logs[key]
+            if hosted.partition.log_end_offset != log.log_end_offset:
+                return f"{self.name} takes {key} to end at {hosted.partition.log_end_offset}, it ends at {log.state}"
+        if self.storage_client.outstanding:
+            return f"{self.name} waits for {self.storage_client.outstanding} appends"
+        if self.produces or len(self.broker.waits.produces):
+            return f"{self.name} has {len(self.produces)} produces, {len(self.broker.waits.produces)} wait"
+        return ""
+
     # Produce, as `produce.py` has it.
 
     def on_produce(
+        self, reply: Callable[[Any], None], key: PartitionKey, acks: int, batch: Batch, timeout_ms: int
+    ) -> None:
+        """Every one is answered once, within its time-out and a margin."""
+        number = self.world.count()
+        self.produces.add(number)
+
+        def answer(produced: Any) -> None:
+            if number not in self.produces:
+                raise InvariantError("produce (once)", f"{self.name} answers {batch} of {key} again: {produced}")
+            self.produces.discard(number)
+            reply(produced)
+
+        self._expect_answer(number, batch, timeout_ms + PRODUCE_MARGIN_MS)
+        self._produce(answer, key, acks, batch, timeout_ms)
+
+    def _expect_answer(self, number: int, batch: Batch, within_ms: int) -> None:
+        due_ms = self.now_ms + within_ms
+
+        def check() -> None:
+            if number not in self.produces:
+                return
+            if self.now_ms > due_ms:  # this process was paused: what it waits for may have come meanwhile
+                self._expect_answer(number, batch, PRODUCE_MARGIN_MS)
+            else:
+                raise InvariantError("produce (in time)", f"{self.name} has not answered {batch} in {within_ms} ms")
+
+        self.after(within_ms, check)
+
+    def _produce(
         self, reply: Callable[[Any], None], key: PartitionKey, acks: int, batch: Batch, timeout_ms: int
     ) -> None:
         broker = self.broker

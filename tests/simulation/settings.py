@@ -36,6 +36,7 @@ FAULTS = (
     "prefer leaders",
     "damage log",
     "fail log",
+    "late appends",
 )
 
 

@@ -253,6 +253,7 @@ class World:
         self._run_until(lambda: self._all_in_sync() == "", deadline_ms, self._all_in_sync)
         self.producing = False
         self._run_until(lambda: self._unfinished() == "", deadline_ms, self._unfinished)
+        self._run_until(lambda: self._standing() == "", deadline_ms, self._standing, "rest")
         last = [Producer(self, key, self.count(), -1) for key in self.keys]
         for producer in last:
             producer.send_one()
@@ -261,16 +262,19 @@ class World:
         self._run_until(lambda: self._unfinished() == "", deadline_ms, self._unfinished)
         self._run_until(lambda: self._different() == "", deadline_ms, self._different)
         self._run_until(lambda: self._unread() == "", deadline_ms, self._unread)
+        self._run_until(lambda: self._standing() == "", deadline_ms, self._standing, "rest")
         self._check_producers()
 
-    def _run_until(self, holds: Callable[[], bool], deadline_ms: int, problem: Callable[[], str]) -> None:
+    def _run_until(
+        self, holds: Callable[[], bool], deadline_ms: int, problem: Callable[[], str], invariant: str = "liveness"
+    ) -> None:
         scheduler = self.scheduler
         while not holds():
             until_ms = scheduler.now_ms + 200
             while scheduler.now_ms < until_ms:
                 scheduler.step()
             if scheduler.now_ms > deadline_ms:
-                raise InvariantError("liveness", problem())
+                raise InvariantError(invariant, problem())
 
     def _all_in_sync(self) -> str:
         for name, assignment in self.topics.items():
@@ -287,6 +291,14 @@ class World:
             if not producer.idle:
                 return f"{producer.name} of {producer.key} waits for an acknowledgement"
         return self._all_in_sync()
+
+    def _standing(self) -> str:
+        for node in self.nodes.values():
+            for process in (node.manager, node.fetcher):
+                found = "no process" if process is None else process.standing()
+                if found:
+                    return found
+        return ""
 
     def _different(self) -> str:
         for name, assignment in self.topics.items():

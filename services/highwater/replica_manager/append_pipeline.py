@@ -118,12 +118,9 @@ class AppendPipeline:
             return
         if answer.log_end_offset >= 0:
             self._log_end_offset = answer.log_end_offset
-        mismatch = answer.error is ErrorCode.OFFSET_MISMATCH
-        if mismatch or self._log_end_offset != item.expected_offset + item.offsets:
-            # Those in flight behind it expect another offset. Not where the log ends just where this append would have
-            # ended: they may be written before it (sequences keep a producer's order), what comes now is not.
+        if self._holds(item, answer):
             self._stalled = True
-        if mismatch:
+        if answer.error is ErrorCode.OFFSET_MISMATCH:
             if not self._count_miss(item):
                 return
             self._missed.append(item)
@@ -134,6 +131,13 @@ class AppendPipeline:
             self._log_ended(answer)
         if self._stalled and not self._in_flight and not self._closed:
             self._resume()
+
+    def _holds(self, item: _Item, answer: AppendAnswer) -> bool:
+        """Whether nothing more is sent until all in flight is answered: those behind it expect another offset. Not
+        where the log ends just where a refused append would have ended: they may be written before it (sequences keep a
+        producer's order), but what comes now is not."""
+        wrote_nothing = answer.error is ErrorCode.OFFSET_MISMATCH
+        return wrote_nothing or self._log_end_offset != item.expected_offset + item.offsets
 
     def _count_miss(self, item: _Item) -> bool:
         if item.expected_offset == self._log_end_offset or self._misses >= _MAX_MISSES:
