@@ -19,7 +19,7 @@ from highwater.controller.reign import Reign
 from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedTopic
 from highwater.metadata.store import Store
@@ -138,7 +138,7 @@ class Administration:
             )
         except (TopicExistsError, TopicMarkedForDeletionError) as error:
             return TopicOutcome(new.topic, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown, Refused) as error:
             message = f"topic {new.topic!r} may or may not have been created: {error}"
             return TopicOutcome(new.topic, ErrorCode.REQUEST_TIMED_OUT, message)
         return _planned(assignment)
@@ -176,7 +176,7 @@ class Administration:
                 return replace(_planned(planned), topic_id=b"")
             try:
                 written = await change_assignment(self._store, self._keys, self._reign.term, current, planned)
-            except (Unavailable, OutcomeUnknown) as error:
+            except (Unavailable, OutcomeUnknown, Refused) as error:
                 unsettled.append(planned)
                 trouble = f": {error}"
             else:
@@ -222,7 +222,7 @@ class Administration:
             marked = await self._until_answered(
                 lambda: mark_for_deletion(self._store, self._keys, self._reign.term, topic.versioned), deadline
             )
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown, Refused) as error:
             message = f"topic {name!r} may or may not be being deleted: {error}"
             return TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, message)
         return TopicOutcome(name, topic_id=topic.topic_id) if marked else unknown
@@ -278,7 +278,7 @@ class Administration:
         while True:
             try:
                 return await ask()
-            except (Unavailable, OutcomeUnknown):
+            except (Unavailable, OutcomeUnknown, Refused):
                 if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)

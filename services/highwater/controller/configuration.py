@@ -14,7 +14,7 @@ from highwater.controller.reign import Reign
 from highwater.controller.topic_admin import Refusal
 from highwater.controller.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.keys import Keys
 from highwater.metadata.store import Store
 from highwater.metadata.topic_configs import read_topic_config, write_topic_config
@@ -76,7 +76,7 @@ class Configuration:
                 if await write_topic_config(self._store, self._keys, self._reign.term, name, created, current, config):
                     await self._told(topic.topic_id, config)
                     return None
-            except (Unavailable, OutcomeUnknown) as error:
+            except (Unavailable, OutcomeUnknown, Refused) as error:
                 trouble = f": {error}"
             if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
                 message = f"the configuration of topic {name!r} may or may not have been changed{trouble}"

@@ -11,7 +11,7 @@ from highwater.controller.actions import Action, RecordTail, RemoveStates, Remov
 from highwater.controller.cluster import Cluster
 from highwater.metadata.brokers import record_tail
 from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import StoreError, may_pass
 from highwater.metadata.keys import Keys
 from highwater.metadata.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
 from highwater.metadata.store import Store
@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer")
 
 class EtcdWriter:
     """Every write is guarded by the term. `perform` is given what the cluster wants after each outcome. Methods raise
-    `ControllerDeposed` and `Refused`, and wait out etcd's other troubles."""
+    `ControllerDeposed`, and wait out etcd's troubles, refusals too."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class EtcdWriter:
     async def _settle(self, writes: Sequence[WriteState]) -> None:
         """RULES 2.4: what a re-read shows; where it is what was compared, the cluster writes again, and one of the two
         wins."""
-        _log.warning("etcd did not answer for some writes, reading them %s", pairs(states=len(writes)))
+        _log.warning("etcd did not do some writes, or did not say so: reading them %s", pairs(states=len(writes)))
         await asyncio.sleep(RETRY_PAUSE_S)
         partitions = [(write.topic, write.key.partition) for write in writes]
         found, _ = await self._until_answered(lambda: read_states(self._store, self._keys, partitions))
@@ -136,6 +136,8 @@ class EtcdWriter:
         while True:
             try:
                 return await ask()
-            except (Unavailable, OutcomeUnknown) as error:
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
                 _log.warning("etcd does not answer, trying again: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)

@@ -39,7 +39,7 @@ from highwater.metadata.cluster_view import (
 )
 from highwater.metadata.cluster_watch import watch_cluster
 from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import ControllerDeposed, OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import LiveBroker, PartitionKey
@@ -250,7 +250,9 @@ class Reign:
                 try:
                     await expel_broker(self._store, self._keys, self.term, broker_id, broker.broker_epoch)
                     return
-                except (Unavailable, OutcomeUnknown):
+                except StoreError as error:
+                    if not may_pass(error):
+                        raise
                     await asyncio.sleep(RETRY_PAUSE_S)
 
         return BrokerProbe(broker.registration.address, fast_path, expel, self._clock_ms)
@@ -316,7 +318,9 @@ class Reign:
         self.perform(self.cluster.isr_changed(keys))
         try:
             await remove_notifications(self._store, self._keys, self.term, due)
-        except (Unavailable, OutcomeUnknown):
+        except StoreError as error:
+            if not may_pass(error):
+                raise
             for notification in due:  # announced and removed again later
                 self._notifications.add(notification, now_ms)
 

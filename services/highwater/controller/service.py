@@ -24,6 +24,7 @@ from highwater.metadata.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store import Store
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ControllerSettings
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import controller_pb2_grpc
@@ -31,7 +32,8 @@ from highwater.v1 import controller_pb2_grpc
 _log = get_logger(__name__)
 
 SERVICE_NAME = "highwater.v1.Controller"
-PAUSE_AFTER_FAULT_S = 1.0
+PAUSE_S = 1.0
+HEALTH_S = 0.2
 
 
 class ControllerService:
@@ -47,8 +49,11 @@ class ControllerService:
         self._election: ControllerElection | None = None
         self._reign: Reign | None = None
         self._cluster_id = ""
-        self._terms: asyncio.Task[None] | None = None
+        self._serving = True
+        self._started_s = time.monotonic()
         self._metrics = Metrics("controller")
+        failures = self._metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
+        self._supervisor = TaskSupervisor(failures)
 
     @property
     def reign(self) -> Reign | None:
@@ -71,14 +76,16 @@ class ControllerService:
             incarnation=uuid.uuid4().hex,
             session_timeout_ms=self.settings.controller_session_timeout_ms,
         )
-        self._terms = asyncio.create_task(self._serve_terms(self._election))
+        election = self._election
+        # Begun anew, not the end of the process: a candidate holds nothing that a fresh process would not read as well,
+        # and what fails here (etcd's contents, etcd itself) another process would meet again.
+        self._supervisor.run_forever("terms", lambda: self._serve_terms(election))
+        self._supervisor.run_every("health", HEALTH_S, lambda: self._report_health(election))
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
         """Resigns, so that another controller acts at once."""
-        if self._terms is not None:
-            self._terms.cancel()
-            await asyncio.gather(self._terms, return_exceptions=True)
+        await self._supervisor.stop()
         await self._server.stop()
         await self._store.close()
 
@@ -92,9 +99,9 @@ class ControllerService:
             except ControllerDeposed as error:
                 _log.warning("deposed %s", pairs(epoch=term.controller_epoch, reason=error))
             except Exception:
-                # Another controller, or a fresh start of this one, lists everything anew.
-                _log.exception("the term ends by a fault %s", pairs(epoch=term.controller_epoch))
-                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+                # Another controller, or this one after a pause, lists everything anew.
+                _log.error("the term ends by a fault %s", pairs(epoch=term.controller_epoch))
+                raise
             finally:
                 self._reign = None
                 await election.resign()
@@ -128,13 +135,22 @@ class ControllerService:
                 task.cancel()
             await asyncio.gather(running, losing, return_exceptions=True)
 
+    async def _report_health(self, election: ControllerElection) -> None:
+        """NOT_SERVING while it could not take over: etcd has not let it stand for election for a session's time-out."""
+        patience_s = self.settings.controller_session_timeout_ms / 1000
+        serving = election.stands and (bool(self._cluster_id) or time.monotonic() - self._started_s < patience_s)
+        if serving != self._serving:
+            self._serving = serving
+            _log.warning("health %s", pairs(serving=self._serving))
+            await self._server.set_serving(self._serving)
+
     async def _read_cluster_id(self) -> None:
         while not self._cluster_id:
             try:
                 self._cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
             except StoreError as error:
                 _log.warning("waiting for etcd: %s", error)
-                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+                await asyncio.sleep(PAUSE_S)
 
     async def _warn_of_flawed_etcd(self) -> None:
         with contextlib.suppress(StoreError):  # etcd may not allow us to ask

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from highwater.metadata.etcd_errors import GuardFailed, OutcomeUnknown, Unavailable
+from highwater.metadata.etcd_errors import GuardFailed, OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import MAX_TXN_OPERATIONS, Compare, Entry, Get, Operation
 
@@ -21,7 +21,8 @@ class Outcome(Enum):
     REFUSED = "refused"
     """A compare did not hold; nothing was written."""
     UNAVAILABLE = "unavailable"
-    """etcd could not be reached; nothing was written, and nothing is known of the compares."""
+    """etcd could not be reached, or will not write now (no space left); nothing was written, and nothing is known of
+    the compares."""
     UNKNOWN = "unknown"
     """It may have been written, may yet be, or never: see `OutcomeUnknown`."""
 
@@ -119,7 +120,7 @@ async def _write_once(
         answer = await store.txn(compares, operations, [Get(key) for key in compared_keys], timeout_s=timeout_s)
     except OutcomeUnknown:
         return _settle(results, batch, WriteResult(Outcome.UNKNOWN))
-    except Unavailable:
+    except (Unavailable, Refused):
         return _settle(results, batch, WriteResult(Outcome.UNAVAILABLE))
     if answer.succeeded:
         return _settle(results, batch, WriteResult(Outcome.WRITTEN, answer.revision))

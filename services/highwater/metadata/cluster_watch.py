@@ -14,7 +14,7 @@ from highwater.metadata.cluster_view import (
     decode_snapshot,
     live_broker,
 )
-from highwater.metadata.etcd_errors import Compacted, Unavailable
+from highwater.metadata.etcd_errors import StoreError, may_pass
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import LiveBroker
 from highwater.metadata.store import Store
@@ -30,7 +30,7 @@ async def watch_cluster(store: Store, keys: Keys) -> AsyncGenerator[ClusterSnaps
     """A `ClusterSnapshot` at first, then `ClusterChanges` without a gap; where continuity was lost (compaction), a
     fresh snapshot, to be compared with what was known by (id, create revision) (RULES 1.5).
 
-    Waits out etcd's troubles. Raises `CorruptMetadataError` and `Refused`. Use with `contextlib.aclosing`.
+    Waits out etcd's troubles. Raises `CorruptMetadataError` and `StoreClosed`. Use with `contextlib.aclosing`.
     """
     async with contextlib.aclosing(watch_listed(store, keys.everything)) as updates:
         async for update in updates:
@@ -64,7 +64,9 @@ async def watch_listed(store: Store, prefix: str) -> AsyncGenerator[Listing | Wa
     while True:
         try:
             listing = await store.get_prefix(prefix)
-        except (Unavailable, Compacted) as error:
+        except StoreError as error:
+            if not may_pass(error):
+                raise
             _log.warning("cannot list %s: %s", prefix, error)
             await asyncio.sleep(RETRY_PAUSE_S)
             continue
@@ -73,5 +75,7 @@ async def watch_listed(store: Store, prefix: str) -> AsyncGenerator[Listing | Wa
             async with contextlib.aclosing(store.watch_prefix(prefix, listing.revision + 1)) as batches:
                 async for batch in batches:
                     yield batch
-        except Compacted as error:
-            _log.info("%s is listed again: %s", prefix, error)
+        except StoreError as error:
+            if not may_pass(error):
+                raise
+            _log.warning("%s is listed again: %s", prefix, error)

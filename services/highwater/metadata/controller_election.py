@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, StoreError, Unavailable
+from highwater.metadata.etcd_errors import StoreError, may_pass
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import RETRY_PAUSE_S, LeasedKey, boottime_ms
 from highwater.metadata.models import ControllerRegistration
@@ -56,20 +56,39 @@ class ControllerElection:
         self._holding: asyncio.Task[Entry | None] | None = None
         self.acting: ControllerRegistration | None = None
         """The controller that acts, as last seen here; for answers of NOT_CONTROLLER."""
+        self._failing_since_ms: int | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether this candidate could take over: false where etcd has not let it stand for a session's time-out."""
+        since_ms = self._failing_since_ms
+        return since_ms is None or self._clock_ms() - since_ms < self._session_timeout_ms
 
     async def campaign(self) -> ControllerTerm:
-        """Waits until there is no controller and this candidate becomes it; through troubles with etcd too."""
+        """Waits until there is no controller and this candidate becomes it; through troubles with etcd too, refusals
+        among them: an etcd that has no space left or takes a token for expired does so until an operator mends it."""
         assert self._holding is None, "this candidate is elected already"
         while True:
             try:
                 term = await self._try_to_win()
-            except (Unavailable, OutcomeUnknown, LeaseNotFound, Compacted) as error:
-                _log.warning("cannot campaign: %s", error)
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
+                self._failed(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
+            except Exception as error:  # what stands in etcd cannot be read, or a mistake of ours
+                self._failed(error)
+                raise
             if term is not None:
+                self._failing_since_ms = None
                 _log.info("elected %s", pairs(controller=term.controller_id, epoch=term.controller_epoch))
                 return term
+
+    def _failed(self, error: Exception) -> None:
+        if self._failing_since_ms is None:
+            self._failing_since_ms = self._clock_ms()
+        _log.warning("cannot campaign: %s", error)
 
     async def lost(self) -> None:
         """Returns when the term has ended. Until then the controller may act; each of its writes is guarded anyway."""
@@ -96,6 +115,7 @@ class ControllerElection:
         reigning = entries.get(keys.controller)
         if reigning is not None:
             self.acting = ControllerRegistration.from_json(reigning.value)
+            self._failing_since_ms = None
             await self._until_vacant(revision)
             self.acting = None
             return None

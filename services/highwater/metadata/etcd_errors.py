@@ -39,8 +39,9 @@ class LeaseNotFound(StoreError):  # noqa: N818
 
 
 class Refused(StoreError):  # noqa: N818
-    """etcd answered with an error that trying again does not mend (no space left, a malformed request). Nothing was
-    written."""
+    """etcd answered that it will not do it: no space left (its alarm NOSPACE), no permission, an expired token, a
+    malformed request. Nothing was written. An operator may mend that, so whoever has to go on asks again; `Store` tells
+    of refusals late while they go on, so that nobody who does can spin."""
 
 
 class GuardFailed(StoreError):  # noqa: N818
@@ -49,6 +50,13 @@ class GuardFailed(StoreError):  # noqa: N818
 
 class ControllerDeposed(GuardFailed):
     """Another controller was elected, or this one's session ended: it may write no more (RULES 2.2)."""
+
+
+def may_pass(error: StoreError) -> bool:
+    """Whether what goes on for as long as its process waits this out and asks again: everything but a store that was
+    closed and a guard that does not hold any more. An etcd that refuses is waited out too: it does so until an operator
+    has freed space or given a permission back, and whoever had stopped asking by then would be missing for good."""
+    return not isinstance(error, StoreClosed | GuardFailed)
 
 
 # Answers that say that the request was not carried out, though their status code is that of a broken connection.

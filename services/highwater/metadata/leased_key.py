@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from highwater.metadata.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, StoreError
+from highwater.metadata.etcd_errors import LeaseNotFound, OutcomeUnknown, Refused, StoreError, may_pass
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Compare, Entry, Get, Operation, Put, absent
 from highwater.telemetry.log import get_logger
@@ -132,9 +132,11 @@ class LeasedKey:
             pause_s = self._ttl_s / 3
 
     async def _watch(self) -> Entry | None:
-        """Returns when the key is gone or another's (keepalive answers alone prove nothing, RULES 1.4), or when it can
-        be watched no more."""
+        """Returns when the key is gone or another's (keepalive answers alone prove nothing, RULES 1.4). Where etcd may
+        not be watched, the key is read again and again instead; it counts as lost where that is refused too, for a TTL.
+        """
         revision = self.create_revision
+        seen_ms = self._clock_ms()
         while True:
             try:
                 async with contextlib.aclosing(self._store.watch(self._key, revision + 1)) as batches:
@@ -142,18 +144,21 @@ class LeasedKey:
                         for event in batch.events:
                             if event.entry is None or event.entry.create_revision != self.create_revision:
                                 return event.entry
-            except Compacted:
-                entries, revision = await self._read_until_answered()
-                found = entries.get(self._key)
-                if found is None or found.create_revision != self.create_revision:
-                    return found
             except StoreError as error:
-                _log.error("cannot watch %s, it counts as lost: %s", self._key, error)
-                return None
-
-    async def _read_until_answered(self) -> tuple[dict[str, Entry], int]:
-        while True:
+                if not may_pass(error):
+                    _log.error("cannot watch %s, it counts as lost: %s", self._key, error)
+                    return None
             try:
-                return await self._store.get_many((self._key,))
-            except StoreError:
+                entries, revision = await self._store.get_many((self._key,))
+            except StoreError as error:
+                if not may_pass(error) or (
+                    isinstance(error, Refused) and self._clock_ms() - seen_ms >= self._ttl_s * 1000
+                ):
+                    _log.error("cannot read %s, it counts as lost: %s", self._key, error)
+                    return None
                 await asyncio.sleep(RETRY_PAUSE_S)
+                continue
+            seen_ms = self._clock_ms()
+            found = entries.get(self._key)
+            if found is None or found.create_revision != self.create_revision:
+                return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from highwater.metadata.etcd_errors import LeaseNotFound, OutcomeUnknown, StoreError, Unavailable
+from highwater.metadata.etcd_errors import LeaseNotFound, StoreError, may_pass
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import RETRY_PAUSE_S, LeasedKey, boottime_ms
 from highwater.metadata.models import BrokerRegistration
@@ -84,7 +84,9 @@ class BrokerRegistrar:
                 held = self._leased_key(key)
                 if await held.acquire(registration.to_json()):
                     break
-            except (Unavailable, OutcomeUnknown, LeaseNotFound) as error:
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
                 _log.warning("cannot register: %s", pairs(broker=registration.broker_id, error=error))
                 await asyncio.sleep(RETRY_PAUSE_S)
         self._held = held
@@ -107,7 +109,9 @@ class BrokerRegistrar:
                 )
             except LeaseNotFound:
                 return False
-            except (Unavailable, OutcomeUnknown):
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
                 await asyncio.sleep(RETRY_PAUSE_S)  # the same value again does no harm
                 continue
             if result.succeeded and self._held is held:
@@ -154,7 +158,12 @@ class BrokerRegistrar:
             )
 
     async def _hold(self, held: LeasedKey) -> None:
-        await held.hold()
+        try:
+            await held.hold()
+        except (
+            Exception
+        ):  # a mistake of ours: who does not know that it is registered stops leading, and registers anew
+            _log.exception("the registration cannot be held %s", pairs(epoch=held.create_revision))
         if self._held is held:
             self._held = None
             _log.warning("registration lost: %s", pairs(epoch=held.create_revision))

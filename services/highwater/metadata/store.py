@@ -20,11 +20,13 @@ from highwater.metadata.etcd_errors import (
     Compacted,
     LeaseNotFound,
     OutcomeUnknown,
+    Refused,
     StoreClosed,
     StoreError,
     Unavailable,
     classify,
 )
+from highwater.metadata.refusals import Refusals
 from highwater.metadata.transactions import (
     MAX_TXN_OPERATIONS,
     Compare,
@@ -63,7 +65,8 @@ class Store:
 
     - `Unavailable`: nothing was done. Reads, and writes that were never sent, have been tried at every endpoint.
     - `OutcomeUnknown`: a write was sent and not answered. It is never sent again by the store.
-    - `Compacted`, `LeaseNotFound`, `Refused`, `StoreClosed`: see there.
+    - `Compacted`, `LeaseNotFound`, `Refused`, `StoreClosed`: see there. A refusal is told the later the longer etcd
+      goes on refusing, up to 2 s and within the deadline: whoever tries again at once does no harm.
 
     Reads are linearizable. A cancelled write is one of unknown outcome.
     """
@@ -77,6 +80,7 @@ class Store:
     ) -> None:
         self._connections = Connections(endpoints, tls)
         self._timeout_s = timeout_s
+        self._refusals = Refusals()
 
     async def __aenter__(self) -> Self:
         return self
@@ -225,7 +229,7 @@ class Store:
 
     def watch(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
         """Every event of the key from `start_revision` on, see `watch_prefix`."""
-        return watch_range(self._connections, key.encode(), b"", start_revision)
+        return watch_range(self._connections, self._refusals, key.encode(), b"", start_revision)
 
     def watch_prefix(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch]:
         """Every event under the prefix from `start_revision` on (a listing's revision + 1), without gap or repetition:
@@ -235,7 +239,7 @@ class Store:
         Ends by raising `Compacted`: list again, and compare by (id, create revision) (RULES 1.5, 8.4); or `Refused`,
         `StoreClosed`. Use with `contextlib.aclosing`, so that leaving the loop ends the stream.
         """
-        return watch_range(self._connections, prefix.encode(), prefix_end(prefix), start_revision)
+        return watch_range(self._connections, self._refusals, prefix.encode(), prefix_end(prefix), start_revision)
 
     # How calls are made
 
@@ -269,6 +273,8 @@ class Store:
         """Returns where the call may be repeated, at the next member; raises `error` otherwise."""
         if isinstance(error, Unavailable | OutcomeUnknown):
             self._connections.failed(member)
+        if isinstance(error, Refused):
+            await self._refusals.pause(error, deadline - time.monotonic())
         if not isinstance(error, Unavailable) or time.monotonic() + RETRY_PAUSE_S >= deadline:
             raise error from cause
         await asyncio.sleep(RETRY_PAUSE_S)

@@ -11,13 +11,17 @@ from aetcd import rpc
 from grpc.aio import AioRpcError
 
 from highwater.metadata.connections import Connections
-from highwater.metadata.etcd_errors import Compacted, StoreError, Unavailable, classify
+from highwater.metadata.etcd_errors import Compacted, Refused, Unavailable, classify
+from highwater.metadata.refusals import Refusals
 from highwater.metadata.transactions import Entry, Event, WatchBatch
 
 HAS_LEADER = (("hasleader", "true"),)
 """Makes a member that lost the cluster's leader say so at once, instead of letting calls and watches hang."""
 
 RECONNECT_PAUSE_S = 0.1
+
+_PASSING = ("no leader", "server stopped", "not capable", "too many requests", "connection", "Unavailable")
+"""Why a member ends watches that another one, or the same one later, serves."""
 
 
 def prefix_end(prefix: str) -> bytes:
@@ -32,10 +36,11 @@ def entry_of(pair: Any) -> Entry:
 
 
 async def watch_range(
-    connections: Connections, key: bytes, range_end: bytes, start_revision: int
+    connections: Connections, refusals: Refusals, key: bytes, range_end: bytes, start_revision: int
 ) -> AsyncGenerator[WatchBatch]:
     """The events of [key, range_end) (of the key alone where it is empty) from `start_revision` on, see
-    `Store.watch_prefix`. Raises `Compacted`; a store that is closed ends it with `Unavailable`."""
+    `Store.watch_prefix`. Raises `Compacted`, and `Refused` where etcd may not be watched (any more); a store that is
+    closed ends it with `StoreClosed`."""
     if start_revision < 1:
         raise ValueError("a watch starts at the revision after a listing's, at least 1")
     next_revision = start_revision
@@ -53,6 +58,9 @@ async def watch_range(
                     if response.canceled:
                         if response.compact_revision:
                             raise Compacted(response.compact_revision)
+                        reason = response.cancel_reason
+                        if reason and not any(passing in reason for passing in _PASSING):
+                            raise Refused(f"etcd ended the watch of {key.decode()}: {reason}")
                         break  # this member lost its leader, or is stopping
                     events += map(_event, response.events)
                     if response.fragment:
@@ -65,18 +73,20 @@ async def watch_range(
                         # Progress: nothing up to this revision concerns us, so that its compaction need not either.
                         next_revision = max(next_revision, response.header.revision + 1)
         except AioRpcError as broken:
-            _raise_unless_passing(classify(broken, wrote=False), broken)
+            error = classify(broken, wrote=False)
+            if isinstance(error, Refused):
+                await refusals.pause(error, math.inf)
+            if not isinstance(error, Unavailable):
+                raise error from broken
+        except Refused as error:
+            await refusals.pause(error, math.inf)
+            raise
         except asyncio.InvalidStateError:
             pass  # grpc.aio: the stream ended before the first request was written
         finally:
             stream.cancel()
         connections.failed(member)
         await asyncio.sleep(RECONNECT_PAUSE_S)
-
-
-def _raise_unless_passing(error: StoreError, cause: AioRpcError) -> None:
-    if not isinstance(error, Unavailable):
-        raise error from cause
 
 
 def _event(event: Any) -> Event:
