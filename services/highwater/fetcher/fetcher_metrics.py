@@ -11,6 +11,7 @@ class FetcherMetrics:
         self.went_offline = metrics.counter(
             "offline_partitions", "Partitions that refused to be cut below their high watermark"
         )
+        self.task_failures = metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self.max_lag = metrics.gauge(
             "max_lag_records", "The largest lag behind a leader's high watermark over all partitions"
         )

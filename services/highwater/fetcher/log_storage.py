@@ -27,6 +27,7 @@ from highwater.fetcher.wire import (
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.append_request import APPEND_METHOD
 from highwater.rpc.channel import open_channel
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
@@ -58,7 +59,10 @@ class LogStorage:
     How much may be under way at once is for the fetchers to bound (`replica_fetcher.APPENDS_IN_FLIGHT` each).
     """
 
-    def __init__(self, address: str, lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, address: str, lost: Callable[[], None] = lambda: None, *, supervisor: TaskSupervisor | None = None
+    ) -> None:
+        self._supervisor = supervisor or TaskSupervisor()
         self.reachable = asyncio.Event()
         self._address = address
         self._lost = lost
@@ -76,7 +80,7 @@ class LogStorage:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="fetcher-append-stream")
+        self._task = self._supervisor.run_forever("append-stream", self._run)
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -13,10 +13,10 @@ the acked offset. A request that waits at the leader while a partition joins is 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.actions import (
@@ -41,6 +41,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import FetcherSettings
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
@@ -73,7 +74,10 @@ class ReplicaFetcher:
         log_storage: LogStorage,
         metrics: FetcherMetrics,
         now_ms: Callable[[], int],
+        *,
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
+        self._supervisor = supervisor or TaskSupervisor()
         self.identity = identity
         self.address = address
         self.connected = False  # the present session has been answered
@@ -112,7 +116,9 @@ class ReplicaFetcher:
         before = self._session
         if before is not None:
             before.cancel()
-        self._session = asyncio.create_task(self._run(broker_epoch, before), name=f"fetcher-{self.identity}")
+        self._session = self._supervisor.run_forever(
+            f"session-with-{self.identity.leader}", lambda: self._run(broker_epoch, before)
+        )
 
     async def stop(self) -> None:
         tasks = [*self._calls] if self._session is None else [self._session, *self._calls]
@@ -148,7 +154,7 @@ class ReplicaFetcher:
                 case Append():
                     appends.append((follower, action))
                 case TruncateTo() | TruncateFullyAndStartAt():
-                    self._call(self._truncate(follower, action))
+                    self._call(functools.partial(self._truncate, follower, action), [(follower, action.generation)])
                 case Delayed():
                     self._log_delay(follower, action)
                     self._set_timer(follower)
@@ -162,7 +168,8 @@ class ReplicaFetcher:
         if appends:
             self._append(appends)
         if fences:
-            self._call(self._fence(fences))
+            asked = [(follower, fence.generation) for follower, fence in fences]
+            self._call(functools.partial(self._fence, fences), asked)
         self._wake.set()
 
     # The session with the leader.
@@ -364,15 +371,14 @@ class ReplicaFetcher:
                 steps += [(follower, action) for action in follower.outcome_unknown(generation, reason, now_ms)]
         self.perform(steps)
 
-    def _call(self, call: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(call)
+    def _call(self, call: Callable[[], Awaitable[None]], asked: Sequence[tuple[Follower, int]]) -> None:
+        """A call to log-storage for these followers and generations. A mistake of ours in it is of unknown outcome, as
+        a lost answer is: the followers fence again, and do not wait for ever for an answer that nobody will take."""
+        task = self._supervisor.run_once(
+            "log-storage-call", call, lambda error: self._outcome_unknown(asked, f"the call failed: {error!r}")
+        )
         self._calls.add(task)
-        task.add_done_callback(self._call_done)
-
-    def _call_done(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a call to log-storage failed", exc_info=error)
+        task.add_done_callback(self._calls.discard)
 
     # Back-off.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 
@@ -20,6 +19,7 @@ from highwater.fetcher.wire import to_key
 from highwater.rpc.errors import to_proto
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import FetcherSettings
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
@@ -47,7 +47,7 @@ class FetcherService:
         self._settings = settings
         self._server = RpcServer(settings.listen)
         self._metrics = Metrics("fetcher")
-        self._watch: asyncio.Task[None] | None = None
+        self._supervisor: TaskSupervisor | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -61,14 +61,19 @@ class FetcherService:
     async def start(self) -> None:
         """Raises `AddressInUseError`."""
         metrics = FetcherMetrics(self._metrics)
+        # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
+        # both are read again by whoever begins anew.
+        supervisor = self._supervisor = TaskSupervisor(metrics.task_failures)
 
         def open_fetcher(identity: FetcherId, address: str) -> ReplicaFetcher:
-            return ReplicaFetcher(identity, address, self._settings, self._log_storage, metrics, monotonic_ms)
+            return ReplicaFetcher(
+                identity, address, self._settings, self._log_storage, metrics, monotonic_ms, supervisor=supervisor
+            )
 
         self._manager = FetcherManager(
             open_fetcher, self._settings.num_replica_fetchers, self._settings.replica_fetch_backoff_ms, monotonic_ms
         )
-        self._log_storage = LogStorage(self._settings.log_storage, self._manager.reopen_sessions)
+        self._log_storage = LogStorage(self._settings.log_storage, self._manager.reopen_sessions, supervisor=supervisor)
         metrics.max_lag.set_function(
             lambda: max((follower.lag for follower in self._manager.followers.values()), default=0)
         )
@@ -79,14 +84,13 @@ class FetcherService:
         self._metrics.serve(self._settings.metrics_listen)
         self._log_storage.start()
         watch = FollowingWatch(self._settings.replica_manager, uuid.uuid4().hex, self._manager.apply)
-        self._watch = asyncio.create_task(watch.run(), name="following-watch")
+        supervisor.run_forever("following-watch", watch.run)
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
-        if self._watch is None:
+        if self._supervisor is None:
             return
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        await self._supervisor.stop()
         await self._manager.stop()
         await self._log_storage.stop()
         await self._server.stop()

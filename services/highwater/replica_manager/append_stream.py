@@ -23,6 +23,7 @@ from highwater.rpc.append_request import APPEND_METHOD, append_request
 from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto
 from highwater.rpc.overdue import until_overdue
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2, log_storage_pb2
 
@@ -84,12 +85,15 @@ class AppendStream:
         incarnation: Callable[[str], None],
         offline_logs: Callable[[int], None] = lambda count: None,
         damaged_logs: Callable[[int], None] = lambda count: None,
+        *,
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self._open = channel.stream_stream(
             APPEND_METHOD,
             request_serializer=_serialize,
             response_deserializer=log_storage_pb2.AppendResponse.FromString,
         )
+        self._supervisor = supervisor or TaskSupervisor()
         self._seen_incarnation = incarnation
         self._seen_offline_logs = offline_logs
         self._offline_logs = 0
@@ -109,7 +113,8 @@ class AppendStream:
         return self._connected
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="append-stream")
+        # Begun anew: what was outstanding is settled as after any break (RULES 3.4).
+        self._task = self._supervisor.run_forever("append-stream", self._run)
 
     async def stop(self) -> None:
         if self._task is not None:

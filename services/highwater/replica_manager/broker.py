@@ -25,6 +25,7 @@ from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.tail_cache import TailCache, TailCacheBudget
 from highwater.replica_manager.topic_config import TopicConfig, parse
 from highwater.replica_manager.waits import DataWait, Waits
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.broker")
@@ -48,6 +49,7 @@ class Broker:
         lease_confirmed: Callable[[], bool],
         now_ms: Callable[[], int],
         cleanup_policy: str = "delete",
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.incarnation = uuid.uuid4().hex
@@ -67,7 +69,7 @@ class Broker:
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
         self._cleanup_policy = cleanup_policy
-        self.offline_logs = OfflineLogs(storage, self._log_failed)
+        self.offline_logs = OfflineLogs(storage, self._log_failed, supervisor)
         self.damaged_logs = DamagedLogs(
             broker_id,
             storage,
@@ -76,6 +78,7 @@ class Broker:
             leave=self._leave_damaged,
             broker_epoch=lambda: self.broker_epoch,
             now_ms=now_ms,
+            supervisor=supervisor,
         )
         self.report_offline_logs: Callable[[], None] = lambda: None  # tells the controller to ask for them
         self._log_storage_incarnation = ""

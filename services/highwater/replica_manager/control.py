@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.models import PartitionKey, VersionedState
 from highwater.replica_manager.actions import Instruction
 from highwater.replica_manager.append_stream import StorageUnavailableError
@@ -17,11 +18,16 @@ from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopi
 from highwater.replica_manager.partition_core import Phase
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.storage import CreateAnswer, StorageError
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.control")
 
 CONCURRENT_CREATIONS = 32
+PREPARING_PATIENCE_S = 0.5  # of a whole batch, for what has to happen before its logs can be made
+_PREPARING = StorageError(
+    ErrorCode.LOG_STORAGE_ERROR, "the log is being prepared (mended, or an earlier one deleted): ask again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +76,27 @@ class Outcomes:
 
 
 class Control:
-    def __init__(self, broker: Broker, liveness: Liveness, purge: Purge) -> None:
+    """`remained` is called where a log that was to be deleted is still there."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        liveness: Liveness,
+        purge: Purge,
+        *,
+        remained: Callable[[], None] = lambda: None,
+        supervisor: TaskSupervisor | None = None,
+    ) -> None:
         self._broker = broker
         self._liveness = liveness
         self._purge = purge
+        self._remained = remained
+        self._supervisor = supervisor or TaskSupervisor()
         self.controller_epoch = 0  # read from etcd before the first instruction is taken (RULES 1.2)
-        # Instructions are taken one request after the other; what they start in log-storage is not waited for inside.
+        # Instructions are taken one request after the other. Nothing that may take long is waited for inside: neither
+        # fences nor deletions, nor what `_preparing` holds.
         self._lock = asyncio.Lock()
+        self._preparing: dict[PartitionKey, asyncio.Future[StorageError | None]] = {}
         self._complaints: dict[PartitionKey, StorageError] = {}  # why a partition cannot be hosted
 
     async def leader_and_isr(
@@ -130,6 +150,8 @@ class Control:
         if doomed:
             for key, error in (await self._purge.delete(doomed)).items():
                 outcomes[key] = InstructionOutcome(key, error.code, error.message)
+                if error.code is ErrorCode.LOG_STORAGE_ERROR:
+                    self._remained()
         return Outcomes(ErrorCode.NONE, partitions=[outcomes[stop.key] for stop in stops])
 
     async def update_metadata(
@@ -176,6 +198,7 @@ class Control:
     async def _create_logs(self, instructions: Sequence[PartitionInstruction]) -> list[CreateAnswer | None]:
         """None: the log is there, and log-storage, as it runs now, has the configuration."""
         slots = asyncio.Semaphore(CONCURRENT_CREATIONS)
+        deadline = asyncio.get_running_loop().time() + PREPARING_PATIENCE_S
 
         async def create(instruction: PartitionInstruction) -> CreateAnswer | None:
             hosted = self._broker.hosted.get(instruction.key)
@@ -186,35 +209,71 @@ class Control:
             damaged = instruction.key in self._broker.damaged_logs
             if hosted is not None and fenced and hosted.log_config == wanted and not damaged:
                 return None
+            if damaged:
+                error = await self._prepared(instruction.key, lambda: self._mend(instruction), deadline)
+                if error is not None:
+                    return CreateAnswer(error)
+            answer = await create_log(instruction)
+            if answer.error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
+                return answer
+            error = await self._prepared(instruction.key, lambda: self._delete_earlier(instruction), deadline)
+            return CreateAnswer(error) if error is not None else await create_log(instruction)
+
+        async def create_log(instruction: PartitionInstruction) -> CreateAnswer:
             async with slots:
                 try:
-                    if instruction.key in self._broker.damaged_logs:
-                        error = await self._broker.damaged_logs.mend(
-                            instruction.topic, instruction.key, instruction.state.state
-                        )
-                        if error is not None:
-                            return CreateAnswer(error)
-                    return await self._create_log(instruction)
+                    return await self._broker.storage.create_log(
+                        instruction.topic,
+                        instruction.key,
+                        instruction.config,
+                        self._older_log_storage(instruction),
+                    )
                 except StorageUnavailableError as error:
                     return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
 
         return list(await asyncio.gather(*map(create, instructions)))
 
-    async def _create_log(self, instruction: PartitionInstruction) -> CreateAnswer:
-        storage, key = self._broker.storage, instruction.key
-        newer_than = self._older_log_storage(instruction)
-        answer = await storage.create_log(instruction.topic, key, instruction.config, newer_than)
-        if answer.error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
-            return answer
-        # The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES 9.2).
-        described = await storage.describe()
+    async def _prepared(
+        self, key: PartitionKey, prepare: Callable[[], Awaitable[StorageError | None]], deadline: float
+    ) -> StorageError | None:
+        """What `prepare` answers, None if the log can be made or taken up. It waits for etcd and for deletions, so it
+        goes on by itself where it is not done by the `deadline` (of the event loop): the other partitions of the batch,
+        and the instructions behind it, must be answered within 5 s (RULES 7.7). This one comes again every second."""
+        done = self._preparing.get(key)
+        if done is None:
+            done = self._preparing[key] = asyncio.get_running_loop().create_future()
+            outcome = done
+
+            async def run() -> None:
+                try:
+                    outcome.set_result(await prepare())
+                except (StorageUnavailableError, StoreError) as error:
+                    outcome.set_result(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
+                finally:
+                    del self._preparing[key]
+                    if not outcome.done():
+                        outcome.set_result(StorageError(ErrorCode.LOG_STORAGE_ERROR, "the log could not be prepared"))
+
+            self._supervisor.run_once("prepare-log", run)
+        await asyncio.wait((done,), timeout=max(deadline - asyncio.get_running_loop().time(), 0))
+        return done.result() if done.done() else _PREPARING
+
+    async def _mend(self, instruction: PartitionInstruction) -> StorageError | None:
+        """RULES 7.6."""
+        return await self._broker.damaged_logs.mend(instruction.topic, instruction.key, instruction.state.state)
+
+    async def _delete_earlier(self, instruction: PartitionInstruction) -> StorageError | None:
+        """The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES
+        9.2)."""
+        key = instruction.key
+        described = await self._broker.storage.describe()
         earlier = [
             log.key
             for log in described.logs
             if log.topic == instruction.topic and log.key.partition == key.partition and log.key != key
         ]
         await self._purge.delete(earlier)
-        return await storage.create_log(instruction.topic, key, instruction.config, newer_than)
+        return None
 
     def _older_log_storage(self, instruction: PartitionInstruction) -> str:
         """log-storage's incarnation where the topic was created after this broker registered with it: then none of the

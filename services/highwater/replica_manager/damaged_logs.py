@@ -24,6 +24,7 @@ from highwater.replica_manager.hosted import HostedPartition
 from highwater.replica_manager.inquiry import Inquiry
 from highwater.replica_manager.metadata_cache import MetadataCache
 from highwater.replica_manager.storage import LogStorage, StorageError, from_key
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.damaged_logs")
@@ -50,6 +51,7 @@ class DamagedLogs:
         leave: Callable[[HostedPartition], None],
         broker_epoch: Callable[[], int | None],
         now_ms: Callable[[], int],
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self.register_anew: Callable[[], None] = lambda: None
         self.read_state: Callable[[str, int], Awaitable[PartitionState | None]] = _no_state
@@ -64,7 +66,7 @@ class DamagedLogs:
         self._leaving_since_ms: dict[PartitionKey, int] = {}
         self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
         self._dropping: set[PartitionKey] = set()
-        self._inquiry = Inquiry("damaged", self._ask)
+        self._inquiry = Inquiry("damaged", self._ask, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
         """Whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""

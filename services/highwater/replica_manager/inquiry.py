@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 
 logger = get_logger("replica_manager.inquiry")
@@ -17,8 +18,11 @@ class Inquiry:
     """One question at a time. `ask` raises `StorageUnavailableError` where it has no answer: it is asked again after
     `RETRY_S`. `trouble`, "offline" or "damaged", is what the log speaks of."""
 
-    def __init__(self, trouble: str, ask: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, trouble: str, ask: Callable[[], Awaitable[None]], supervisor: TaskSupervisor | None = None
+    ) -> None:
         self._trouble = trouble
+        self._supervisor = supervisor or TaskSupervisor()
         self._ask = ask
         self._asking: asyncio.Task[None] | None = None
         self._ask_again = False
@@ -27,12 +31,16 @@ class Inquiry:
         """Asks, once more where a question is under way already: its answer may be older than what has changed."""
         self._ask_again = True
         if self._asking is None:
-            self._asking = asyncio.create_task(self._run(), name=f"{self._trouble}-logs")
+            self._asking = self._supervisor.run_once(f"{self._trouble}-logs", self._run, self._failed)
 
     async def stop(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _failed(self, error: Exception) -> None:
+        """A mistake of ours. Who is offline or damaged must be known all the same."""
+        asyncio.get_running_loop().call_later(RETRY_S, self.begin)
 
     async def _run(self) -> None:
         try:

@@ -6,8 +6,8 @@ A write is made once and its outcome handed back; nothing is tried again here (R
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from highwater.metadata.cluster_view import versioned_state
 from highwater.metadata.etcd_errors import StoreError
@@ -17,6 +17,7 @@ from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, S
 from highwater.metadata.store import Store
 from highwater.replica_manager.actions import WriteIsr
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.isr_writer")
@@ -45,6 +46,7 @@ class IsrChanges:
         broker_epoch: Callable[[], int | None],
         outcomes: IsrOutcomes,
         metrics: ReplicaManagerMetrics,
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -55,6 +57,7 @@ class IsrChanges:
         self._writes: dict[PartitionKey, tuple[str, WriteIsr]] = {}
         self._reads: dict[PartitionKey, str] = {}
         self._flushing: asyncio.TimerHandle | None = None
+        self._supervisor = supervisor or TaskSupervisor()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, key: PartitionKey, topic: str, action: WriteIsr) -> None:
@@ -82,12 +85,13 @@ class IsrChanges:
         writes, self._writes = self._writes, {}
         reads, self._reads = self._reads, {}
         if writes:
-            self._spawn(self._write([(key, topic, action) for key, (topic, action) in writes.items()]))
+            proposals = [(key, topic, action) for key, (topic, action) in writes.items()]
+            self._spawn("isr-write", lambda: self._write(proposals))
         if reads:
-            self._spawn(self._read(reads))
+            self._spawn("isr-read", lambda: self._read(reads))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = self._supervisor.run_once(name, work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -114,7 +118,10 @@ class IsrChanges:
                 pairs(topic=topic, partition=key.partition, isr=action.state.isr, outcome=result.outcome.value),
             )
             self._metrics.isr_changes.labels(result.outcome.value).inc()
-            self._outcomes.isr_settled(key, action.proposal_id, result)
+            try:
+                self._outcomes.isr_settled(key, action.proposal_id, result)
+            except Exception:  # one partition's: the others are not to wait for it
+                logger.exception("the outcome of an ISR change could not be taken %s", pairs(partition=key))
 
     async def _read(self, reads: dict[PartitionKey, str]) -> None:
         keys = self._keys

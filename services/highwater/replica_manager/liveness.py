@@ -21,11 +21,13 @@ from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.storage import Description
 from highwater.rpc.server import UserError
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.liveness")
 
 RETRY_S = 0.1
+LONGEST_RETRY_S = 10.0
 TAIL_POLL_S = 0.5
 # How long an instruction waits for a registration that the controller saw before this broker heard of it itself.
 EPOCH_WAIT_S = 2.0
@@ -50,6 +52,7 @@ class Liveness:
         session_timeout_ms: int,
         registered: Callable[[], None],
         failed: Callable[[Exception], None],
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self._broker = broker
         self._store = store
@@ -59,6 +62,7 @@ class Liveness:
         self._session_timeout_ms = session_timeout_ms
         self._registered = registered
         self._failed = failed
+        self._supervisor = supervisor or TaskSupervisor()
         self._registrar = BrokerRegistrar(
             store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
         )
@@ -91,8 +95,9 @@ class Liveness:
                 return
 
     def start(self) -> None:
-        self._running = asyncio.create_task(self._run(), name="liveness")
-        self._reporting = asyncio.create_task(self._report(), name="offline-log-reports")
+        # Who does not know whether it is registered cannot go on: where this ends by an error, the process does.
+        self._running = self._supervisor.run_once("liveness", self._run, self._failed)
+        self._reporting = self._supervisor.run_forever("offline-log-reports", self._report)
 
     async def announce_shutdown(self) -> None:
         """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
@@ -177,10 +182,9 @@ class Liveness:
                 logger.warning("cannot register yet: %s", error)
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
-            except Exception as error:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
+            except Exception:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
                 self._broker.registration_lost()
-                self._failed(error)
-                return
+                raise
 
     async def _register(self) -> None:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
@@ -214,7 +218,7 @@ class Liveness:
         self._registered()
         if self._tail is not None:
             self._tail.cancel()
-        self._tail = asyncio.create_task(self._settle_tail(registration, broker_epoch, doubted), name="tail")
+        self._tail = self._supervisor.run_once("tail", lambda: self._settle_tail(registration, broker_epoch, doubted))
 
     async def _settle_cluster(self, described: Description) -> None:
         """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""
@@ -233,16 +237,25 @@ class Liveness:
         self, registration: BrokerRegistration, broker_epoch: int, doubted: Mapping[str, int]
     ) -> None:
         """RULES 7.2: once the registration is ordinary, and only then, the present boot is recorded as the last one
-        that used the log directories, and etcd forgets which had been in doubt."""
-        try:
-            if registration.tail_lost:
-                await self._tail_settled(broker_epoch)
-            if registration.tail_lost and not await self._update(tail_lost=False):
+        that used the log directories, and etcd forgets which had been in doubt. Tries until it is, or until this
+        registration has ended."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                if registration.tail_lost:
+                    await self._tail_settled(broker_epoch)
+                if registration.tail_lost and not await self._update(tail_lost=False):
+                    return
+                await self._broker.storage.record_boot()
+                await forget_doubted(self._store, self._keys, doubted)
                 return
-            await self._broker.storage.record_boot()
-            await forget_doubted(self._store, self._keys, doubted)
-        except (StorageUnavailableError, StoreError) as error:
-            logger.warning("the boot is not recorded, the next start may count as a lost tail: %s", error)
+            except (StorageUnavailableError, StoreError) as error:
+                logger.warning(
+                    "the boot is not recorded yet, a start before it is may count as a lost tail %s",
+                    pairs(error=error, retry_in_s=pause_s),
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
     async def _tail_settled(self, broker_epoch: int) -> None:
         """Returns once the controller has taken this broker out of what its lost tail touches."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.inquiry import Inquiry
 from highwater.replica_manager.storage import LogStorage
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.offline_logs")
@@ -20,11 +21,13 @@ logger = get_logger("replica_manager.offline_logs")
 class OfflineLogs:
     """`failed` is called with each log once, when it is found offline."""
 
-    def __init__(self, storage: LogStorage, failed: Callable[[PartitionKey], None]) -> None:
+    def __init__(
+        self, storage: LogStorage, failed: Callable[[PartitionKey], None], supervisor: TaskSupervisor | None = None
+    ) -> None:
         self._storage = storage
         self._failed = failed
         self._known: set[PartitionKey] = set()
-        self._inquiry = Inquiry("offline", self._ask)
+        self._inquiry = Inquiry("offline", self._ask, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
         return key in self._known

@@ -61,7 +61,10 @@ class Purge:
             dooms, kept = await self._judge(wanted)
         except StoreError as error:
             return dict.fromkeys(wanted, StorageError(ErrorCode.LOG_STORAGE_ERROR, f"etcd: {error}"))
-        results: dict[PartitionKey, StorageError] = dict.fromkeys(kept, KEPT)
+        return dict.fromkeys(kept, KEPT) | await self._delete(dooms)
+
+    async def _delete(self, dooms: Sequence[_Doom]) -> dict[PartitionKey, StorageError]:
+        results: dict[PartitionKey, StorageError] = {}
         for doom in dooms:
             self._evict(doom.key)
             try:
@@ -76,13 +79,21 @@ class Purge:
             )
         return results
 
-    async def delete_strays(self, hosted: Collection[PartitionKey]) -> None:
-        """Deletes the logs of topics that were deleted, or moved, while this broker was away (RULES 9.2)."""
+    async def delete_strays(self, hosted: Collection[PartitionKey]) -> bool:
+        """Deletes the logs of topics that were deleted, or moved, while this broker was away or cut off (RULES 9.2).
+        Their replicas that are still `hosted` in memory end, too, whether they have a log or not.
+
+        False: some log remained that may be deleted later; one that is offline waits for log-storage's next start.
+        Raises `StoreError`, `StorageUnavailableError`.
+        """
         described = await self._storage.describe()
-        strays = [log.key for log in described.logs if log.key not in hosted]
-        if strays:
-            # The logs were listed first: a topic made after the read below cannot have one among them.
-            await self.delete(strays)
+        # What there is was listed first: a topic made after the read below cannot be among it.
+        offline = {log.key for log in described.logs if log.offline}
+        dooms, _ = await self._judge(list({log.key for log in described.logs} | set(hosted)))
+        for doom in dooms:
+            self._evict(doom.key)
+        results = await self._delete([doom for doom in dooms if doom.key not in offline])
+        return not any(error.code is ErrorCode.LOG_STORAGE_ERROR for error in results.values())
 
     async def _judge(self, wanted: Sequence[PartitionKey]) -> tuple[list[_Doom], list[PartitionKey]]:
         read = await read_topics(self._store, self._keys)

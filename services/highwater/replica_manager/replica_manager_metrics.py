@@ -22,4 +22,5 @@ class ReplicaManagerMetrics:
             "under_min_isr_partitions", "Partitions led here with fewer in-sync replicas than min.insync.replicas"
         )
         self.delayed_produces = metrics.gauge("delayed_produces", "Produced partitions that wait to be committed")
+        self.task_failures = metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self.waiting_fetches = metrics.gauge("waiting_fetches", "Fetches that wait for data")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import read_controller_epoch
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionState
+from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import read_states
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
@@ -33,10 +32,12 @@ from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.shutdown import move_leadership_away
 from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.strays import Strays
 from highwater.replica_manager.topic_creation import TopicCreation
 from highwater.replica_manager.waits import Waits
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import group_pb2_grpc
@@ -47,6 +48,7 @@ SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl", "highwater.v1.
 READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
+STRAYS_S = 0.2  # between two looks whether logs that nobody wants are to be looked for
 MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
 MAX_WAITING_FETCHES = 10_000
 MAX_TICK_MS = 100  # a session that is closed for 500 ms must be noticed (RULES 5.6)
@@ -63,8 +65,13 @@ class ReplicaManagerService:
         self._counted = ReplicaManagerMetrics(self._metrics)
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
+        self._supervisor = TaskSupervisor(self._counted.task_failures)
         storage = LogStorage(
-            settings.log_storage, self._log_storage_seen, self._offline_logs_changed, self._damaged_logs_changed
+            settings.log_storage,
+            self._log_storage_seen,
+            self._offline_logs_changed,
+            self._damaged_logs_changed,
+            supervisor=self._supervisor,
         )
         self.broker = Broker(
             settings.broker_id,
@@ -79,6 +86,7 @@ class ReplicaManagerService:
             cleanup_policy=settings.log_cleanup_policy,
             lease_confirmed=self._lease_confirmed,
             now_ms=_monotonic_ms,
+            supervisor=self._supervisor,
         )
         self.broker.isr_changes = IsrChanges(
             self._store,
@@ -86,6 +94,7 @@ class ReplicaManagerService:
             settings.broker_id,
             broker_epoch=lambda: self.broker.broker_epoch,
             outcomes=self.broker,
+            supervisor=self._supervisor,
             metrics=self._counted,
         )
         self.server = RpcServer(settings.listen)
@@ -96,6 +105,7 @@ class ReplicaManagerService:
             address=settings.advertised_listener,
             rack=settings.rack,
             session_timeout_ms=settings.broker_session_timeout_ms,
+            supervisor=self._supervisor,
             registered=self._registered,
             failed=self._fail,
         )
@@ -110,9 +120,13 @@ class ReplicaManagerService:
             cluster_id=lambda: self.liveness.cluster_id,
             evict=self.broker.evict,
         )
-        self.control = Control(self.broker, self.liveness, self._purge)
+        self._strays = Strays(self._purge, self.broker.hosted.keys(), _monotonic_ms)
+        self.control = Control(
+            self.broker, self.liveness, self._purge, remained=self._strays.remained, supervisor=self._supervisor
+        )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._checkpointed: dict[PartitionKey, tuple[int, int]] = {}
+        self._ready: bool | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -148,11 +162,17 @@ class ReplicaManagerService:
         self._metrics.serve(settings.metrics_listen)
         broker.storage.start()
         self.liveness.start()
-        self._spawn(self._watch_brokers(), "watch-brokers")
-        self._spawn(self._tick(), "tick")
-        self._spawn(self._checkpoint(), "checkpoint")
-        self._spawn(self._report_readiness(), "readiness")
-        self._spawn(self._mend_logs(), "mend-logs")
+        supervisor = self._supervisor
+        # What only reads, reports or cleans up is begun anew. The watch reads everything again.
+        supervisor.run_forever("watch-brokers", self._watch_brokers)
+        checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
+        supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
+        supervisor.run_every("readiness", RETRY_S, self._report_readiness)
+        supervisor.run_every("mend-logs", MEND_S, self._mend_logs)
+        supervisor.run_every("strays", STRAYS_S, self._strays.tick, expected=(StoreError, StorageUnavailableError))
+        # The tick moves the partitions' state: where it raises, an invariant of one is broken, and what it holds in
+        # memory is not to be gone by any more. The process ends; the next begins with etcd, the fences and the logs.
+        supervisor.run_once("tick", self._tick, self._fail)
 
     def _count(self) -> None:
         broker, counted = self.broker, self._counted
@@ -189,9 +209,7 @@ class ReplicaManagerService:
         await self.server.set_serving(False)
         await self.liveness.stop(deregister=deregister)
         self.broker.registration_lost()  # what waits is answered
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supervisor.stop()
         await self.server.stop()
         await self._topic_creation.stop()
         assert self.broker.isr_changes is not None
@@ -202,17 +220,8 @@ class ReplicaManagerService:
         await self.broker.storage.stop()
         await self._store.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
     def _fail(self, error: BaseException) -> None:
+        """Ends the process, with the reason."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -231,25 +240,14 @@ class ReplicaManagerService:
         return None if versioned is None else versioned.state
 
     async def _mend_logs(self) -> None:
-        while True:
-            await asyncio.sleep(MEND_S)
-            self.broker.damaged_logs.tick()
+        self.broker.damaged_logs.tick()
 
     def _lease_confirmed(self) -> bool:
         return self.liveness.lease_confirmed()
 
     def _registered(self) -> None:
-        self._spawn(self._after_registration(), "after-registration")
-
-    async def _after_registration(self) -> None:
-        await self.server.set_serving(True)
-        while True:
-            try:
-                await self._purge.delete_strays(set(self.broker.hosted))
-                return
-            except (StoreError, StorageUnavailableError) as error:
-                logger.warning("strays are not looked for yet: %s", error)
-                await asyncio.sleep(RETRY_S)
+        self._strays.registered()
+        self._supervisor.run_once("serve", lambda: self.server.set_serving(True), self._fail)
 
     async def _controller_epoch(self) -> int:
         while True:
@@ -272,31 +270,22 @@ class ReplicaManagerService:
 
     async def _checkpoint(self) -> None:
         """Leaders' high watermarks, for log-storage's checkpoint; followers' go with their appends (RULES 4.6)."""
-        written: dict[Any, tuple[int, int]] = {}
-        while True:
-            await asyncio.sleep(self._settings.replica_high_watermark_checkpoint_interval_ms / 1000)
-            marks = {
-                key: (hosted.partition.leader_epoch, hosted.partition.high_watermark)
-                for key, hosted in self.broker.hosted.items()
-                if hosted.partition.leadership is not None
-            }
-            changed = [(key, *mark) for key, mark in marks.items() if written.get(key) != mark]
-            if changed:
-                try:
-                    await self.broker.storage.checkpoint_high_watermarks(changed)
-                    written = marks
-                except StorageUnavailableError as error:
-                    logger.warning("high watermarks are not checkpointed: %s", error)
+        marks = {
+            key: (hosted.partition.leader_epoch, hosted.partition.high_watermark)
+            for key, hosted in self.broker.hosted.items()
+            if hosted.partition.leadership is not None
+        }
+        changed = [(key, *mark) for key, mark in marks.items() if self._checkpointed.get(key) != mark]
+        if changed:
+            await self.broker.storage.checkpoint_high_watermarks(changed)
+            self._checkpointed = marks
 
     async def _report_readiness(self) -> None:
         """The health name "ready": registered, and every replica hosted here is back in its ISR (DESIGN §4)."""
-        reported = None
-        while True:
-            ready = self.broker.broker_epoch is not None and self.broker.all_in_sync()
-            if ready != reported:
-                await self.server.set_status(READY, ready)
-                reported = ready
-            await asyncio.sleep(RETRY_S)
+        ready = self.broker.broker_epoch is not None and self.broker.all_in_sync()
+        if ready != self._ready:
+            await self.server.set_status(READY, ready)
+            self._ready = ready
 
 
 def _monotonic_ms() -> int:

@@ -20,6 +20,7 @@ from highwater.replica_manager.actions import FenceAnswer
 from highwater.replica_manager.append_stream import Append, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
+from highwater.supervision import TaskSupervisor
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
 CALL_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for so long is not live
@@ -104,13 +105,17 @@ class LogStorage:
         incarnation: Callable[[str], None],
         offline_logs: Callable[[int], None] = lambda count: None,
         damaged_logs: Callable[[int], None] = lambda count: None,
+        *,
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         # Two connections: a long read must not stand before an append in the transport's queue.
         self._append_channel = open_channel(address)
         self._channel = open_channel(address)
         self._seen = incarnation
         self._stub = log_storage_pb2_grpc.LogStorageStub(self._channel)
-        self.appends = AppendStream(self._append_channel, incarnation, offline_logs, damaged_logs)
+        self.appends = AppendStream(
+            self._append_channel, incarnation, offline_logs, damaged_logs, supervisor=supervisor
+        )
 
     def start(self) -> None:
         self.appends.start()
