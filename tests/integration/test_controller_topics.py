@@ -127,7 +127,12 @@ async def test_what_cannot_be_added_is_refused_with_a_reason(world: World) -> No
     assert [from_proto(each.error) for each in answers] == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
     await world.brokers[2].kill()
     await eventually(lambda: world.brokers[1].live == {1}, "the dead broker is noticed")
-    assert (await refused(more_partitions("growing", 3)))[0] is ErrorCode.INVALID_REPLICATION_FACTOR
+    error, message = await refused(more_partitions("growing", 3))
+    assert (error, error.retriable) == (ErrorCode.REPLICA_NOT_AVAILABLE, True)
+    assert "asks for 2 brokers, and 1 are registered now" in message
+    response = await stub.CreateTopics(new_topic("another", factor=2))
+    assert only(response) is ErrorCode.REPLICA_NOT_AVAILABLE
+    assert only(await stub.CreateTopics(new_topic("another", factor=3))) is ErrorCode.INVALID_REPLICATION_FACTOR
     (topic,) = (await read_topics(world.store, world.keys)).topics.values()
     assert len(topic.assignment.replicas) == 2
 

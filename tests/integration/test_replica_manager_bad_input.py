@@ -138,3 +138,11 @@ async def test_bytes_that_are_no_message(cluster: TestCluster) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
         await produce(b"\xff\xff\xff\x01garbage")
     assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE
+
+
+async def test_internal_topics_are_not_written_by_clients(cluster: TestCluster) -> None:
+    internal, topic = await cluster.create_topic("__consumer_offsets"), await cluster.create_topic("_orders")
+    refused = (await cluster[0].produce(internal.key, rows(b"a"))).error
+    assert (refused.code, refused.retriable) == (ErrorCode.INVALID_TOPIC, False)
+    assert "two underscores" in refused.message
+    assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE

@@ -96,6 +96,13 @@ async def test_an_illegal_name_is_refused(creating: Trio) -> None:
     assert "illegal topic name" in refused.message
 
 
+async def test_a_reserved_name_is_refused(creating: Trio, store: Store, keys: Keys) -> None:
+    refused = (await asked(creating, "__orders")).error
+    assert (refused.code, refused.retriable) == (ErrorCode.INVALID_TOPIC, False)
+    assert "reserved" in refused.message
+    assert await names(store, keys) == set()
+
+
 async def test_what_the_controller_refuses_is_told(etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path) -> None:
     settings = {"auto.create.topics.enable": "true"}
     async with running(etcd, store, keys, tmp_path, replication_factor=3, **settings) as broker:

@@ -23,6 +23,8 @@ Commands (`T-0` is a partition, brokers are numbers):
     rebalance 10                         leaderships go back where more than so many percent of a broker's own are away
     hold / release                       keeps the controller's writes from etcd until `release`
     new-controller                       another one is elected and lists everything
+    configure T min.insync.replicas=1    the topic's configuration is changed
+    lose-watch                           what happens in etcd from now on is not seen
     relist                               the watch was lost, the same one lists everything
     state T-0                            prints the state
 
@@ -96,6 +98,8 @@ class World:
         self.deletions: dict[str, bytes] = {}
         self.defaults = ElectionPolicy()
         self.controller_epoch = 1
+        self.configs: dict[str, dict[str, str]] = {}
+        self.watching = True
         self.held: list[Action] | None = None
         self.output: list[str] = []
         self.cluster = Cluster(0, 1, self.defaults)
@@ -232,7 +236,7 @@ class World:
         known = self.brokers[broker_id]
         changed = replace(known.registration, offline_log_reports=known.registration.offline_log_reports + 1)
         self.brokers[broker_id] = replace(known, registration=changed)
-        return self.cluster.broker_seen(self.brokers[broker_id])
+        return self.cluster.broker_seen(self.brokers[broker_id]) if self.watching else []
 
     def _answered(
         self, partition: str, broker: str, error: ErrorCode, tail: LogTail | None, **flags: bool
@@ -277,7 +281,16 @@ class World:
         self.cluster = Cluster(0, self.controller_epoch, self.defaults)
         return self.cluster.load(self.snapshot(), 0)
 
+    def configure(self, name: str, **config: str) -> list[Action]:
+        self.configs[name] = config
+        return self.cluster.config_seen(name, config) if self.watching else []
+
+    def lose_watch(self) -> list[Action]:
+        self.watching = False
+        return []
+
     def relist(self) -> list[Action]:
+        self.watching = True
         return self.cluster.load(self.snapshot(), 0)
 
     def state(self, partition: str) -> list[Action]:
@@ -291,7 +304,7 @@ class World:
             dict(self.tails),
             dict(self.topics),
             dict(self.states),
-            {},
+            dict(self.configs),
             dict(self.deletions),
             (),
             None,

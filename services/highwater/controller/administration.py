@@ -128,6 +128,7 @@ class Administration:
             preferred_leaders=leaders,
             num_partitions=self._settings.num_partitions,
             default_replication_factor=self._settings.default_replication_factor,
+            away=len(cluster.known_brokers.difference(self._brokers())),
         )
 
     async def _create(self, new: NewTopic, assignment: TopicAssignment, deadline: float) -> TopicOutcome:

@@ -42,6 +42,7 @@ class Cluster:
         self.brokers: dict[int, LiveBroker] = {}
         self.topics = TopicTable()
         self._defaults = defaults
+        self._seen: set[int] = set()  # brokers that were registered in this term
         self._shutting_down: dict[int, int] = {}  # broker id -> broker epoch that asked for it
         self._lost_tails = LostTails()
 
@@ -71,6 +72,12 @@ class Cluster:
             return False
         return all(p.served for p in topic.partitions)
 
+    @property
+    def known_brokers(self) -> frozenset[int]:
+        """Those that are or were registered, as far as this controller has seen or assignments tell."""
+        hosts = (broker_id for partition in self.topics.partitions() for broker_id in partition.replicas)
+        return frozenset(self._seen) | frozenset(hosts)
+
     def is_registered(self, broker_id: int, broker_epoch: int) -> bool:
         broker = self.brokers.get(broker_id)
         return broker is not None and broker.broker_epoch == broker_epoch
@@ -96,16 +103,24 @@ class Cluster:
                 actions += self.topic_gone(topic.name)
         news: list[PartitionStateMachine] = []
         for name, versioned_topic in snapshot.topics.items():
-            for partition in self.topics.add(versioned_topic, snapshot.topic_configs.get(name, {})).partitions:
+            config = snapshot.topic_configs.get(name, {})
+            known = self.topics.named(name)
+            reconfigured = known is not None and known.config != config
+            for partition in self.topics.add(versioned_topic, config).partitions:
                 versioned = snapshot.states.get((name, partition.key.partition))
-                if versioned is not None and partition.seen(versioned):
+                if (versioned is not None and partition.seen(versioned)) or reconfigured:
                     news.append(partition)
         self._lost_tails.load(snapshot.broker_tails)
+        with_more_offline = [
+            broker for broker in snapshot.brokers.values() if self._has_more_logs_offline(broker)
+        ]  # under the broker epoch that is known; those that are renewed are told everything
         renewed = self._load_brokers(snapshot.brokers)
         for name, topic_id in snapshot.deletions.items():
             actions += self.deletion_marked(name, topic_id, now_ms)
         actions += self._advance(self.topics.partitions())
         actions += self._announce(news)
+        for broker in with_more_offline:
+            actions.append(self._ask_again(broker))
         for broker in renewed:
             actions += self._tell_everything(broker)
         return actions + self._send_metadata()
@@ -132,14 +147,15 @@ class Cluster:
         if known is not None and (known.broker_epoch > broker.broker_epoch or known == broker):
             return []
         renewed = known is None or known.broker_epoch != broker.broker_epoch
+        more_offline = self._has_more_logs_offline(broker)
         if renewed:
             self._register(broker)
         self.brokers[broker_id] = broker
         actions = self._advance(self.topics.hosted(broker_id).values())
         if renewed:
             actions += self._tell_everything(broker)
-        elif known is not None and known.registration.offline_log_reports != broker.registration.offline_log_reports:
-            actions.append(SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id)))
+        elif more_offline:
+            actions.append(self._ask_again(broker))
         return actions + self._send_metadata()
 
     def broker_gone(self, broker_id: int, revision: int) -> list[Action]:
@@ -153,6 +169,7 @@ class Cluster:
     def _register(self, broker: LiveBroker) -> None:
         broker_id = broker.registration.broker_id
         self._forget_broker(broker_id)
+        self._seen.add(broker_id)
         self.brokers[broker_id] = broker
         self._lost_tails.registered(broker, self.topics.hosted(broker_id))
 
@@ -172,6 +189,20 @@ class Cluster:
             SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id)),
             SendMetadata(broker_id, broker.broker_epoch, full=True),
         ]
+
+    def _has_more_logs_offline(self, broker: LiveBroker) -> bool:
+        """Whether it says so under the broker epoch that is known."""
+        known = self.brokers.get(broker.registration.broker_id)
+        return (
+            known is not None
+            and known.broker_epoch == broker.broker_epoch
+            and known.registration.offline_log_reports != broker.registration.offline_log_reports
+        )
+
+    def _ask_again(self, broker: LiveBroker) -> SendLeaderAndIsr:
+        """Everything that it hosts: its answers say which logs are offline (RULES 7.7)."""
+        broker_id = broker.registration.broker_id
+        return SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id))
 
     def _tellable(self, broker_id: int) -> tuple[PartitionKey, ...]:
         return tuple(

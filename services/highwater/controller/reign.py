@@ -171,6 +171,10 @@ class Reign:
                     self._apply(update)
 
     def _load(self, snapshot: ClusterSnapshot) -> None:
+        acting = snapshot.controller
+        if acting is None or acting.controller_epoch != self.term.controller_epoch:
+            self.depose("the controller key is gone or another's")  # it may have changed while the watch was lost
+            return
         self._configs = dict(snapshot.topic_configs)
         actions = self.cluster.load(snapshot, self._clock_ms())
         for notification in snapshot.isr_notifications:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from highwater.controller.assignment import assign_replicas, least_leading
 from highwater.controller.topic_config import problem_with
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import is_legal_topic_name
+from highwater.metadata.keys import is_internal_topic, is_legal_topic_name
 
 MAX_PARTITIONS = 10_000  # of a topic; a limit of this implementation, so that a typo is refused
 
@@ -45,6 +45,7 @@ class Surroundings:
     preferred_leaders: Sequence[int]  # one for each partition there is
     num_partitions: int
     default_replication_factor: int
+    away: int = 0  # brokers that the cluster knows besides: they are down, cut off or shutting down
 
 
 def plan_topic(new: NewTopic, around: Surroundings, *, shift: int) -> tuple[tuple[int, ...], ...] | Refusal:
@@ -67,6 +68,8 @@ def plan_topic(new: NewTopic, around: Surroundings, *, shift: int) -> tuple[tupl
         return Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR, f"topic {new.topic!r}: replication factor {factor}, must be 1 or more"
         )
+    if len(around.brokers) < factor <= len(around.brokers) + around.away:
+        return brokers_away(new.topic, factor, len(around.brokers))
     if factor > len(around.brokers):  # RULES 9.1
         return Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -77,11 +80,25 @@ def plan_topic(new: NewTopic, around: Surroundings, *, shift: int) -> tuple[tupl
     return assign_replicas(around.brokers, partitions, factor, start_index=start, shift=shift)
 
 
+def brokers_away(topic: str, factor: int, registered: int) -> Refusal:
+    """It is only that a broker is not there: the same request succeeds later."""
+    return Refusal(
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        f"topic {topic!r}: replication factor {factor} asks for {factor} brokers, and {registered} are registered now: "
+        "try again when those that are away are back",
+    )
+
+
 def _refuse_name(topic: str, existing: Collection[str]) -> Refusal | None:
     if not is_legal_topic_name(topic):
         return Refusal(
             ErrorCode.INVALID_TOPIC,
             f"illegal topic name {topic!r}: use 1 to 249 letters, digits, '.', '_' and '-', and not '.' or '..' alone",
+        )
+    if is_internal_topic(topic):
+        return Refusal(
+            ErrorCode.INVALID_TOPIC,
+            f"topic name {topic!r} is reserved: names that begin with two underscores are for the cluster's own topics",
         )
     if topic in existing:
         return Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic!r} already exists")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.controller.assignment import assign_replicas, continuation
-from highwater.controller.topic_admin import MAX_PARTITIONS, Refusal
+from highwater.controller.topic_admin import MAX_PARTITIONS, Refusal, brokers_away
 from highwater.errors import ErrorCode
 from highwater.metadata.models import TopicAssignment
 
@@ -44,12 +44,8 @@ def plan_growth(new: NewPartitions, current: TopicAssignment, brokers: Sequence[
     if isinstance(added, Refusal):
         return added
     if added is None:
-        if factor > len(brokers):  # RULES 9.1
-            return Refusal(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"topic {new.topic!r}: its replication factor {factor} is more than the {len(brokers)} live brokers: "
-                "start more brokers",
-            )
+        if factor > len(brokers):  # RULES 9.1; there were as many once
+            return brokers_away(new.topic, factor, len(brokers))
         start, shift = continuation(brokers, current.replicas)
         added = assign_replicas(
             brokers, new.total - present, factor, start_index=start, shift=shift, first_partition=present

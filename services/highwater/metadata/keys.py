@@ -17,6 +17,12 @@ def is_legal_topic_name(topic: str) -> bool:
     return _TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
 
 
+def is_internal_topic(topic: str) -> bool:
+    """Names that begin with two underscores are the cluster's own, as Kafka's `__consumer_offsets` is: clients neither
+    create nor write them."""
+    return topic.startswith("__")
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerIdKey:
     broker_id: int

@@ -12,6 +12,7 @@ import grpc.aio
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import is_internal_topic
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.replica_manager.batch_lists import list_batches
 from highwater.replica_manager.broker import Broker
@@ -25,7 +26,10 @@ from highwater.replica_manager.produce import ProducePart, ProduceResult, Produc
 from highwater.replica_manager.storage import from_key, to_key
 from highwater.replica_manager.topic_creation import CreationOutcome, TopicCreation
 from highwater.rpc.errors import to_proto
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+logger = get_logger("replica_manager.broker_servicer")
 
 _SERVICE = "highwater.v1.Broker"
 UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -168,6 +172,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         try:
             async for response in stream.responses():
                 yield response
+            # Where reading failed (a mistake of ours), its client hears of an error and not of an ordinary end, and
+            # the log says why: the stream would be opened again and again, and nobody would know what for.
+            if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
+                logger.error("a fetch stream failed", exc_info=error)
+                raise error
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -307,7 +316,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 for number, partition in topic.numbered()
             ],
             config=dict(topic.config),
-            internal=topic.topic.startswith("__"),
+            internal=is_internal_topic(topic.topic),
         )
 
     async def InitProducerId(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.metadata.keys import is_internal_topic
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_stream import AppendAnswer
 from highwater.replica_manager.batch_check import CheckedBatches, check
@@ -90,6 +91,14 @@ class Producing:
         hosted = self._broker.hosted.get(part.key)
         if hosted is None:
             self._refuse(result, self._broker.absent(part.key))
+            return
+        if is_internal_topic(hosted.topic):
+            self._refuse(
+                result,
+                ErrorCode.INVALID_TOPIC,
+                f"topic {hosted.topic!r} is internal: names that begin with two underscores are for the cluster's own"
+                " records, write to another topic",
+            )
             return
         error = hosted.partition.produce_admission(request.acks)
         if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._broker.lease_confirmed():

@@ -20,8 +20,11 @@ MAX_CREATIONS = 64  # under way at once; a client asks again for what is above
 WAIT_S = 1.0  # of a metadata request for the topics that it makes; clients give up on one after two seconds
 CREATE_TIMEOUT_S = 10.0
 _DEFAULT = -1  # num.partitions, default.replication.factor
-# What goes away by itself, or is another's doing: asked again, the client finds the topic, or it is tried once more.
-_PENDING = frozenset({ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS})
+# Asked again, the client finds the topic, or it is tried once more. Any other error is told with its own sentence, even
+# one that goes away by itself: a client that gives up says why.
+_PENDING = frozenset(
+    {ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
+)
 
 
 class CreationOutcome(NamedTuple):
@@ -78,4 +81,4 @@ class TopicCreation:
         (result,) = response.results
         error = from_proto(result.error)
         logger.info("a client asked for a topic %s", pairs(topic=topic, outcome=error.name))
-        return NOT_YET if error in _PENDING or error.retriable else CreationOutcome(error, result.error.message)
+        return NOT_YET if error in _PENDING else CreationOutcome(error, result.error.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from highwater.controller.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
@@ -46,6 +48,23 @@ def test_partition_counts(partitions: int) -> None:
 @pytest.mark.parametrize("factor", [0, -2, 4])
 def test_replication_factors(factor: int) -> None:
     assert refused(NewTopic("t", 1, factor)).error is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_a_broker_that_is_only_away_is_waited_for() -> None:
+    around = replace(AROUND, away=1)
+    found = plan_topic(NewTopic("t", 1, 4), around, shift=0)
+    assert isinstance(found, Refusal)
+    assert (found.error, found.error.retriable) == (ErrorCode.REPLICA_NOT_AVAILABLE, True)
+    assert "asks for 4 brokers, and 3 are registered now" in found.message
+    found = plan_topic(NewTopic("t", 1, 5), around, shift=0)
+    assert isinstance(found, Refusal)
+    assert found.error is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+def test_names_of_the_clusters_own_topics_are_reserved() -> None:
+    found = refused(NewTopic("__consumer_offsets"))
+    assert found.error is ErrorCode.INVALID_TOPIC
+    assert "reserved" in found.message
 
 
 def test_defaults() -> None:

@@ -38,8 +38,8 @@ def test_partitions_are_only_added(total: int) -> None:
 
 def test_the_replication_factor_needs_its_brokers() -> None:
     found = refused(NewPartitions("t", 3), [2])
-    assert found.error is ErrorCode.INVALID_REPLICATION_FACTOR
-    assert "1 live brokers" in found.message
+    assert found.error is ErrorCode.REPLICA_NOT_AVAILABLE
+    assert "asks for 2 brokers, and 1 are registered now" in found.message
 
 
 @given(

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
+import pytest
+
 from highwater.replica_manager.actions import FetchSession
 from highwater.replica_manager.broker_servicer import BrokerServicer
 from highwater.replica_manager.fetch import FetchAsk
@@ -68,3 +70,21 @@ async def test_a_session_ends_with_its_call_even_while_the_handler_waits_for_its
         assert len(broker.open) == 1
         call.end()
         assert not broker.open
+
+
+async def test_a_stream_whose_requests_cannot_be_taken_ends_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    """It used to end as if all were well, without a word in the log."""
+
+    class Mistaken(Nothing):
+        def note_follower(self, ask: FetchAsk) -> None:
+            raise KeyError("a mistake of ours")
+
+    broker, call, unused = Sessions(), Call(), cast(Any, None)
+    servicer = BrokerServicer(
+        cast(Any, broker), unused, cast(Any, Mistaken()), unused, unused, unused, unused, lambda: "cluster"
+    )
+    responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
+    async with asyncio.timeout(10), aclosing(responses):
+        with pytest.raises(KeyError, match="a mistake of ours"):
+            await anext(responses)
+    assert [record.message for record in caplog.records] == ["a fetch stream failed"]
