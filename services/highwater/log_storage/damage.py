@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_reader import SegmentReader
 from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
 
 
@@ -25,7 +27,12 @@ class WalkedBatch:
 
 
 def walk_checked(
-    segment: Segment, position: int, *, checked: bool, end_offset: int | None = None, contiguous: bool = False
+    segment: Segment | SegmentReader,
+    position: int,
+    *,
+    checked: bool,
+    end_offset: int | None = None,
+    contiguous: bool = False,
 ) -> Iterator[WalkedBatch | DamagedRange]:
     """The batches of a segment from `position` on, and what is damaged between them; with `checked` by their CRCs too.
     A damaged batch whose header can still be believed is passed over; else the rest of the segment is damaged. Base
@@ -59,16 +66,16 @@ def walk_checked(
         yield _missing(segment, expected, end_offset)
 
 
-def _missing(segment: Segment, first_offset: int, next_offset: int) -> DamagedRange:
+def _missing(segment: Segment | SegmentReader, first_offset: int, next_offset: int) -> DamagedRange:
     problem = f"{segment.path}: no batch has the offsets {first_offset} to {next_offset - 1}"
     return DamagedRange(first_offset, next_offset - 1, problem)
 
 
-def _rest(segment: Segment, first_offset: int, problem: str) -> DamagedRange:
+def _rest(segment: Segment | SegmentReader, first_offset: int, problem: str) -> DamagedRange:
     return DamagedRange(first_offset, max(segment.end_offset - 1, first_offset), problem)
 
 
-def _header_at(segment: Segment, position: int, end: int) -> BatchHeader | None:
+def _header_at(segment: Segment | SegmentReader, position: int, end: int) -> BatchHeader | None:
     try:
         header = read_header(segment.peek(position, HEADER_BYTES))
     except CorruptBatchError:
@@ -77,31 +84,44 @@ def _header_at(segment: Segment, position: int, end: int) -> BatchHeader | None:
 
 
 class KnownDamage:
-    """Of one log. What stood in a segment that is not in the log any more is forgotten with it."""
+    """Of one log. What stood in a segment that is not in the log any more, or was cut off, is forgotten with it. May be
+    used from several threads: what is known is replaced as a whole."""
 
     def __init__(self) -> None:
-        self._found: dict[Segment, list[DamagedRange]] = {}
+        self._found: Mapping[Segment, Sequence[DamagedRange]] = {}
+        self._lock = threading.Lock()  # of who replaces it
 
-    def note(self, segment: Segment, found: list[DamagedRange]) -> None:
+    def note(self, segment: Segment, found: Sequence[DamagedRange]) -> None:
         """The segment has been read anew: this is all that is wrong with it."""
-        self._found.pop(segment, None)
-        if found:
-            self._found[segment] = found
+        with self._lock:
+            kept = {other: ranges for other, ranges in self._found.items() if other is not segment}
+            self._found = {**kept, segment: tuple(found)} if found else kept
+
+    def cut(self, offset: int) -> None:
+        """What stood from `offset` on is cut off."""
+        with self._lock:
+            left = {segment: _below(offset, ranges) for segment, ranges in self._found.items()}
+            self._found = {segment: ranges for segment, ranges in left.items() if ranges}
 
     def __contains__(self, segment: Segment) -> bool:
         return segment in self._found
 
-    def of(self, segments: list[Segment]) -> list[DamagedRange]:
+    def of(self, segments: Sequence[Segment]) -> list[DamagedRange]:
         """In the order of the log."""
-        if not self._found:
+        found = self._found
+        if not found:
             return []
-        for segment in set(self._found).difference(segments):
-            del self._found[segment]
-        return [damaged for segment in sorted(self._found, key=_base_offset) for damaged in self._found[segment]]
+        present = sorted(set(found).intersection(segments), key=_base_offset)
+        return [damaged for segment in present for damaged in found[segment]]
 
-    def first_segment(self, segments: list[Segment]) -> Segment | None:
+    def first_segment(self, segments: Sequence[Segment]) -> Segment | None:
         """The first of the log's that is damaged."""
         return next((segment for segment in segments if segment in self._found), None)
+
+
+def _below(offset: int, ranges: Sequence[DamagedRange]) -> Sequence[DamagedRange]:
+    below = (damaged for damaged in ranges if damaged.first_offset < offset)
+    return tuple(replace(damaged, last_offset=min(damaged.last_offset, offset - 1)) for damaged in below)
 
 
 def _base_offset(segment: Segment) -> int:

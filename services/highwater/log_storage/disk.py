@@ -42,6 +42,9 @@ _FAILED = frozenset(
     }
 )
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR})
+# What a read of a sound volume ends with where it cannot give back what was written there.
+_UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EREMOTEIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
 
 _log = get_logger("log_storage.disk")
 
@@ -51,7 +54,18 @@ Done = TypeVar("Done")
 class Trouble(Enum):
     FULL = "full"
     FAILED = "failed"
-    OTHER = "other"  # says nothing of the volume: a missing file, too many open ones
+    LACKING = "lacking"  # of the process or the machine: descriptors, memory; the same operation may succeed later
+    OTHER = "other"  # says nothing of the volume: a missing file, one that may not be read
+
+
+def is_lacking(error: BaseException | None) -> bool:
+    """Whether the process or the machine lacked something, so that nothing is known of the file or its volume."""
+    return isinstance(error, OSError) and error.errno in _LACKING
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether a read ended with `error` because of what stands on the disk there."""
+    return error.errno in _UNREADABLE
 
 
 class Disk:
@@ -78,6 +92,8 @@ class Disk:
         if error.errno in _FAILED:
             self.fail(str(error))
             return Trouble.FAILED
+        if is_lacking(error):
+            return Trouble.LACKING
         if error.errno in _MISSING:
             return Trouble.FAILED if not self.present() else Trouble.OTHER
         return Trouble.OTHER
@@ -181,7 +197,7 @@ def _allocate(path: Path) -> None:
         os.posix_fallocate(descriptor, 0, 2 * RESERVE_BYTES)
         os.ftruncate(descriptor, RESERVE_BYTES)
     except OSError:
-        path.unlink()
+        path.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
+
+TEMPORARY_SUFFIX = ".tmp"
+
+_numbers = itertools.count()
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in the place of the file at `path`; it is on disk when this returns. Raises `OSError`: the file is
     the old one then (where the rename itself could not be made durable: the old or the new one, whole)."""
-    temporary = path.with_name(path.name + ".tmp")
+    write_whole(path, content, durable=True)
+    fsync_directory(path.parent)
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
+    """The same without the fsync of the directory, and without `durable` of the file: a crash of the machine may leave
+    one then that is torn. Raises `OSError`: nothing has changed."""
+    # A name of its own: two threads may write the same file, and the last one to rename has it.
+    temporary = path.with_name(f"{path.name}.{next(_numbers)}{TEMPORARY_SUFFIX}")
     try:
-        _write(temporary, content)
+        _write(temporary, content, durable=durable)
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):  # what is left of it takes space where there may be none
             temporary.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
 
 
-def _write(path: Path, content: bytes) -> None:
+def remove_temporaries(directory: Path) -> None:
+    """What a crash has left of files that were about to be replaced. Nobody may be writing there. Raises `OSError`."""
+    for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
+        if path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes, *, durable: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

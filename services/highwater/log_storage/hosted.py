@@ -11,7 +11,7 @@ from pathlib import Path
 from highwater.errors import ErrorCode
 from highwater.log_storage.compaction.cleaner_states import Cleaning, CleaningState
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.damage import DamagedRange, KnownDamage
+from highwater.log_storage.damage import DamagedRange
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import Log
@@ -45,7 +45,6 @@ class HostedLog:
         self.log = log
         self.failure = ""  # only where `log` is None
         self.future: FutureLog | None = None  # while it moves to another directory
-        self.damage = KnownDamage()  # as scrubbing has found it
         self.scrubbed_ms = -1  # ms since the epoch when a scrub of the whole log last ended; -1: not since the start
         self.busy = False
         self.high_watermark_written = -1  # in the checkpoint
@@ -82,7 +81,7 @@ class HostedLog:
 
     @property
     def known_damage(self) -> list[DamagedRange]:
-        return [] if self.log is None else self.damage.of(self.log.segments)
+        return [] if self.log is None else self.log.damage.of(self.log.segments)
 
     def online(self) -> Log:
         """Raises `LogError` (LOG_STORAGE_ERROR)."""

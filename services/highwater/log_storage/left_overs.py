@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.durable import TEMPORARY_SUFFIX, fsync_directory
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.scan import scan_batches
 from highwater.log_storage.segment_files import (
@@ -21,7 +21,6 @@ from highwater.log_storage.segment_files import (
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger
 
-TEMPORARY_SUFFIX = ".tmp"
 LEFT_OVER_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
 
 _log = get_logger("log_storage.recovery")
@@ -39,15 +38,15 @@ def finish_interrupted(directory: Path, names: Iterable[str]) -> None:
         elif path.name.endswith(LOG_SUFFIX + CLEANED_SUFFIX):
             cleaned[base_offset_of(path)] = path
         elif path.name.endswith(LEFT_OVER_SUFFIXES):
-            path.unlink()  # also an index that was to be swapped in: it is made again
+            path.unlink(missing_ok=True)  # also an index that was to be swapped in: it is made again
     if swaps and min(cleaned, default=min(swaps)) < min(swaps):
         for path in swaps.values():
-            path.unlink()
+            path.unlink(missing_ok=True)
         fsync_directory(directory)  # before the `.cleaned` that tells of it goes
     elif swaps:
         _swap_in(directory, swaps)
     for path in cleaned.values():
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _swap_in(directory: Path, swaps: Mapping[int, Path]) -> None:
@@ -62,7 +61,7 @@ def _swap_in(directory: Path, swaps: Mapping[int, Path]) -> None:
     covered = (path for suffix in SEGMENT_SUFFIXES for path in directory.glob(f"*{suffix}"))
     for path in sorted(covered, reverse=True):
         if min(swaps) <= base_offset_of(path) < end_offset:
-            path.unlink()
+            path.unlink(missing_ok=True)
     # The last one first, so that after a crash here the `.swap` that are left cover nothing that is in place.
     for base_offset in sorted(swaps, reverse=True):
         os.replace(swaps[base_offset], directory / file_name(base_offset, LOG_SUFFIX))
@@ -73,7 +72,7 @@ def _drop_swaps(directory: Path, swaps: Mapping[int, Path], reason: str) -> None
         raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{reason}, and its original is gone")
     _log.warning("%s; the swap is dropped, its originals are still there", reason)
     for path in swaps.values():
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _end_of(path: Path, base_offset: int) -> int:

@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from highwater.errors import ErrorCode
+from highwater.log_storage import checkpoints
 from highwater.log_storage.config import LogConfig
+from highwater.log_storage.damage import KnownDamage
 from highwater.log_storage.disk import Disk, Trouble
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
@@ -60,12 +62,15 @@ class LogCore:
         self.synced_offset = self.recovery_point  # batches below it are on disk, their indexes perhaps not
         self.cleaned_to: int | None = None  # compaction has made it clean up to here; None: it never was compacted
         self.failure: str | None = None  # why the log is offline
+        self.damage = KnownDamage()  # as scrubbing, and reads that failed, have found it
         self.disk = Disk()  # of its log directory, once it is hosted in one
         self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
         self._gaps = gaps
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
-        self._filed_epochs = {NO_EPOCH}  # those that are known to be in the file
+        self._filed_epochs = frozenset({NO_EPOCH})  # those that are known to be in the file
+        self._epochs_file = threading.Lock()  # held while it is written
+        self._entries_synced = False  # the names of all segments' files are on disk
         self._wall_offset_ms = wall_offset_ms
 
     @property
@@ -96,9 +101,9 @@ class LogCore:
         """Where nothing has changed: the log stays online, unless the whole directory has failed."""
         return self.disk.refusal(error, str(self.directory))
 
-    def _fail_unless_full(self, error: OSError | CorruptBatchError) -> LogError:
-        """Where a full disk has left the log as it can go on from."""
-        if isinstance(error, OSError) and self.disk.note(error) is Trouble.FULL:
+    def _fail_unless_passing(self, error: OSError | CorruptBatchError) -> LogError:
+        """Where a full disk, or a lack of descriptors, has left the log as it can go on from."""
+        if isinstance(error, OSError) and self.disk.note(error) in (Trouble.FULL, Trouble.LACKING):
             return self._refusal(error)
         return self.fail(error)
 
@@ -129,6 +134,7 @@ class LogCore:
         return min(self.high_watermark, max(self.synced_offset, self._high_watermark_at_start))
 
     def _new_segment(self, base_offset: int) -> Segment:
+        self._entries_synced = False
         return new_segment(self.directory, base_offset, self.config)
 
     def _segments_from(self, offset: int) -> list[Segment]:
@@ -146,6 +152,14 @@ class LogCore:
         if leader_epoch != self._last_epoch:
             self.epochs.assign(leader_epoch, base_offset)
             self._last_epoch = leader_epoch
+
+    def write_epochs(self) -> None:
+        """Puts the leader epochs as they are now into their file, durably. May be called from several threads: the last
+        to write has the newest. Raises `OSError`; the file is the one of before then."""
+        with self._epochs_file:
+            entries = self.epochs.entries
+            checkpoints.write_epochs(self.directory / checkpoints.LEADER_EPOCHS, entries)
+            self._filed_epochs = frozenset({NO_EPOCH, *(entry.leader_epoch for entry in entries)})
 
     def headers(self) -> Iterator[BatchHeader]:
         """Every batch of the log, oldest first. Raises `CorruptBatchError`, `OSError`."""

@@ -212,7 +212,7 @@ class LogManager(LogLoading, LogMoving):
         """Drops the first segment that is known to be damaged and all behind it, whatever the high watermark (RULES
         7.6). Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         log = hosted.online()
-        damaged = hosted.damage.first_segment(log.segments)
+        damaged = log.damage.first_segment(log.segments)
         if damaged is None:
             return
         cut = damaged.base_offset

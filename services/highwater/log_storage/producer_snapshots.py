@@ -25,10 +25,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from highwater.log_storage.durable import fsync_directory
+from highwater.log_storage.durable import fsync_directory, write_whole
 from highwater.log_storage.producers import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.records.header import crc32c
@@ -109,19 +108,7 @@ def offsets(directory: Path) -> list[int]:
 def write(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: int, *, durable: bool = False) -> None:
     """Puts the snapshot in place. With `durable` its content is on disk then; without, a crash of the machine may leave
     one that does not hold its CRC. Raises `OSError`."""
-    path = path_of(directory, offset)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(encode(states, wall_offset_ms))
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):  # what is left of it takes space where there may be none
-            temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path_of(directory, offset), encode(states, wall_offset_ms), durable=durable)
 
 
 def latest(
@@ -137,7 +124,7 @@ def latest(
                 return offset, decode(path.read_bytes(), now_ms, wall_offset_ms)
             except SnapshotError as error:
                 _log.warning("%s is damaged and not used: %s", path, error)
-                path.unlink()
+                path.unlink(missing_ok=True)
     return start_offset, ProducerStates()
 
 
@@ -167,15 +154,17 @@ def remove_above(directory: Path, offset: int) -> None:
     returns. Raises `OSError`."""
     gone = [found for found in offsets(directory) if found > offset]
     for found in gone:
-        path_of(directory, found).unlink()
+        path_of(directory, found).unlink(missing_ok=True)
     if gone:
         fsync_directory(directory)
 
 
 def remove_needless(directory: Path, segments: Sequence[Segment]) -> None:
-    """Keeps those at the beginning of a segment, for truncations, and the last. Raises `OSError`."""
-    bases = {segment.base_offset for segment in segments}
+    """Keeps those at the beginning of a segment, for truncations, and the last. `segments` is the log's own list, to
+    which others may add meanwhile. Raises `OSError`."""
     present = offsets(directory)
+    # Looked at after the files: the snapshot of a segment that is begun meanwhile is not among them, or its last one.
+    bases = {segment.base_offset for segment in segments}
     for found in present:
         if found not in bases and (found != present[-1] or found < segments[0].base_offset):
-            path_of(directory, found).unlink()
+            path_of(directory, found).unlink(missing_ok=True)

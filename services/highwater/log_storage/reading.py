@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.damage import KnownDamage
 from highwater.log_storage.disk import Disk
 from highwater.log_storage.epochs import EpochEnd
 from highwater.log_storage.errors import LogError
@@ -72,12 +71,12 @@ class LogReading(LogCore):
         after = segments[segments.index(plan.segment) + 1 :]
         return plan.segment.size_bytes - plan.position + sum(segment.size_bytes for segment in after)
 
-    def place_of(self, offset: int, damage: KnownDamage) -> tuple[list[Segment], int]:
+    def place_of(self, offset: int) -> tuple[list[Segment], int]:
         """The segments from the one that holds `offset` on, and the position in the first from which a walk leads to
         it; 0 where a damaged batch may hide it. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self.check_online()
         segments = self._segments_from(offset)
-        if segments[0] in damage:
+        if segments[0] in self.damage:
             return segments, 0
         try:
             found = segments[0].position_of(offset)

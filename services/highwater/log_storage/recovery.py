@@ -344,5 +344,5 @@ def _segment_sizes(directory: Path) -> dict[int, int]:
                 indexes.append(directory / entry.name)
     for path in indexes:
         if base_offset_of(path) not in sizes:
-            path.unlink()
+            path.unlink(missing_ok=True)
     return sizes

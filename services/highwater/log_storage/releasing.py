@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.log_storage import producer_snapshots
 from highwater.log_storage.durable import fsync_directory
-from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.rolling import LogRolling
@@ -66,7 +65,7 @@ class LogReleasing(LogRolling):
                 self.roll(self.log_end_offset, self.producers)
                 fsync_directory(self.directory)
             except (OSError, CorruptBatchError) as error:
-                raise self._fail_unless_full(error) from error
+                raise self._fail_unless_passing(error) from error
         self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
         assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
 
@@ -75,13 +74,10 @@ class LogReleasing(LogRolling):
         file knows of which epoch the last one was. Raises `LogError` (LOG_STORAGE_ERROR)."""
         if self.epochs.last_epoch_below(log_start_offset) in self._filed_epochs:
             return
-        entries = self.epochs.entries
         try:
-            path = self.directory / checkpoints.LEADER_EPOCHS
-            self.disk.using_reserve(lambda: checkpoints.write_epochs(path, entries))
+            self.disk.using_reserve(self.write_epochs)
         except OSError as error:
-            raise self._fail_unless_full(error) from error
-        self._filed_epochs = {NO_EPOCH, *(entry.leader_epoch for entry in entries)}
+            raise self._fail_unless_passing(error) from error
 
     def release_segments(self) -> None:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
@@ -100,4 +96,4 @@ class LogReleasing(LogRolling):
             if released:
                 producer_snapshots.remove_needless(self.directory, self.segments)
         except OSError as error:
-            raise self._fail_unless_full(error) from error
+            raise self._fail_unless_passing(error) from error

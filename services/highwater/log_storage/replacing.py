@@ -63,7 +63,7 @@ class LogReplacing(LogCore):
         first = min(path.name for path in new[0].paths())
         for path in self.directory.glob(f"*{CLEANED_SUFFIX}"):
             if path.name < first:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def move_to(self, directory: Path) -> None:
         """Renames the log's directory, within one file system: how a `-future` log takes its place. Nothing else may

@@ -69,6 +69,8 @@ class Segment:
         self._first_timestamp: int | None = None
         self._learned = end_offset is None  # whether these are known
         self._bytes_since_entry = 0
+        self.cuts = 0  # how often bytes were cut off its end: who reads it beside that has read what is no batch
+        self.released = False  # its files may be gone: it is not part of the log any more
         self._indexes_checked = create
         if create:
             self.offset_index.reset()
@@ -156,6 +158,7 @@ class Segment:
 
     def undo(self, size_bytes: int) -> None:
         """Cuts off what a failed append may have left behind `size_bytes`. Raises `OSError`."""
+        self.cuts += 1
         os.ftruncate(self._opened().number, size_bytes)
         self.size_bytes = size_bytes
         if not size_bytes:
@@ -198,14 +201,22 @@ class Segment:
         self.offset_index.write_out(durable=True)
         self.time_index.write_out(durable=True)
 
+    def open(self) -> None:
+        """Has the file open, if it has not been used yet. Raises `OSError`."""
+        self._opened()
+
     def sync_batches(self) -> None:
         """The batches to disk, without the indexes. Raises `OSError`."""
         os.fdatasync(self._opened().number)
 
     def release_indexes(self) -> None:
         """Leaves them on disk, once the segment is sealed and flushed. Raises `OSError`."""
-        self.offset_index.release()
-        self.time_index.release()
+        try:
+            self.offset_index.release()
+            self.time_index.release()
+        except FileNotFoundError:
+            if not self.released:
+                raise
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cuts off everything from `position` on, where the batch at `end_offset` begins. Raises `OSError`."""
@@ -301,10 +312,6 @@ class Segment:
     def peek(self, position: int, size_bytes: int) -> bytes:
         """So many bytes of the file, fewer at its end. Raises `OSError`."""
         return os.pread(self._opened().number, size_bytes, position)
-
-    def let_go_of_cache(self, position: int, size_bytes: int) -> None:
-        """What is read there next comes from the disk. Raises `OSError`."""
-        os.posix_fadvise(self._opened().number, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def begin_reindex(self) -> None:
         """Empties the indexes: every batch will be noted anew."""
@@ -404,6 +411,7 @@ class Segment:
 
     def mark_deleted(self) -> list[Path]:
         """Renames the files to `.deleted`; the new paths, to be removed later. Raises `OSError`."""
+        self.released = True
         return mark_deleted(self.paths())
 
     def change_suffix(self, present: str, wanted: str) -> None:

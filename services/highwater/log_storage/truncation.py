@@ -81,8 +81,9 @@ class LogTruncation(LogCore):
         if found is None and last.end_offset > cut:
             raise CorruptBatchError(last.size_bytes, f"no batch at offset {cut}")
         self._set_end(cut)
+        self.damage.cut(cut)
         self.epochs.truncate_from_end(cut)
-        self._filed_epochs = {NO_EPOCH}
+        self._filed_epochs = frozenset({NO_EPOCH})
         if not self.epochs.entries:
             self._find_epochs()
         self._last_epoch = self.epochs.last_epoch_below(cut)
@@ -122,7 +123,7 @@ class LogTruncation(LogCore):
         below. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self._replace_segments(offset)
         self.epochs = LeaderEpochCache() if epochs is None else epochs
-        self._filed_epochs = {NO_EPOCH}
+        self._filed_epochs = frozenset({NO_EPOCH})
         self.producers.clear()
         self._last_epoch = self.epochs.latest_epoch
         self.log_start_offset = self.high_watermark = offset
@@ -131,6 +132,7 @@ class LogTruncation(LogCore):
 
     def _replace_segments(self, base_offset: int) -> None:
         try:
+            self.damage.cut(NO_OFFSET)
             producer_snapshots.remove_above(self.directory, NO_OFFSET)
             with self.structure:
                 while self.segments:

@@ -359,7 +359,7 @@ def test_a_flush_moves_the_recovery_point(tmp_path: Path) -> None:
     flush.run()
     log.finish_flush(flush)
     assert log.recovery_point == 20
-    assert (tmp_path / "leader-epoch-checkpoint").read_bytes() == b"0\n4\n1 0\n2 5\n3 10\n4 15\n"
+    assert (tmp_path / "leader-epoch-checkpoint").read_bytes() == b"0\n5\n1 0\n2 5\n3 10\n4 15\n9 20\n"
     log.truncate_to(log.cut_for(12, -1))
     assert log.recovery_point == 12
 
@@ -370,9 +370,8 @@ def test_flush_messages(tmp_path: Path) -> None:
     assert not log.must_sync
     lead(log, batch(1))
     assert log.must_sync
-    segments, end = log.begin_sync()
-    for segment in segments:
-        segment.sync_batches()
-    log.finish_sync(end)
+    sync = log.begin_sync()
+    sync.run()
+    log.finish_sync(sync)
     assert not log.must_sync
     assert log.recovery_point == 0  # the indexes are not on disk

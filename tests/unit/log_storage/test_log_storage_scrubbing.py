@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from log_storage_batches import batch
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import scrubber
+from highwater.log_storage import examining
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
@@ -25,6 +25,7 @@ from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.scrubber import Scrubber
 from highwater.log_storage.segment import Segment
+from highwater.log_storage.segment_reader import SegmentReader
 from highwater.log_storage.serving.answers import key_proto
 from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
@@ -101,14 +102,14 @@ async def test_a_sound_log(world: World) -> None:
 async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a segment has in the page cache is let go before it is read: damage beneath it would not show."""
     read_up_to: dict[Path, int] = {}
-    step = scrubber._step
+    step = examining._step
 
     def observed(descriptor: int, position: int, size: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_DONTNEED
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         read_up_to[path] = max(read_up_to.get(path, 0), position + size)
 
-    def checked(segment: Segment, walk: Any, position: int, found: list[DamagedRange]) -> int:
+    def checked(segment: SegmentReader, walk: Any, position: int, found: list[DamagedRange]) -> int:
         def read() -> Iterator[Any]:
             for each in walk:
                 assert read_up_to.get(segment.path, 0) > position  # let go by then
@@ -119,7 +120,7 @@ async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.Mon
         return after
 
     monkeypatch.setattr(os, "posix_fadvise", observed)
-    monkeypatch.setattr(scrubber, "_step", checked)
+    monkeypatch.setattr(examining, "_step", checked)
     await world.scrubber.scrub(world.hosted)
     assert set(read_up_to) == {segment.path for segment in world.log.segments[:-1]}
 
@@ -276,14 +277,15 @@ async def test_what_compaction_has_left_out_is_not_missing(world: World) -> None
 async def test_a_segment_that_is_cut_while_it_is_read_is_not_damaged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = world.scrubber._read
+    examiner = world.scrubber._examiner
+    read = examiner.read
 
-    async def cut(segment: Segment, end_offset: int | None, log: Log) -> list[DamagedRange]:
-        if segment is world.log.segments[0]:
+    async def cut(segment: SegmentReader, end_offset: int, log: Log) -> list[DamagedRange]:
+        if segment.path == world.log.segments[0].path:
             world.log.truncate_to(world.log.segments[0].end_offset - RECORDS)
         return await read(segment, end_offset, log)
 
-    monkeypatch.setattr(world.scrubber, "_read", cut)
+    monkeypatch.setattr(examiner, "read", cut)
     await world.scrubber.scrub(world.hosted)
     assert len(world.log.segments) == 1
     assert world.hosted.known_damage == []
@@ -301,14 +303,15 @@ async def test_a_log_that_goes_away_meanwhile_does_not_end_the_pass(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.manager.create("u", PartitionKey(bytes(16), 1), {})
-    read = world.scrubber._read
+    examiner = world.scrubber._examiner
+    read = examiner.read
 
-    async def deleted(segment: Segment, end_offset: int | None, log: Log) -> list[DamagedRange]:
+    async def deleted(segment: SegmentReader, end_offset: int, log: Log) -> list[DamagedRange]:
         found = await read(segment, end_offset, log)
         world.hosted.log = None
         return found
 
-    monkeypatch.setattr(world.scrubber, "_read", deleted)
+    monkeypatch.setattr(examiner, "read", deleted)
     log = world.log
     await world.scrubber.scrub_all()
     world.hosted.log = log

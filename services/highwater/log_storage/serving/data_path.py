@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from highwater.log_storage.log import Appended
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
-from highwater.log_storage.segment import Segment
 from highwater.log_storage.serving.answers import Answering, fill_log, key_of, refuse
 from highwater.log_storage.serving.fencing import FOLLOWER, LEADER, admit
 from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
@@ -153,13 +151,13 @@ class DataPath(ServicerCore):
             if log.synced_offset >= appended_up_to:
                 return
             began_ms = monotonic_ms()
-            segments, log_end_offset = log.begin_sync()
+            sync = log.begin_sync()
             try:
                 with self._fsync.time():
-                    await self._in_thread(_sync_segments, segments)
+                    await self._in_thread(sync.run)
             except OSError as error:
-                raise log.sync_failed(error) from error
-            log.finish_sync(log_end_offset)
+                raise log.flush_failed(error) from error
+            log.finish_sync(sync)
             hosted.flushed_ms = began_ms
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
@@ -192,8 +190,3 @@ class DataPath(ServicerCore):
             hosted = await self._idle(request.partition)
             response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
         return response
-
-
-def _sync_segments(segments: Iterable[Segment]) -> None:
-    for segment in segments:
-        segment.sync_batches()

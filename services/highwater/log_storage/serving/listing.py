@@ -67,7 +67,7 @@ class Listing(ServicerCore):
             limit = min(max(request.max_batches, 1), MAX_BATCHES)
             page = await self._page(hosted, log, max(request.offset, log.log_start_offset), limit, request.check_crcs)
             if not request.check_crcs:
-                page.damaged += _between(hosted.damage.of(log.segments), request.offset, page)
+                page.damaged += _between(log.damage.of(log.segments), request.offset, page)
             _fill(response.batches, page)
             if log.cleaned_to is not None:
                 response.batches.cleaned_to = log.cleaned_to
@@ -76,7 +76,7 @@ class Listing(ServicerCore):
     async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, checked: bool) -> ListedBatches:
         if offset >= log.log_end_offset:
             return ListedBatches(next_offset=log.log_end_offset)
-        segments, position = log.place_of(offset, hosted.damage)
+        segments, position = log.place_of(offset)
         try:
             return await self._in_thread(_page_of, segments, position, offset, limit, checked)
         except OSError as error:

@@ -1,0 +1,112 @@
+"""An append that waits for the disk is answered when the batches and the name of their file are on it: after a loss of
+power a file that no directory names is gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_storage_batches import batch, lead, make_log
+
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.serving.answers import key_proto
+from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.metadata.models import PartitionKey
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+KEY = PartitionKey(b"t" * 16, 0)
+CONFIG = LogConfig(segment_bytes=400, flush_messages=1)
+
+
+class Disk:
+    """What would be there after a loss of power: the names that an fsync of their directory has met."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: set[str] = set()
+        self.synced = 0
+        self._directory = directory
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(directory):
+                self.names = set(os.listdir(directory))
+                self.synced += 1
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def expect_all_segments(self) -> None:
+        assert {path.name for path in self._directory.glob("*.log")} <= self.names
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageServicer]]:
+    manager, threads = LogManager([tmp_path], CONFIG, broker_id=1), ThreadPoolExecutor(2)
+    manager.load()
+    manager.create("t", KEY, {})
+    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
+    yield manager, servicer
+    await servicer.settle()
+    threads.shutdown()
+    manager.unlock()
+
+
+def appending(offset: int, records: bytes) -> log_storage_pb2.AppendRequest:
+    given = log_storage_pb2.AppendPartition(
+        partition=key_proto(KEY), leader_epoch=1, expected_offset=offset, records=records
+    )
+    return log_storage_pb2.AppendRequest(role=log_storage_pb2.LEADER, partitions=[given])
+
+
+async def test_the_name_of_a_new_segment_is_on_disk_before_its_append_is_answered(
+    served: tuple[LogManager, LogStorageServicer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, servicer = served
+    disk = Disk(tmp_path / "t-0", monkeypatch)
+    log = manager.get(KEY).online()
+    for number in range(6):
+        answer: Any = await servicer.append(appending(number, batch(value=b"x" * 150)))
+        assert not answer.results[0].HasField("error")
+        assert log.synced_offset == log.log_end_offset == number + 1
+        disk.expect_all_segments()
+    assert len(log.segments) > 2
+    # The directory is synced where its names have changed: once for each segment, and not for each append.
+    assert disk.synced == len(log.segments)
+
+
+def test_a_log_that_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(tmp_path, CONFIG)
+    disk = Disk(tmp_path, monkeypatch)
+    for start in (0, 50):
+        log.truncate_fully_and_start_at(start)
+        lead(log, batch())
+        sync = log.begin_sync()
+        sync.run()
+        log.finish_sync(sync)
+        disk.expect_all_segments()
+
+
+def test_a_segment_that_is_begun_while_the_directory_is_synced_is_for_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(tmp_path, CONFIG)
+    disk = Disk(tmp_path, monkeypatch)
+    lead(log, batch())
+    earlier = log.begin_sync()
+    lead(log, batch(value=b"x" * 400))  # rolls
+    assert len(log.segments) == 2
+    earlier.run()
+    log.finish_sync(earlier)
+    disk.names.clear()  # the sync came before the file was made
+    later = log.begin_sync()
+    later.run()
+    log.finish_sync(later)
+    disk.expect_all_segments()
