@@ -96,7 +96,7 @@ def read_record(directory: Path) -> BootRecord | None:
         )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

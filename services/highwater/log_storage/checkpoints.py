@@ -25,6 +25,8 @@ CLEANER_OFFSETS = "cleaner-offset-checkpoint"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 
 _VERSION = 0
+_LARGEST = 2**63 - 1
+_DIGITS = 19
 
 TopicPartition = tuple[str, int]
 
@@ -95,6 +97,6 @@ def _entries(path: Path) -> list[tuple[int, str]]:
 
 
 def _natural(path: Path, number: int, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise CheckpointError(f"{path}, line {number}: {text!r} is not a number")
+    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS or int(text) > _LARGEST:
+        raise CheckpointError(f"{path}, line {number}: {text!r} is not a number from 0 to 2^63 - 1")
     return int(text)

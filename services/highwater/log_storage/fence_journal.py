@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from highwater.log_storage.durable import replace_file
 from highwater.log_storage.fence import Fence, Role
@@ -169,10 +170,18 @@ def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]
                 f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. Restore the "
                 f"file, or remove the log directory and let its replicas be copied again"
             )
-        for topic_id, partition, leader_epoch, role, replica_manager, log_storage in json.loads(body):
-            key = PartitionKey(bytes.fromhex(topic_id), partition)
-            if leader_epoch == _FORGOTTEN:
-                fences.pop(key, None)
-            else:
-                fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage)
+        try:
+            _take(fences, json.loads(body))
+        except (ValueError, TypeError) as error:
+            raise FenceJournalError(f"{path}, line {number} is no list of fences: {error}") from None
     return fences
+
+
+def _take(fences: dict[PartitionKey, Fence], entries: list[Any]) -> None:
+    """Raises `ValueError`, `TypeError`."""
+    for topic_id, partition, leader_epoch, role, replica_manager, log_storage in entries:
+        key = PartitionKey(bytes.fromhex(topic_id), partition)
+        if leader_epoch == _FORGOTTEN:
+            fences.pop(key, None)
+        else:
+            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage)

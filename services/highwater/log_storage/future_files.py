@@ -13,13 +13,24 @@ from highwater.log_storage.durable import replace_file
 # from then on this one is the log, whatever its directory is still called.
 COMPLETE = "move-complete"
 
-_NAME = re.compile(r"[A-Za-z0-9._-]+-(?P<partition>\d+)\.[0-9a-f]{32}-future")
+_NAME = re.compile(r"(?P<copied>[A-Za-z0-9._-]+-(?P<partition>[0-9]{1,10}))\.[0-9a-f]{32}-future")
 _TOPIC_CHARACTERS = 200  # a file name has 255
 
 
 def directory_name(topic: str, partition: int) -> str:
     """A new one, as Kafka names them: `<topic>-<partition>.<random>-future`."""
-    return f"{topic[:_TOPIC_CHARACTERS]}-{partition}.{secrets.token_hex(16)}-future"
+    return f"{copied_name(topic, partition)}.{secrets.token_hex(16)}-future"
+
+
+def copied_name(topic: str, partition: int) -> str:
+    """What the name of a copy of that partition begins with. Those of long topics may share it."""
+    return f"{topic[:_TOPIC_CHARACTERS]}-{partition}"
+
+
+def copied(name: str) -> str | None:
+    """The `copied_name` of a future log's directory; None for another one."""
+    found = _NAME.fullmatch(name)
+    return found["copied"] if found else None
 
 
 def partition_of(name: str) -> int | None:
@@ -34,11 +45,16 @@ def mark_complete(directory: Path, topic: str) -> None:
 
 
 def completed_topic(directory: Path) -> str | None:
-    """The topic's name where the copy was complete. Raises `OSError`."""
+    """The topic's name where the copy was complete. Raises `OSError`, and `ValueError` where the mark is damaged."""
     try:
-        return (directory / COMPLETE).read_text()
+        topic = (directory / COMPLETE).read_text()
     except FileNotFoundError:
         return None
+    if copied_name(topic, partition_of(directory.name) or 0) != copied(directory.name):
+        raise ValueError(
+            f"{directory / COMPLETE} is damaged: write the topic's name to it, which the directory's begins with"
+        )
+    return topic
 
 
 def unmark(directory: Path) -> None:

@@ -11,17 +11,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import boot, checkpoints, meta_properties
+from highwater.log_storage import boot, checkpoints, future_files, meta_properties
 from highwater.log_storage.boot import BootRecord
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
-from highwater.log_storage.disk import LOCK, Disk
-from highwater.log_storage.durable import fsync_directory, replace_file
+from highwater.log_storage.disk import LOCK, Disk, is_lacking
+from highwater.log_storage.durable import fsync_directory, remove_temporaries, replace_file
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.fence_journal import FILE_NAME as FENCE_JOURNAL
 from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
 from highwater.log_storage.meta_properties import MetaProperties
-from highwater.log_storage.partition_metadata import format_topic_id
+from highwater.log_storage.partition_metadata import directory_name, format_topic_id
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
@@ -51,8 +51,10 @@ class LogDir:
         self.loaded = False  # which logs are in it is known
         self.recovery: RecoveryProgress | None = None  # from the start on
         self.stale_checkpoints = False  # they may have entries of logs that are gone
+        self.unhosted: list[Path] = []  # the logs' directories in it of which nobody knows whose they are, or what for
         self._broker_id = broker_id
         self._flush_every_message = flush_every_message
+        self._at_start: dict[str, Mapping[TopicPartition, int]] = {}  # what the checkpoints said
         self._write_lock = threading.Lock()
         self._record_lock = threading.Lock()
         self._remembering: threading.Thread | None = None
@@ -67,12 +69,16 @@ class LogDir:
         except FenceJournalError as error:
             self._give_up(str(error))
         except OSError as error:
+            if is_lacking(error):
+                self.unlock()
+                raise lacking(error) from error
             self._give_up(f"data dir {path} cannot be used: {error.strerror or error}")
 
     def _open(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock_descriptor = _lock(self.path)
         self.disk.remember(self._lock_descriptor)
+        remove_temporaries(self.path)
         self.disk.release_reserve()  # what a start has to write finds room on a full disk
         self.present_boot = boot.present_boot(self.path)
         self.record = boot.read_record(self.path)
@@ -216,12 +222,38 @@ class LogDir:
 
         return of
 
-    def _read(self, name: str) -> dict[TopicPartition, int]:
-        try:
-            return checkpoints.read_offsets(self.path / name)
-        except CheckpointError as error:
-            _log.warning("%s; it is not used", error)
+    def _read(self, name: str) -> Mapping[TopicPartition, int]:
+        if name not in self._at_start:
+            try:
+                self._at_start[name] = checkpoints.read_offsets(self.path / name)
+            except CheckpointError as error:
+                _log.warning("%s; it is not used", error)
+                self._at_start[name] = {}
+        return self._at_start[name]
+
+    def entry_at_start(self, name: str, topic_partition: TopicPartition) -> int | None:
+        """What the checkpoint said of a log that has not been opened since: nobody knows better."""
+        return self._at_start.get(name, {}).get(topic_partition)
+
+    def unhosted_entries(self, name: str) -> dict[TopicPartition, int]:
+        """The same of all `unhosted` logs: once they are mended they are opened with it."""
+        names = {path.name for path in self.unhosted}
+        copies = {future_files.copied(path.name) for path in self.unhosted}
+        if not names:
             return {}
+        return {
+            (topic, partition): offset
+            for (topic, partition), offset in self._at_start.get(name, {}).items()
+            if directory_name(topic, partition) in names or future_files.copied_name(topic, partition) in copies
+        }
+
+    def must_forget(self) -> bool:
+        """Whether the checkpoints have to be written before a log is made: they may have an entry of an earlier one of
+        its name. An `unhosted` one may have been moved away meanwhile."""
+        present = [path for path in self.unhosted if path.exists()]
+        if len(present) < len(self.unhosted):
+            self.unhosted, self.stale_checkpoints = present, True
+        return self.stale_checkpoints
 
     def write_checkpoint(self, name: str, snapshot: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Writes one checkpoint file; `snapshot` is taken when it is this writer's turn, so that the last to write
@@ -244,6 +276,14 @@ class LogDir:
         if self._fences is not None:
             self._fences.close()
         self.unlock()
+
+
+def lacking(error: OSError) -> UserError:
+    """A start that lacks descriptors or memory: it could open some of the logs only, and nothing is wrong with them."""
+    return UserError(
+        f"cannot open the logs: {error.strerror or error}. Give log-storage more (open files: `ulimit -n`, three for "
+        f"each log and some hundreds), and start it again"
+    )
 
 
 def _lock(path: Path) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from highwater.log_storage import future_files, partition_metadata
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.disk import Trouble
+from highwater.log_storage.disk import Trouble, is_lacking
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import FutureLog, HostedLog
-from highwater.log_storage.log_dir import LogDir
+from highwater.log_storage.log_dir import LogDir, lacking
 from highwater.log_storage.log_registry import DELETED, LogRegistry, monotonic_ms
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.recovery import Checkpointed, open_log, unflushed_bytes
@@ -99,7 +98,7 @@ class LogLoading(LogRegistry):
             list(threads.map(lambda log_dir: self._in(log_dir, self._load_directory), directories))
         for log_dir, directory in self._futures:
             if not log_dir.offline:
-                self._in(log_dir, partial(self._load_future, directory))
+                self._take_up(log_dir, directory)
         self._futures.clear()
         for log_dir in self.online_dirs:
             self._in(log_dir, self._settle)
@@ -107,17 +106,25 @@ class LogLoading(LogRegistry):
         self.count_offline()
 
     def _in(self, log_dir: LogDir, work: Callable[[LogDir], None]) -> None:
+        """Whatever ends `work` ends this directory, and no other: but for a lack of descriptors, which is nobody's."""
         try:
             work(log_dir)
+        except UserError:
+            raise
         except OSError as error:
+            if is_lacking(error):
+                raise lacking(error) from error
             log_dir.disk.fail(f"cannot read the data dir {error.filename or log_dir.path}: {error.strerror or error}")
+        except Exception as error:
+            _log.exception("cannot open %s", log_dir.path)
+            log_dir.disk.fail(f"cannot open the data dir {log_dir.path}: {error!r}")
 
     def _load_directory(self, log_dir: LogDir) -> None:
         started_ms = self._now_ms()
         found = []
         for directory in sorted(path for path in log_dir.path.iterdir() if path.is_dir()):
             if directory.name.endswith((CREATING, DELETED)):
-                shutil.rmtree(directory)
+                _remove(log_dir, directory)
                 continue
             if future_files.partition_of(directory.name) is not None:
                 self._futures.append((log_dir, directory))
@@ -126,6 +133,8 @@ class LogLoading(LogRegistry):
             hosted = None if name is None else self._identify(log_dir, directory, *name)
             if hosted is None:
                 _log.warning("%s is not a log's directory; it is left alone", directory)
+                if name is not None:
+                    log_dir.unhosted.append(directory)
             else:
                 found.append(hosted)
         known = log_dir.checkpointed()
@@ -144,7 +153,12 @@ class LogLoading(LogRegistry):
 
     def _settle(self, log_dir: LogDir) -> None:
         # Without the entries of logs that are gone: a topic made again under its old name must not inherit them.
-        self.write_checkpoints(log_dir)
+        try:
+            self.write_checkpoints(log_dir)
+        except OSError as error:
+            if log_dir.disk.note(error) is not Trouble.FULL:
+                raise
+            log_dir.stale_checkpoints = True
         log_dir.consume_clean_mark()
         log_dir.disk.keep_reserve()
 
@@ -183,28 +197,54 @@ class LogLoading(LogRegistry):
             future_files.unmark(hosted.directory)
         except (LogError, OSError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError) and is_lacking(cause):
+                raise lacking(cause) from error
             if disk.note(cause) is not Trouble.FAILED:
                 _log.error("a log is offline: %s", error)
             hosted.failure = str(error)
+        except Exception as error:  # whatever is in its files, the others are opened
+            _log.exception("a log is offline: %s", hosted.directory)
+            hosted.failure = f"{hosted.directory} cannot be opened: {error!r}"
         progress.opened()
 
     # -- moves that were under way ------------------------------------------------------------------------------------
 
-    def _load_future(self, directory: Path, log_dir: LogDir) -> None:
+    def _take_up(self, log_dir: LogDir, directory: Path) -> None:
+        """One that cannot be looked at is left alone, as it is: it may be all that there is of a log."""
+        try:
+            taken_up = self._load_future(directory, log_dir)
+        except UserError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and is_lacking(error):
+                raise lacking(error) from error
+            if log_dir.disk.note(error) is Trouble.FAILED:
+                return
+            _log.error("the move of %s is not taken up: %s", directory, error)
+            taken_up = False
+        if not taken_up:
+            log_dir.unhosted.append(directory)
+
+    def _load_future(self, directory: Path, log_dir: LogDir) -> bool:
         """The move goes on; or it is finished, where the log that is replaced had gone; or the copy is dropped, where
-        there is nothing to copy from. Left alone where that cannot be told. Raises `OSError`."""
+        there is nothing to copy from. False, and left alone, where that cannot be told. Raises `OSError`, and
+        `ValueError` where its mark is damaged."""
         topic_id = _topic_id(directory)
         partition = future_files.partition_of(directory.name)
         if topic_id is None or partition is None:
             _log.warning("%s is not a log's directory; it is left alone", directory)
-            return
+            return False
         key = PartitionKey(topic_id, partition)
         hosted = self._hosted.get(key)
         if hosted is not None:
-            if not hosted.offline_reason:
-                self._resume(hosted, log_dir, directory)
+            if hosted.offline_reason:
+                return False
+            self._resume(hosted, log_dir, directory)
         elif all(other.loaded for other in self.log_dirs):
             self._finish_or_drop(key, log_dir, directory)
+        else:
+            return False
+        return True
 
     def _resume(self, hosted: HostedLog, log_dir: LogDir, directory: Path) -> None:
         if hosted.future is not None or hosted.log_dir is log_dir:
@@ -255,8 +295,18 @@ class LogLoading(LogRegistry):
 def _unflushed_bytes(hosted: HostedLog, known: Callable[[str, int], Checkpointed]) -> int:
     try:
         return unflushed_bytes(hosted.directory, known(*hosted.topic_partition))
-    except (LogError, OSError):  # opening it will tell
+    except Exception:  # opening it will tell
         return 0
+
+
+def _remove(log_dir: LogDir, directory: Path) -> None:
+    """What is left of a directory that was about to go. Raises `OSError` where more than that one is concerned."""
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        if log_dir.disk.note(error) is not Trouble.OTHER:
+            raise
+        _log.warning("%s is not removed: %s", directory, error)
 
 
 def _topic_id(directory: Path) -> bytes | None:

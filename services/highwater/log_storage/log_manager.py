@@ -34,7 +34,9 @@ class LogManager(LogLoading, LogMoving):
         """
         for log_dir in self.online_dirs:
             try:
-                healthy = self._close_directory(log_dir)
+                log_dir.must_forget()
+                # A log that was not opened is as its last stop has left it.
+                healthy = self._close_directory(log_dir) and (log_dir.clean or not log_dir.unhosted)
                 self.write_checkpoints(log_dir)
                 if healthy and not log_dir.tail_lost:
                     log_dir.mark_clean()
@@ -82,7 +84,7 @@ class LogManager(LogLoading, LogMoving):
         log_dir = self._directory_for_a_new_log()
         log_dir.disk.check_room()
         try:
-            if log_dir.stale_checkpoints:  # a log of this name may have an entry that the new one must not inherit
+            if log_dir.must_forget():  # a log of this name may have an entry that the new one must not inherit
                 self._rewrite_stale(log_dir)
             directory = self._make_directory(log_dir, topic, key)
             log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)

@@ -40,7 +40,7 @@ class LogMoving(LogRegistry):
             return False
         target.disk.check_room()
         try:
-            if target.stale_checkpoints:  # an entry of a log of this name would speak for the copy
+            if target.must_forget():  # an entry of a log of this name would speak for the copy
                 self.write_checkpoints(target)
                 target.stale_checkpoints = False
             self._make_future(hosted, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from highwater.errors import ErrorCode
@@ -114,22 +114,21 @@ class LogRegistry:
         called from several threads. Raises `OSError`, and `LogError` (LOG_STORAGE_ERROR) where it is offline."""
         if log_dir.offline:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
-        log_dir.write_checkpoint(name, lambda: dict(self._offsets(log_dir, name)))
+        log_dir.write_checkpoint(name, lambda: self._offsets(log_dir, name))
 
-    def _offsets(self, log_dir: LogDir, name: str) -> Iterable[tuple[TopicPartition, int]]:
+    def _offsets(self, log_dir: LogDir, name: str) -> Mapping[TopicPartition, int]:
+        """Of every log that is in the directory, served or not."""
         read = _CHECKPOINTED[name]
-        unopened = [hosted for hosted in self.in_directory(log_dir) if hosted.log is None]
-        if unopened:
-            before = checkpoints.read_offsets(log_dir.path / name)
-            for hosted in unopened:
-                if hosted.topic_partition in before:
-                    yield hosted.topic_partition, before[hosted.topic_partition]
+        offsets = log_dir.unhosted_entries(name)
         for hosted in self.in_directory(log_dir):
-            if hosted.log is not None and (offset := read(hosted.log)) is not None:
-                yield hosted.topic_partition, offset
+            of = hosted.topic_partition
+            offset = log_dir.entry_at_start(name, of) if hosted.log is None else read(hosted.log)
+            if offset is not None:
+                offsets[of] = offset
         for hosted in self.moving_to(log_dir):
             if hosted.future is not None and (offset := read(hosted.future.log)) is not None:
-                yield hosted.topic_partition, offset
+                offsets[hosted.topic_partition] = offset
+        return offsets
 
 
 _CHECKPOINTED: dict[str, Callable[[Log], int | None]] = {

@@ -13,7 +13,8 @@ from highwater.metadata.models import TOPIC_ID_BYTES
 
 FILE_NAME = "partition.metadata"
 
-_DIRECTORY_NAME = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<partition>\d+)")
+_LARGEST = 2**31 - 1
+_DIRECTORY_NAME = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)-(?P<partition>[0-9]{1,10})")
 _TOPIC_ID_LINE = re.compile(r"topic_id: (?P<id>[A-Za-z0-9_-]{22})")
 
 
@@ -28,7 +29,7 @@ def directory_name(topic: str, partition: int) -> str:
 def parse_directory_name(name: str) -> tuple[str, int] | None:
     """(topic, partition), or None for a directory that is no log's."""
     found = _DIRECTORY_NAME.fullmatch(name)
-    return (found["topic"], int(found["partition"])) if found else None
+    return (found["topic"], int(found["partition"])) if found and int(found["partition"]) <= _LARGEST else None
 
 
 def format_topic_id(topic_id: bytes) -> str:
