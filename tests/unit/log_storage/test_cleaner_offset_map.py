@@ -1,5 +1,7 @@
 """The cleaner's map from key to last offset: a dictionary in bounded memory, by hashes."""
 
+import random
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -57,6 +59,30 @@ def test_long_keys_that_differ_in_their_last_byte_only() -> None:
     long = [b"x" * size + end for size in (7, 8, 254, 255, 256, 1000) for end in (b"a", b"b", b"\0")]
     assert len(set(hashes(long))) == len(long)
     assert any(len(key) > LONGEST_IN_COLUMNS for key in long)
+
+
+LENGTHS = (0, 1, 7, 8, 9, 255, 256, 257, 300, 4096)
+
+
+@pytest.mark.parametrize("seed", [0, 1, SEED, (1 << 128) - 1])
+def test_keys_of_mixed_and_long_lengths_do_not_disturb_one_another(seed: int) -> None:
+    """Long keys are hashed one by one: the short ones between them lie apart, also where all are of one length."""
+    rng = random.Random(seed)
+    alone: dict[bytes, tuple[int, int]] = {}
+    for _ in range(300):
+        lengths = rng.sample(LENGTHS, rng.randint(1, 3))
+        prefix = rng.choice([b"a", b"\0", b"key-"]) * 4096
+        keys = []
+        for _ in range(rng.randint(1, 12)):
+            length = rng.choice(lengths)
+            keys.append((prefix[: max(length - 1, 0)] + rng.choice([b"x", b"y", b"\0"]))[:length])
+        low, high = hash_keys(pa.array(keys, pa.binary()), seed)
+        for key, found in zip(keys, zip(low.tolist(), high.tolist(), strict=True), strict=True):
+            if key not in alone:
+                one = hash_keys(pa.array([key], pa.binary()), seed)
+                alone[key] = (int(one.low[0]), int(one.high[0]))
+            assert found == alone[key], (len(key), lengths)
+    assert len(set(alone.values())) == len(alone)
 
 
 @settings(deadline=None)

@@ -49,18 +49,33 @@ def hash_keys(keys: pa.Array, seed: int) -> KeyHashes:
     if data is not None:
         raw[: -_WORD_BYTES or None] = np.frombuffer(data, dtype=np.uint8)[ends[0] : ends[-1]]
     starts, lengths = ends[:-1] - ends[0], np.diff(ends)
-    low, high = _hash_columns(raw, starts, np.minimum(lengths, LONGEST_IN_COLUMNS), seed)
+    long = lengths > LONGEST_IN_COLUMNS
+    if not long.any():
+        low, high = _hash_short(raw, starts, lengths, seed)
+    else:
+        low, high = np.empty(count, np.uint64), np.empty(count, np.uint64)
+        short = ~long
+        if short.any():
+            low[short], high[short] = _hash_short(raw, starts[short], lengths[short], seed)
+        for number in np.flatnonzero(long).tolist():
+            key = raw[starts[number] : starts[number] + lengths[number]].tobytes()
+            digest = blake2b(key, digest_size=16, key=seed.to_bytes(16, "little")).digest()
+            low[number], high[number] = np.frombuffer(digest, dtype="<u8")
+    low[low == 0] = 1
+    return KeyHashes(low, high)
+
+
+def _hash_short(
+    raw: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seed: int
+) -> tuple[Words, Words]:
+    """Of keys that lie anywhere in `raw`; at least one."""
+    low, high = _hash_columns(raw, starts, lengths, seed)
     for lane in (low, high):
         np.bitwise_xor(lane, lengths.astype(np.uint64), out=lane)
         _mix(lane)
     low += high
     high += low
-    for number in np.flatnonzero(lengths > LONGEST_IN_COLUMNS).tolist():
-        key = raw[starts[number] : starts[number] + lengths[number]].tobytes()
-        digest = blake2b(key, digest_size=16, key=seed.to_bytes(16, "little")).digest()
-        low[number], high[number] = np.frombuffer(digest, dtype="<u8")
-    low[low == 0] = 1
-    return KeyHashes(low, high)
+    return low, high
 
 
 def _hash_columns(
@@ -73,6 +88,9 @@ def _hash_columns(
     words = np.ndarray((len(raw) - _WORD_BYTES + 1,), dtype="<u8", buffer=raw.data, strides=(1,))
     longest = int(lengths.max())
     same_length = int(lengths.min()) == longest
+    # One behind the other, so that their words are a column with one stride. (Between short keys there may be long
+    # ones, which are not among these.)
+    joined = same_length and int(starts[-1] - starts[0]) == (count - 1) * longest
     rows: npt.NDArray[np.int64] | None = None  # the keys that have this word; None: all
     for position in range(0, longest, _WORD_BYTES):
         if not same_length:
@@ -82,8 +100,9 @@ def _hash_columns(
             for lane, factors, rotations in zip(lanes, _FACTORS, _ROTATIONS, strict=True):
                 lane[rows] = _round(lane[rows], word.copy(), factors, rotations)
             continue
-        if same_length:
-            word = words[position : position + (count - 1) * longest + 1 : longest].copy()
+        if joined:
+            first = int(starts[0]) + position
+            word = words[first : first + (count - 1) * longest + 1 : longest].copy()
             if longest - position < _WORD_BYTES:
                 word &= _MASKS[longest - position]
         else:
