@@ -160,17 +160,20 @@ def group_segments(
     `max_index_bytes`, no offset further than 31 bits from the first. A segment that exceeds a limit by itself stays by
     itself."""
     groups: list[Sequence[SegmentSizes]] = []
-    start = 0
-    for end in range(1, len(segments) + 1):
-        if end < len(segments):
-            grown = segments[start : end + 1]
-            if (
-                sum(segment.size_bytes for segment in grown) <= max_bytes
-                and sum(segment.index_bytes for segment in grown) <= max_index_bytes
-                and sum(segment.time_index_bytes for segment in grown) <= max_index_bytes
-                and grown[-1].next_offset - 1 - grown[0].base_offset <= MAX_RELATIVE_OFFSET
-            ):
-                continue
-        groups.append(segments[start:end])
-        start = end
+    start = size_bytes = index_bytes = time_index_bytes = 0
+    for end, segment in enumerate(segments):
+        size_bytes += segment.size_bytes
+        index_bytes += segment.index_bytes
+        time_index_bytes += segment.time_index_bytes
+        if end > start and (
+            size_bytes > max_bytes
+            or index_bytes > max_index_bytes
+            or time_index_bytes > max_index_bytes
+            or segment.next_offset - 1 - segments[start].base_offset > MAX_RELATIVE_OFFSET
+        ):
+            groups.append(segments[start:end])
+            start, size_bytes = end, segment.size_bytes
+            index_bytes, time_index_bytes = segment.index_bytes, segment.time_index_bytes
+    if start < len(segments):
+        groups.append(segments[start:])
     return groups
