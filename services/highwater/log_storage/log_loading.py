@@ -176,7 +176,8 @@ class LogLoading(LogRegistry):
             if log_dir.disk.note(error) is not Trouble.OTHER:
                 raise
             _log.error("%s: nobody can ask for this log", error)
-        self._unidentified[topic, partition] = directory
+        with self._changing:
+            self._unidentified[topic, partition] = directory
         return None
 
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:

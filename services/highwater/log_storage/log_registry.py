@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ class LogRegistry:
         self.damaged_logs = 0
         self._now_ms = now_ms
         self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
+        # Threads change these: held for a change of them, and for a walk over them.
+        self._changing = threading.Lock()
         self._hosted: dict[PartitionKey, HostedLog] = {}
         self._names: dict[TopicPartition, PartitionKey] = {}
         self._unidentified: dict[TopicPartition, Path] = {}  # logs whose topic id could not be read
@@ -42,15 +45,16 @@ class LogRegistry:
         return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
 
     def count_offline(self) -> None:
-        self.offline_logs = sum(1 for hosted in self._hosted.values() if hosted.offline_reason)
-        self.damaged_logs = sum(1 for hosted in self._hosted.values() if hosted.known_damage)
+        self.offline_logs = sum(1 for hosted in self if hosted.offline_reason)
+        self.damaged_logs = sum(1 for hosted in self if hosted.known_damage)
 
     @property
     def unidentified_logs(self) -> int:
         """Logs of which nobody knows whose they are: their `partition.metadata` is damaged or missing. One that was
         moved away counts until a log of its name is made, or the next start."""
         misnamed = sum(1 for hosted in self if hosted.log is not None and hosted.misnamed)
-        return misnamed + len(self._unidentified.keys() - self._names.keys())
+        with self._changing:
+            return misnamed + len(self._unidentified.keys() - self._names.keys())
 
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)
@@ -76,7 +80,9 @@ class LogRegistry:
                 )
 
     def __iter__(self) -> Iterator[HostedLog]:
-        return iter(list(self._hosted.values()))
+        """Those that there are now: logs are made and deleted in threads, and while whoever walks waits."""
+        with self._changing:
+            return iter(list(self._hosted.values()))
 
     def __len__(self) -> int:
         return len(self._hosted)
@@ -88,19 +94,23 @@ class LogRegistry:
         return (hosted for hosted in self if hosted.future is not None and hosted.future.log_dir is log_dir)
 
     def _add(self, hosted: HostedLog) -> None:
-        present = self._hosted.get(hosted.key)
+        with self._changing:  # the directories are opened side by side
+            present = self._hosted.get(hosted.key)
+            if present is None:
+                self._hosted[hosted.key] = hosted
+                self._names[hosted.topic_partition] = hosted.key
         if present is not None:
             raise UserError(
                 f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
             )
-        self._hosted[hosted.key] = hosted
-        self._names[hosted.topic_partition] = hosted.key
 
     def _take_out(self, hosted: HostedLog) -> None:
-        del self._hosted[hosted.key], self._names[hosted.topic_partition]
-        for other in self:  # of a topic of the same name, made while the directory of this one was away
-            if other.topic_partition == hosted.topic_partition:
-                self._names[other.topic_partition] = other.key
+        with self._changing:
+            del self._hosted[hosted.key], self._names[hosted.topic_partition]
+            # Of a topic of the same name, made while the directory of this one was away.
+            for other in self._hosted.values():
+                if other.topic_partition == hosted.topic_partition:
+                    self._names[other.topic_partition] = other.key
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

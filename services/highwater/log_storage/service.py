@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,13 +12,16 @@ from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCleaner
 from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.scrubber import Scrubber
 from highwater.log_storage.serving.gate import Gate
 from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.serving.servicer_core import for_each_log
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2_grpc
@@ -39,7 +42,9 @@ class LogStorageService:
         self._settings = settings
         self._server = RpcServer(settings.listen)
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSupervisor(
+            self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))
+        )
         self._manager: LogManager | None = None
         self._servicer: LogStorageServicer | None = None
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
@@ -102,23 +107,23 @@ class LogStorageService:
         self.metrics.gauge("full_log_dirs", "Log directories whose logs take no appends").set_function(
             lambda: sum(1 for log_dir in manager.online_dirs if log_dir.disk.full)
         )
-        self._tasks = [
-            asyncio.create_task(self._repeat(interval_ms, work))
-            for interval_ms, work in (
-                (settings.replica_high_watermark_checkpoint_interval_ms, servicer.checkpoint_high_watermarks),
-                (settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
-                (settings.log_flush_scheduler_interval_ms, servicer.flush_due),
-                (settings.log_retention_check_interval_ms, servicer.retain),
-                (HOUSEKEEPING_MS, self._housekeep),
-                (HOUSEKEEPING_MS, self._look_after_dirs),
-            )
-        ]
-        self._tasks.append(
-            asyncio.create_task(
-                servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second), name="moves"
-            )
+        for name, interval_ms, work in (
+            (
+                "high-watermarks",
+                settings.replica_high_watermark_checkpoint_interval_ms,
+                servicer.checkpoint_high_watermarks,
+            ),
+            ("recovery-points", settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
+            ("flushes", settings.log_flush_scheduler_interval_ms, servicer.flush_due),
+            ("retention", settings.log_retention_check_interval_ms, servicer.retain),
+            ("housekeeping", HOUSEKEEPING_MS, self._housekeep),
+            ("directories", HOUSEKEEPING_MS, self._look_after_dirs),
+        ):
+            self._tasks.run_every(name, interval_ms / 1000, work, expected=(LogError, OSError))
+        self._tasks.run_forever(
+            "moves", lambda: servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
         )
-        self.metrics.gauge("damaged_logs", "Logs in which scrubbing has found damage").set_function(
+        self.metrics.gauge("damaged_logs", "Logs in which scrubbing or compaction has found damage").set_function(
             lambda: manager.damaged_logs
         )
         if settings.log_scrub_bytes_per_second:
@@ -129,21 +134,19 @@ class LogStorageService:
                 bytes_per_second=settings.log_scrub_bytes_per_second,
                 interval_ms=settings.log_scrub_interval_ms,
             )
-            self._tasks.append(asyncio.create_task(scrubber.run(), name="scrubber"))
+            self._tasks.run_forever("scrubber", scrubber.run)
         if settings.log_cleaner_enable:
-            cleaner = LogCleaner(
-                manager, self._threads, self.metrics, _cleaner_settings(settings), cleaned=servicer.retain_log
-            )
-            self._tasks.append(asyncio.create_task(cleaner.run()))
+            cleaner_settings = _cleaner_settings(settings)
+            cleaner = LogCleaner(manager, self._threads, self.metrics, cleaner_settings, cleaned=servicer.retain_log)
+            for _ in range(cleaner_settings.processes):
+                self._tasks.run_forever("cleaner", cleaner.run)
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
     async def stop(self) -> None:
         """Stops serving, writes everything to disk and marks the directories as cleanly stopped."""
         await self._server.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         if self._servicer is not None:
             await self._servicer.settle()
         if self._manager is not None:
@@ -151,14 +154,6 @@ class LogStorageService:
             await run(self._threads, _remove, self._take_due(everything=True))
             await run(self._threads, self._manager.close)
         self._threads.shutdown()
-
-    async def _repeat(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            try:
-                await work()
-            except (LogError, OSError) as error:
-                _log.error("%s", error)
 
     async def _checkpoint(self) -> None:
         assert self._manager is not None
@@ -181,22 +176,26 @@ class LogStorageService:
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
         assert self._manager is not None
+        try:
+            await for_each_log(self._manager, self._look_after)
+        finally:
+            if due := self._take_due():
+                # A large file is not gone in a moment.
+                await asyncio.get_running_loop().run_in_executor(self._threads, _remove, due)
+
+    async def _look_after(self, hosted: HostedLog) -> None:
         assert self._servicer is not None
-        for hosted in self._manager:
-            log = hosted.log
-            if log is None or hosted.offline_reason or hosted.busy:
-                continue
-            if log.removable:
-                self._to_remove.append((monotonic_ms() + log.config.file_delete_delay_ms, log.removable))
-                log.removable = []
-            if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
-                try:
-                    await self._servicer.flush(hosted)
-                except LogError as error:
-                    _log.error("%s", error)
-        if due := self._take_due():
-            # A large file is not gone in a moment.
-            await asyncio.get_running_loop().run_in_executor(self._threads, _remove, due)
+        log = hosted.log
+        if log is None or hosted.offline_reason or hosted.busy:
+            return
+        if log.removable:
+            self._to_remove.append((monotonic_ms() + log.config.file_delete_delay_ms, log.removable))
+            log.removable = []
+        if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
+            try:
+                await self._servicer.flush(hosted)
+            except LogError as error:
+                _log.error("%s", error)
 
     def _take_due(self, *, everything: bool = False) -> list[Path]:
         now_ms = monotonic_ms()
@@ -206,9 +205,15 @@ class LogStorageService:
 
 
 def _remove(paths: Sequence[Path]) -> None:
-    """Raises `OSError`."""
+    """All that can be removed. Raises `OSError` where one cannot."""
+    failed: OSError | None = None
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _cleaner_settings(settings: LogStorageSettings) -> CleanerSettings:

@@ -37,7 +37,7 @@ from highwater.log_storage.segment_files import (
     TIME_INDEX_SUFFIX,
     file_name,
 )
-from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, read_header
+from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, read_header, verify
 from highwater.records.compaction import retain_decoded
 
 # Decoded batches that are looked up together; one may be larger by itself.
@@ -47,6 +47,14 @@ _NO_EPOCH = -1
 
 class CleanerError(Exception):
     """A log that cannot be cleaned as it is. The message says which file, and why."""
+
+
+class DamagedSegmentError(CleanerError):
+    """A batch of the segment with this base offset is not what was written, or not where it was written."""
+
+    def __init__(self, base_offset: int, message: str) -> None:
+        super().__init__(message)
+        self.base_offset = base_offset
 
 
 @dataclass(slots=True)
@@ -283,23 +291,50 @@ class Cleaner:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def _chunks(self, segment: SegmentFile) -> Iterator[tuple[bytes, list[tuple[int, BatchHeader]]]]:
+        """Every batch is checked, whatever will become of it: a damaged one must not get a sound place in a new
+        segment, nor be taken for one that has nothing to keep."""
         path = self._directory / file_name(segment.base_offset, LOG_SUFFIX)
+        expected = segment.base_offset
         with path.open("rb", buffering=0) as file:
             try:
                 for file_position, chunk, batches in read_chunks(file.fileno(), segment.size_bytes, self._io_bytes):
                     self._file_position = file_position
                     self.counts.bytes_read += len(chunk)
                     self._moved(len(chunk))
+                    for position, header in batches:
+                        self._check(segment, chunk, position, header, expected)
+                        expected = header.next_offset
                     yield chunk, batches
+                if self._job.contiguous and expected < segment.next_offset:
+                    raise CorruptBatchError(
+                        segment.size_bytes, f"no batch has the offsets {expected} to {segment.next_offset - 1}"
+                    )
             except CorruptBatchError as error:
-                raise CleanerError(f"{path} is damaged: {error}") from None
+                raise DamagedSegmentError(segment.base_offset, f"{path} is damaged: {error}") from None
+
+    def _check(
+        self, segment: SegmentFile, chunk: bytes, position: int, header: BatchHeader, expected_offset: int
+    ) -> None:
+        """Its CRC, and its offsets, which are not under the CRC. Raises `CorruptBatchError`."""
+        try:
+            verify(chunk, position, header)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(self._file_position + position, error.reason) from None
+        misplaced = header.base_offset < expected_offset or header.next_offset > segment.next_offset
+        if misplaced or (self._job.contiguous and header.base_offset > expected_offset):
+            raise CorruptBatchError(
+                self._file_position + position,
+                f"offsets {header.base_offset} to {header.last_offset} stand where {expected_offset} is expected",
+            )
 
     def _decode(self, segment: SegmentFile, chunk: bytes, position: int) -> DecodedBatch:
         try:
             return decode_batch(chunk, position)
         except CorruptBatchError as error:
             path = self._directory / file_name(segment.base_offset, LOG_SUFFIX)
-            raise CleanerError(f"{path} is damaged: position {self._file_position + position}: {error}") from None
+            raise DamagedSegmentError(
+                segment.base_offset, f"{path} is damaged: position {self._file_position + position}: {error}"
+            ) from None
 
     def _write(self, cleaned: Segment, output: Sequence[_Output]) -> None:
         if not output:

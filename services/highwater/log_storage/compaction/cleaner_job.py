@@ -28,6 +28,7 @@ class CleanJob:
     segment_bytes: int
     index_max_bytes: int
     index_interval_bytes: int
+    contiguous: bool = False  # no offset is missing between two batches, unless one has been lost
     producers: tuple[tuple[int, int], ...] = ()  # of each producer that the log knows: its id, its last offset
 
     def to_json(self) -> str:
@@ -80,6 +81,7 @@ class PassFailed:
 
     message: str
     uncleanable: bool
+    damaged: int | None = None  # base offset of a segment in which a batch is not what was written
 
 
 Answer = CleanedGroup | PassReport | PassFailed

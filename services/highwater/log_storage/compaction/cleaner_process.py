@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from queue import Queue
 
-from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
+from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError, DamagedSegmentError
 from highwater.log_storage.compaction.cleaner_job import (
     Answer,
     CleanJob,
@@ -80,6 +80,8 @@ def main() -> None:
 def _outcome(job: CleanJob, limits: PassLimits, moved: Callable[[int], None]) -> PassReport | PassFailed:
     try:
         return run_pass(job, limits, _answer, moved)
+    except DamagedSegmentError as error:
+        return PassFailed(str(error), True, error.base_offset)
     except (CleanerError, ValueError) as error:
         return PassFailed(str(error), True)
     except (OSError, MemoryError) as error:

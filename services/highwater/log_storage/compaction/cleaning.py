@@ -49,9 +49,18 @@ def as_seen(key: Key, log: Log, wall_clock_ms: int) -> LogToClean[Key]:
     )
 
 
+def due_job(log: Log, wall_clock_ms: int) -> tuple[CleanJob, Mapping[int, Segment]] | None:
+    """`clean_job` of what is due now; None where nothing is (any more): between the choice of a log and its pass
+    retention or DeleteRecords may have taken what was chosen. Raises `CorruptBatchError`, `OSError`."""
+    seen = as_seen(None, log, wall_clock_ms)
+    return clean_job(log, seen.range, wall_clock_ms) if seen.due else None
+
+
 def clean_job(log: Log, cleanable: CleanableRange, wall_clock_ms: int) -> tuple[CleanJob, Mapping[int, Segment]]:
-    """A pass over the log as it is now, and its segments by their base offsets."""
+    """A pass over the log, and its segments by their base offsets. `cleanable` is a range of the log as it is now, and
+    not empty."""
     first_dirty_offset, end_offset = cleanable
+    assert first_dirty_offset < end_offset
     segments = [segment for segment in log.segments[:-1] if segment.base_offset < end_offset]
     bases = [segment.base_offset for segment in segments]
     job = CleanJob(
@@ -67,6 +76,7 @@ def clean_job(log: Log, cleanable: CleanableRange, wall_clock_ms: int) -> tuple[
         segment_bytes=log.config.segment_bytes,
         index_max_bytes=log.config.index_max_bytes,
         index_interval_bytes=log.config.index_interval_bytes,
+        contiguous=log.contiguous,
         producers=tuple((who, state.batches[-1].last_offset) for who, state in log.producers.items()),
     )
     return job, dict(zip(bases, segments, strict=True))

@@ -19,14 +19,16 @@ from typing import TypeVar
 from highwater.log_storage import checkpoints
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassFailed, PassLimits, PassReport
 from highwater.log_storage.compaction.cleaner_metrics import CleanerMetrics
-from highwater.log_storage.compaction.cleaner_selection import LogToClean, filthiest
+from highwater.log_storage.compaction.cleaner_selection import filthiest
 from highwater.log_storage.compaction.cleaner_states import CleaningState
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker, WorkerDiedError
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.cleaning import as_seen, due_job, swap_in
+from highwater.log_storage.damage import DamagedRange, walk_checked
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import CLEANED_SUFFIX
 from highwater.log_storage.serving.servicer_core import to_its_end, wall_clock_ms
 from highwater.records import CorruptBatchError
@@ -53,7 +55,7 @@ class _StoppedError(Exception):
 
 
 class LogCleaner:
-    """`run` until it is cancelled."""
+    """`run` as many times side by side as there are to be processes, each until it is cancelled."""
 
     def __init__(
         self,
@@ -70,14 +72,13 @@ class LogCleaner:
         self._settings = settings
         self._cleaned = cleaned
         self._metrics = CleanerMetrics(metrics)
-        self._failed: set[HostedLog] = set()  # not to be tried again before the next pause
+        # Not to be tried again before the next pause, nor to be looked at.
+        self._failed: set[HostedLog] = set()
+        self._unseen: set[HostedLog] = set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.processes):
-                group.create_task(self._clean_from_time_to_time())
-
-    async def _clean_from_time_to_time(self) -> None:
+        """Cleans what is due, with a process of its own, and looks again from time to time. What it raises concerns one
+        log, which waits until the next pause: begun anew, it goes on with the others."""
         worker = CleanerWorker(self._settings.limits)
         try:
             while True:
@@ -85,21 +86,24 @@ class LogCleaner:
                     await worker.close()
                     await asyncio.sleep(self._settings.backoff_ms / 1000)
                     self._failed.clear()
+                    self._unseen.clear()
         finally:
             await worker.close()
 
     async def clean_next(self, worker: CleanerWorker) -> bool:
         """One pass over the filthiest log; False where none is due."""
-        chosen = await self._choose()
-        if chosen is None:
+        hosted = await self._choose()
+        if hosted is None:
             return False
-        hosted = chosen.key
-        if hosted.log is None or not hosted.cleaning.begin():
-            return True
+        if not _wanted(hosted) or not hosted.cleaning.begin():
+            return True  # meanwhile
+        assert hosted.log is not None
         hosted.abort_cleaning = worker.kill
         started_s = time.monotonic()
         try:
-            report = await self._clean(worker, hosted, hosted.log, chosen)
+            report = await self._clean(worker, hosted, hosted.log)
+            if report is None:
+                return True
             self._done(hosted, report, time.monotonic() - started_s)
         except _StoppedError as error:
             await worker.close()
@@ -113,7 +117,10 @@ class LogCleaner:
             self._failed.add(hosted)
             self._metrics.passed("failed")
             _log.error("%s was not cleaned, it is tried again later: %s", hosted.directory, error)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._failed.add(hosted)
+                self._metrics.passed("failed")
             await worker.close()
             raise
         finally:
@@ -140,31 +147,42 @@ class LogCleaner:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    async def _choose(self) -> LogToClean[HostedLog] | None:
+    async def _choose(self) -> HostedLog | None:
+        """The log that is next, as it was when it was looked at: the loop has had turns since."""
         logs = []
         uncleanable_bytes = 0
         for number, hosted in enumerate(self._manager):
             if number % _LOOKED_AT == 0:
                 await asyncio.sleep(0)
-            log = hosted.log
-            if log is None or hosted.offline_reason or not hosted.configured or not log.config.compacts:
+            if not _wanted(hosted) or hosted in self._unseen:
                 continue
+            log = hosted.online()
             if hosted.uncleanable:
                 uncleanable_bytes += log.size_bytes
             elif hosted.cleaning.state is CleaningState.NONE and hosted.future is None:
                 try:
                     logs.append(as_seen(hosted, log, wall_clock_ms()))
-                except (CorruptBatchError, OSError) as error:
+                except CorruptBatchError as error:
                     _leave_alone(hosted, error)
+                except OSError as error:
+                    self._unseen.add(hosted)
+                    _log.error("%s cannot be looked at, it is tried again later: %s", hosted.directory, error)
+                except Exception:
+                    self._unseen.add(hosted)
+                    raise
         self._metrics.seen(logs, sum(1 for hosted in self._manager if hosted.uncleanable), uncleanable_bytes)
-        return filthiest(log for log in logs if log.key not in self._failed)
+        chosen = filthiest(log for log in logs if log.key not in self._failed)
+        return None if chosen is None else chosen.key
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
-    async def _clean(
-        self, worker: CleanerWorker, hosted: HostedLog, log: Log, chosen: LogToClean[HostedLog]
-    ) -> PassReport:
-        job, present = clean_job(log, chosen.range, wall_clock_ms())
+    async def _clean(self, worker: CleanerWorker, hosted: HostedLog, log: Log) -> PassReport | None:
+        """None where nothing is due any more. `hosted.cleaning` has begun: from here on nothing but a raised log start
+        changes the log below its last segment."""
+        due = due_job(log, wall_clock_ms())
+        if due is None:
+            return None
+        job, present = due
         try:
             async for answer in worker.run(job):
                 match answer:
@@ -173,7 +191,9 @@ class LogCleaner:
                             _check_wanted(hosted)
                             if not await self._in_thread(swap_in, log, answer, present):
                                 raise _StoppedError("the log starts behind a segment that was being cleaned")
-                    case PassFailed(message, True):
+                    case PassFailed(message, True, damaged):
+                        if damaged is not None:
+                            await self._report_damage(hosted, log, present[damaged], message)
                         raise UncleanableError(message)
                     case PassFailed(message):
                         raise OSError(message)
@@ -189,6 +209,22 @@ class LogCleaner:
             raise
         raise AssertionError("a pass ends with a report")
 
+    async def _report_damage(self, hosted: HostedLog, log: Log, segment: Segment, problem: str) -> None:
+        """Keeps what is damaged in the segment with the log, as scrubbing does, so that it is copied anew from the
+        leader (RULES 7.6). It is read once more before: it may have been the way from the disk. Raises `OSError` where
+        nothing is found: then the pass is tried again later."""
+        end_offset = _end_of(log, segment)
+        found = await self._in_thread(_damage_of, segment, end_offset, log.contiguous)
+        _check_wanted(hosted)
+        if not found:
+            raise OSError(f"a pass met damage that is not found again: {problem}")
+        if segment in log.segments:
+            hosted.damage.note(segment, found)
+            for damaged in found:
+                where = pairs(topic=hosted.topic, partition=hosted.key.partition, first=damaged.first_offset)
+                _log.error("damaged: %s %s", damaged.problem, where)
+            self._manager.count_offline()
+
     async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         return await to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
 
@@ -200,6 +236,26 @@ class UncleanableError(Exception):
 def _leave_alone(hosted: HostedLog, error: Exception) -> None:
     hosted.uncleanable = str(error)
     _log.error("%s is not cleaned until it is cut, configured anew or opened again: %s", hosted.directory, error)
+
+
+def _wanted(hosted: HostedLog) -> bool:
+    """Whether it is a log that is compacted, and can be used."""
+    log = hosted.log
+    return log is not None and not hosted.offline_reason and hosted.configured and log.config.compacts
+
+
+def _end_of(log: Log, segment: Segment) -> int:
+    """Where the sealed segment's successor begins, or it ended."""
+    segments = log.segments
+    number = segments.index(segment) + 1 if segment in segments else len(segments)
+    return segments[number].base_offset if number < len(segments) else segment.end_offset
+
+
+def _damage_of(segment: Segment, end_offset: int, contiguous: bool) -> list[DamagedRange]:
+    """Raises `OSError`."""
+    segment.let_go_of_cache(0, segment.size_bytes)
+    walk = walk_checked(segment, 0, checked=True, end_offset=end_offset, contiguous=contiguous)
+    return [found for found in walk if isinstance(found, DamagedRange)]
 
 
 def _check_wanted(hosted: HostedLog) -> None:

@@ -16,7 +16,7 @@ from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.serving.answers import key_of, key_proto
 from highwater.log_storage.serving.fencing import admit
-from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
+from highwater.log_storage.serving.servicer_core import ServicerCore, for_each_log, wall_clock_ms
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
@@ -69,23 +69,24 @@ class Durability(ServicerCore):
 
     async def flush_due(self) -> None:
         """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
-        for hosted in self._manager:
-            log = hosted.log
-            if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
-                continue
-            if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
-                try:
-                    await self.flush(hosted)
-                except LogError as error:
-                    _log.error("%s", error)
+        await for_each_log(self._manager, self._flush_if_due)
+
+    async def _flush_if_due(self, hosted: HostedLog) -> None:
+        log = hosted.log
+        if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
+            return
+        if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
+            try:
+                await self.flush(hosted)
+            except LogError as error:
+                _log.error("%s", error)
 
     async def retain(self) -> None:
         """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
         they are renamed; the others go on."""
-        for hosted in self._manager:
-            # Of a log that is being compacted, which this would stop, it is the turn when that is done.
-            if hosted.cleaning.state is CleaningState.NONE:
-                await self.retain_log(hosted)
+        # Of a log that is being compacted, which this would stop, it is the turn when that is done.
+        uncleaned = (hosted for hosted in self._manager if hosted.cleaning.state is CleaningState.NONE)
+        await for_each_log(uncleaned, self.retain_log)
 
     async def retain_log(self, hosted: HostedLog) -> None:
         """The same of one log."""

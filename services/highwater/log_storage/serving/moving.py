@@ -95,6 +95,10 @@ class Moving(ServicerCore):
             _log.error("the move of %s to %s is given up: %s", hosted.directory, future.log_dir.path, error)
             await self._give_up(hosted, future)
             return 0
+        except Exception:  # the other moves go on
+            _log.exception("the move of %s to %s is given up", hosted.directory, future.log_dir.path)
+            await self._give_up(hosted, future)
+            return 0
 
     async def _copy(self, hosted: HostedLog, future: FutureLog) -> int:
         """Whoever calls has the log's `maintenance`. Planned here, since only the loop may look into the indexes of a

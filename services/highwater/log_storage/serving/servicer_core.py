@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +65,20 @@ class ServicerCore:
             await self._in_thread(self._manager.write_checkpoint, log_dir, name)
         except OSError as error:
             raise log_dir.disk.refusal(error, f"cannot write {log_dir.path / name}") from error
+
+
+async def for_each_log(logs: Iterable[HostedLog], work: Callable[[HostedLog], Awaitable[None]]) -> None:
+    """`work` for one log after the other. One for which it fails keeps none of the others from its turn; the first
+    failure is raised at the end."""
+    first: Exception | None = None
+    for hosted in logs:
+        try:
+            await work(hosted)
+        except Exception as error:
+            _log.error("%s: %s", hosted.directory, error)
+            first = first or error
+    if first is not None:
+        raise first
 
 
 async def to_its_end(work: asyncio.Future[Answer]) -> Answer:

@@ -1,0 +1,122 @@
+"""What log-storage does from time to time goes on whatever happens in it, and logs may come and go meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from log_storage_client import key, running
+
+from highwater.log_storage import service as service_module
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_manager import LogManager
+from highwater.metadata.models import PartitionKey
+from highwater.supervision import TaskSupervisor
+
+TASKS = ["high-watermarks", "recovery-points", "flushes", "retention", "housekeeping", "directories", "moves"]
+
+
+@pytest.mark.parametrize("walk", ["count_offline", "unidentified_logs", "in_directory"])
+def test_a_log_may_be_made_while_another_thread_walks_over_all(
+    tmp_path: Path, walk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = LogManager([tmp_path], LogConfig(), broker_id=1)
+    manager.load()
+    for partition in range(3):
+        manager.create("t", PartitionKey(bytes(16), partition), {})
+    made: list[int] = []
+
+    def offline_reason(hosted: HostedLog) -> str:
+        if not made:  # in the middle of the walk
+            made.append(3)
+            making = threading.Thread(target=manager.create, args=("t", PartitionKey(bytes(16), 3), {}))
+            making.start()
+            making.join()
+        return ""
+
+    monkeypatch.setattr(HostedLog, "offline_reason", property(offline_reason))
+    monkeypatch.setattr(HostedLog, "misnamed", property(offline_reason))
+    match walk:
+        case "count_offline":
+            manager.count_offline()
+        case "unidentified_logs":
+            assert not manager.unidentified_logs
+        case _:
+            assert [hosted.offline_reason for hosted in manager.in_directory(manager.log_dirs[0])] == [""] * 3
+    assert made
+    assert len(manager) == 4
+    manager.close()
+
+
+async def test_every_loop_is_supervised(tmp_path: Path) -> None:
+    async with running(tmp_path, log_scrub_bytes_per_second="1000000", log_cleaner_threads="2") as storage:
+        supervisor = storage.service._tasks
+        assert isinstance(supervisor, TaskSupervisor)
+        assert sorted(task.get_name() for task in supervisor._tasks) == sorted(
+            [*TASKS, "scrubber", "cleaner", "cleaner"]
+        )
+
+
+@pytest.mark.parametrize("error", [RuntimeError("dictionary changed size during iteration"), OSError("no")])
+async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "HOUSEKEEPING_MS", 5)
+    async with running(tmp_path) as storage:
+        await storage.create(key())
+        manager = storage.service._manager
+        assert manager is not None
+        failed = asyncio.Event()
+        count_offline = manager.count_offline
+
+        def fail_once() -> None:
+            if not failed.is_set():
+                failed.set()
+                raise error
+            count_offline()
+
+        monkeypatch.setattr(manager, "count_offline", fail_once)
+        await failed.wait()
+        disk = manager.log_dirs[0].disk
+        disk.full = True
+        while disk.full:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        value = storage.service.metrics.registry.get_sample_value
+        assert value("highwater_log_storage_task_failures_total", {"task": "directories"}) == 1
+
+
+@pytest.mark.parametrize("task", ["flushes", "housekeeping", "retention"])
+async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_turn(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "HOUSEKEEPING_MS", 5)
+    intervals = {"log_flush_scheduler_interval_ms": "5", "log_retention_check_interval_ms": "5"}
+    async with running(tmp_path, log_flush_interval_ms="1", **intervals) as storage:
+        for partition in range(3):
+            await storage.create(key(partition))
+        manager, servicer = storage.service._manager, storage.service._servicer
+        assert manager is not None
+        assert servicer is not None
+        first, *others = manager
+        seen: set[HostedLog] = set()
+
+        async def work(hosted: HostedLog) -> None:
+            if hosted is first:
+                raise ValueError("a bug")
+            seen.add(hosted)
+
+        match task:
+            case "flushes":
+                monkeypatch.setattr(servicer, "_flush_if_due", work)
+            case "housekeeping":
+                monkeypatch.setattr(storage.service, "_look_after", work)
+            case _:
+                monkeypatch.setattr(servicer, "retain_log", work)
+        while seen != set(others):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        value = storage.service.metrics.registry.get_sample_value
+        while not value("highwater_log_storage_task_failures_total", {"task": task}):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
