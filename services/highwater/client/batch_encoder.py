@@ -59,7 +59,11 @@ class BatchEncoder:
 
     async def measure(self, work: Callable[[], int]) -> int:
         """Runs something beside the encoders."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor(), work)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._executor(), work)
+        except RuntimeError:
+            return work()
+        return await running
 
     def close(self) -> None:
         self._closed = True
@@ -84,7 +88,16 @@ class BatchEncoder:
                 self._refuse(accumulator, batch, error)
             self._ready()
 
-        asyncio.get_running_loop().run_in_executor(self._executor(), work).add_done_callback(done)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._executor(), work)
+        except RuntimeError:
+            # The interpreter exits and lends no more threads; what a producer still has is sent all the same.
+            running = asyncio.get_running_loop().create_future()
+            try:
+                running.set_result(work())
+            except Exception as error:
+                running.set_exception(error)
+        running.add_done_callback(done)
 
     def _take(self, accumulator: PartitionAccumulator, batch: ProducerBatch, encoded: list[Encoded]) -> None:
         size = sum(len(piece.payload) for piece in encoded)

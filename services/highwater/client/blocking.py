@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from highwater.client import admin as async_admin
 from highwater.client import consumer as async_consumer
+from highwater.client import exit_flush
 from highwater.client import producer as async_producer
 from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers
 from highwater.client.cluster import DEFAULT_BOOTSTRAP
@@ -37,6 +38,7 @@ from highwater.client.descriptions import (
 from highwater.client.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import BufferExhaustedError, ClientClosedError, HighwaterError, InvalidRequestError
 from highwater.client.replica_verification import PartitionVerification
+from highwater.client.sender import MAX_UNRETRIEVED
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 
 __all__ = ["Admin", "Consumer", "PendingDelivery", "Producer"]
@@ -47,6 +49,8 @@ Partition = async_consumer.Partition
 
 # What a thread may be ahead of the event loop with, before `send` waits.
 HAND_OVER_BYTES = 8 * 1024 * 1024
+# For the event loop's thread to count records at exit.
+COUNTING_TIMEOUT_S = 5.0
 
 
 class _Blocking(Generic[ClientT]):
@@ -123,13 +127,21 @@ class Producer(_Blocking[async_producer.Producer]):
     def __init__(self, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **settings: Any) -> None:
         super().__init__(async_producer.Producer(bootstrap, **settings))
         self._max_block_s = settings.get("max_block_ms", 60_000) / 1000
+        self.exit_timeout_s: float = settings.get("delivery_timeout_ms", 120_000) / 1000
         self._known_topics: set[str] = set()
         self._room = threading.Condition()
         self._pending: deque[tuple[PendingDelivery, int, tuple[Any, ...]]] = deque()
         self._pending_bytes = 0
         self._hand_over: asyncio.Task[None] | None = None
         self._handing_over = False
-        self._refused: list[HighwaterError] = []
+        self._refused: deque[HighwaterError] = deque(maxlen=MAX_UNRETRIEVED)
+        self._exiting = False  # the flush at exit is over
+
+    def _ensure_started(self) -> None:
+        started = self._process_id is not None
+        super()._ensure_started()
+        if not started:
+            exit_flush.flush_at_exit(self)
 
     def stop(self) -> None:
         """Flushes, then closes. Raises what `flush` raises, after closing."""
@@ -139,6 +151,7 @@ class Producer(_Blocking[async_producer.Producer]):
             self.flush()
         finally:
             super().stop()
+            exit_flush.forget(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:  # type: ignore[override]
         try:
@@ -167,6 +180,10 @@ class Producer(_Blocking[async_producer.Producer]):
             self._run(lambda: self._client.partitions_for(topic))
             self._known_topics.add(topic)
         self._check_process()
+        if self._exiting:
+            raise ClientClosedError(
+                "the interpreter is exiting: send before it does, at the latest in an atexit handler"
+            )
         for what, content in (("value", value), ("key", key)):
             if content is not None and not isinstance(content, bytes | bytearray | memoryview):
                 raise InvalidRequestError(f"a record's {what} must be bytes or None, not {type(content).__name__}")
@@ -236,7 +253,8 @@ class Producer(_Blocking[async_producer.Producer]):
             await self._handed_over()
             await self._client.flush()
             if self._refused:
-                error, self._refused = self._refused[0], []
+                error = self._refused[0]
+                self._refused.clear()
                 raise error
 
         self._run(flushed)
@@ -258,6 +276,27 @@ class Producer(_Blocking[async_producer.Producer]):
             return await pending.delivery
 
         return self._run(outcome, timeout_s)
+
+    # At exit (see `exit_flush`)
+
+    def settle(self, timeout_s: float) -> None:
+        async def settled() -> None:
+            await self._handed_over()
+            await self._client.settle()
+
+        event_loop_thread().run(settled(), timeout_s)
+
+    def unacknowledged(self) -> exit_flush.Unacknowledged:
+        async def counted() -> exit_flush.Unacknowledged:
+            with self._room:
+                left = [pending for pending, _, _ in self._pending if pending.delivery is None]
+            return self._client.unacknowledged(len(left), self._refused)
+
+        return event_loop_thread().run(counted(), COUNTING_TIMEOUT_S)
+
+    def refuse_more(self) -> None:
+        self._exiting = True
+        self._client.unacknowledged_told = True
 
     # On the event loop
 
@@ -284,6 +323,10 @@ class Producer(_Blocking[async_producer.Producer]):
                 except HighwaterError as error:
                     pending.error = error
                     self._refused.append(error)
+                except Exception as error:
+                    # Not of the kinds that `send` takes. Whoever waits for it is told, and what follows goes on.
+                    pending.error = InvalidRequestError(f"a record for {topic!r} cannot be sent: {error!r}")
+                    self._refused.append(pending.error)
                 with self._room:
                     self._pending.popleft()
                     self._pending_bytes -= size

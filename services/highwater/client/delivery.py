@@ -41,13 +41,14 @@ class BatchDelivery:
     A batch that was too large is split: it then has several parts, each with its first index and its base offset.
     """
 
-    __slots__ = ("_future", "_outstanding", "error", "partition", "parts", "retrieved", "topic")
+    __slots__ = ("_future", "_outstanding", "error", "failed_records", "partition", "parts", "retrieved", "topic")
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         self.parts: list[tuple[int, int, int, int]] = []  # (first index, records, base offset, log append time or -1)
         self.error: HighwaterError | None = None
+        self.failed_records = 0
         self.retrieved = False  # somebody was told of `error`
         self._outstanding = 1
         self._future: asyncio.Future[None] | None = None
@@ -60,9 +61,11 @@ class BatchDelivery:
         self.parts.append((first_index, records, base_offset, log_append_time_ms))
         self._settle()
 
-    def fail(self, error: HighwaterError) -> None:
+    def fail(self, error: HighwaterError, records: int) -> None:
+        """A part of so many records failed."""
         if self.error is None:
             self.error = error
+        self.failed_records += records
         self._settle()
 
     def _settle(self) -> None:

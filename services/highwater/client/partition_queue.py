@@ -227,7 +227,7 @@ class PartitionQueue:
             return False
         self._settle(batch)
         self._leave_gap()
-        batch.delivery.fail(self._final_error(batch, answer))
+        batch.delivery.fail(self._final_error(batch, answer), batch.records)
         return True
 
     def split(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
@@ -265,7 +265,7 @@ class PartitionQueue:
         """A fresh batch that cannot be encoded."""
         self.fresh.remove(batch)
         batch.state = BatchState.SETTLED
-        batch.delivery.fail(error)
+        batch.delivery.fail(error, batch.records)
 
     def expire(self, now_ms: float) -> list[ProducerBatch]:
         """Gives up what is older than `delivery_timeout_ms`; their deliveries have been told."""
@@ -282,7 +282,7 @@ class PartitionQueue:
             batch.state = BatchState.SETTLED
             given_up.append(batch)
         for batch in given_up:
-            batch.delivery.fail(self._timeout_error(batch))
+            batch.delivery.fail(self._timeout_error(batch), batch.records)
         return given_up
 
     def give_up_all(self, error: HighwaterError) -> list[ProducerBatch]:
@@ -293,7 +293,7 @@ class PartitionQueue:
         self._round.clear()
         for batch in given_up:
             batch.state = BatchState.SETTLED
-            batch.delivery.fail(error)
+            batch.delivery.fail(error, batch.records)
         return given_up
 
     # Decisions

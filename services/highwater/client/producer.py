@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Literal, Self
 
@@ -22,6 +23,7 @@ from highwater.client.exceptions import (
     InvalidRequestError,
     UnknownTopicError,
 )
+from highwater.client.exit_flush import Unacknowledged, tell_at_exit, warn_dropped
 from highwater.client.metadata import TopicInfo
 from highwater.client.partition_queue import PartitionQueue, RetryPolicy
 from highwater.client.sender import Sender, SenderSettings
@@ -120,6 +122,8 @@ class Producer:
         self._topics: dict[str, TopicAccumulator] = {}
         self._running = False
         self._stopped = False
+        self._process_id = -1  # where it was started
+        self.unacknowledged_told = False  # of those that are left at exit
 
     # Life
 
@@ -136,6 +140,8 @@ class Producer:
                 self._stopped = True
                 raise
             self._running = True
+            self._process_id = os.getpid()
+            tell_at_exit(self)
         return self
 
     async def stop(self) -> None:
@@ -153,6 +159,29 @@ class Producer:
         self._topics.clear()
         await self._sender.close(ClientClosedError("the producer was stopped before this record was acknowledged"))
         await self._cluster.close()
+
+    def unacknowledged(self, waiting: int = 0, refused: Collection[HighwaterError] = ()) -> Unacknowledged:
+        """Records that were sent, are not acknowledged and that nobody was told of; beside so many that have not
+        reached this producer, or were refused by it."""
+        failed = [delivery for delivery in self._sender.unretrieved if not delivery.retrieved]
+        errors = [*refused, *(delivery.error for delivery in failed)]
+        return Unacknowledged(
+            waiting + self._sender.waiting_records(),
+            len(refused) + sum(delivery.failed_records for delivery in failed),
+            str(errors[0]) if errors else "",
+        )
+
+    def tell_unacknowledged(self) -> None:
+        """Warns where the producer is dropped, or the interpreter exits, with records in it."""
+        if self._running and not self.unacknowledged_told and self._process_id == os.getpid():
+            self.unacknowledged_told = True
+            left = self.unacknowledged()
+            if left.records:
+                warn_dropped(left, self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "unacknowledged_told"):  # else its arguments were refused
+            self.tell_unacknowledged()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -310,13 +339,17 @@ class Producer:
             HighwaterError: the first failure since the last flush that nobody has awaited.
         """
         self._check_running()
-        for delivery in self._sender.outstanding():
-            await delivery.wait()
+        await self.settle()
         failed = [delivery for delivery in self._sender.unretrieved if not delivery.retrieved]
         self._sender.unretrieved.clear()
         for delivery in failed:
             assert delivery.error is not None
             raise delivery.error
+
+    async def settle(self) -> None:
+        """Waits as `flush` does, and raises nothing."""
+        for delivery in self._sender.outstanding():
+            await delivery.wait()
 
     async def partitions_for(self, topic: str) -> int:
         """How many partitions the topic has, as of the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""

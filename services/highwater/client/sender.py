@@ -105,6 +105,14 @@ class Sender:
         self.wake()
         return found
 
+    def waiting_records(self) -> int:
+        """Of those that are not settled."""
+        return sum(
+            (0 if accumulator.open is None else len(accumulator.open.values))
+            + sum(batch.records for batch in (*accumulator.queue.unacknowledged, *accumulator.queue.fresh))
+            for accumulator in self._active
+        )
+
     async def close(self, error: HighwaterError) -> None:
         """Fails what is left with `error`."""
         self._closing = True

@@ -1,0 +1,172 @@
+"""What becomes of records that are still in a producer when the interpreter exits.
+
+The blocking producers' are sent: each is flushed by an `atexit` handler, when threads that are not daemons have ended
+and the event loop's daemon thread still runs, for at most its `delivery_timeout_ms`. The asyncio producers' cannot be
+sent, their event loop is gone or somebody else's. What is not acknowledged is told, with how many records it is.
+
+A process of `multiprocessing` that was forked ends without `atexit`; there it is one of its finalizers. A forked child
+flushes nothing that its parent has sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+from weakref import WeakSet
+
+from highwater.telemetry.log import get_logger
+
+_log = get_logger(__name__)
+
+# A flush at exit that takes longer than this says what the process waits for.
+QUIET_S = 2.0
+# Deliveries that are out of time say so by themselves, a little later: then the reason is known.
+GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unacknowledged:
+    """Records that a producer was given, were not acknowledged, and that nobody was told of."""
+
+    waiting: int = 0  # in the buffer, or sent and not answered
+    failed: int = 0  # given up; `reason` says why the first of them
+    reason: str = ""
+
+    @property
+    def records(self) -> int:
+        return self.waiting + self.failed
+
+
+class FlushedAtExit(Protocol):
+    """A blocking producer."""
+
+    @property
+    def exit_timeout_s(self) -> float: ...
+
+    def unacknowledged(self) -> Unacknowledged:
+        """What is not acknowledged now. Raises an `Exception` where its event loop does not answer."""
+
+    def settle(self, timeout_s: float) -> None:
+        """Waits until nothing is in flight. Raises `TimeoutError`."""
+
+    def refuse_more(self) -> None:
+        """The last flush is over: what is sent from now on could not be."""
+
+
+class ToldAtExit(Protocol):
+    """An asyncio producer."""
+
+    def tell_unacknowledged(self) -> None: ...
+
+
+_flushed: dict[FlushedAtExit, None] = {}
+_told: WeakSet[ToldAtExit] = WeakSet()
+_finalized_by: int | None = None  # the process that has a finalizer of `multiprocessing`
+
+
+def flush_at_exit(producer: FlushedAtExit) -> None:
+    """From now on until `forget`."""
+    _flushed[producer] = None
+    _add_finalizer()
+
+
+def forget(producer: FlushedAtExit) -> None:
+    _flushed.pop(producer, None)
+
+
+def tell_at_exit(producer: ToldAtExit) -> None:
+    """From now on, while the producer exists."""
+    _told.add(producer)
+
+
+def warn_dropped(left: Unacknowledged, source: object) -> None:
+    """A producer that goes away with records in it."""
+    message = _message(left, "when their producer was dropped without stop()")
+    _log.warning("%s", message)
+    warnings.warn(message, ResourceWarning, source=source, stacklevel=3)
+
+
+def _message(left: Unacknowledged, when: str) -> str:
+    noun = "record was" if left.records == 1 else "records were"
+    reason = f"; the first failed with: {left.reason}" if left.reason else ""
+    return (
+        f"{left.records} {noun} not acknowledged {when}, and may be lost{reason}. "
+        "Use the producer in a `with` block, or call flush() or stop() and look at what they raise"
+    )
+
+
+def _at_exit() -> None:
+    _flush_all()
+    for producer in list(_flushed):
+        producer.refuse_more()
+    for told in list(_told):
+        told.tell_unacknowledged()
+
+
+def _flush_all() -> None:
+    interrupted = False
+    for producer in list(_flushed):
+        interrupted = _flush(producer, interrupted)
+
+
+def _flush(producer: FlushedAtExit, interrupted: bool) -> bool:
+    """Whether the user has lost patience."""
+    why = "when the interpreter exited"
+    try:
+        if not interrupted and producer.unacknowledged().waiting:
+            _settle(producer)
+    except TimeoutError:
+        why += f" and in the {producer.exit_timeout_s:g} s after"
+    except KeyboardInterrupt:
+        interrupted = True
+        why += ": the wait for them was interrupted"
+    except Exception:
+        _log.exception("the records of a producer could not be flushed at exit")
+    try:
+        left = producer.unacknowledged()
+    except (Exception, KeyboardInterrupt):
+        _log.exception("a producer does not say how many of its records were not acknowledged at exit")
+    else:
+        if left.records:
+            _log.error("%s", _message(left, why))
+    return interrupted
+
+
+def _settle(producer: FlushedAtExit) -> None:
+    deadline = monotonic() + producer.exit_timeout_s + GRACE_S
+    try:
+        producer.settle(QUIET_S)
+    except TimeoutError:
+        if monotonic() >= deadline:
+            raise
+        _log.warning(
+            "the interpreter waits for %d records to be acknowledged before it exits, up to %g s",
+            producer.unacknowledged().waiting,
+            producer.exit_timeout_s,
+        )
+        producer.settle(max(deadline - monotonic(), 0.0))
+
+
+def _add_finalizer() -> None:
+    """In a process of `multiprocessing`, whose module is then there."""
+    global _finalized_by  # noqa: PLW0603
+    processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+    if processes is None or util is None or processes.parent_process() is None or _finalized_by == os.getpid():
+        return
+    _finalized_by = os.getpid()
+    util.Finalize(None, _flush_all, exitpriority=0)
+
+
+def _after_fork() -> None:
+    global _flushed, _told  # noqa: PLW0603
+    _flushed = {}
+    _told = WeakSet()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)
