@@ -4,11 +4,13 @@ on."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import pyarrow as pa
 import pytest
 from replica_manager_cluster import TestCluster, Topic, rows, to_key
 
@@ -16,6 +18,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
+from highwater.records import Record, encode_columns, encode_rows
 from highwater.v1 import broker_pb2, common_pb2
 
 HUGE = 2**31 - 1
@@ -146,3 +149,25 @@ async def test_internal_topics_are_not_written_by_clients(cluster: TestCluster) 
     assert (refused.code, refused.retriable) == (ErrorCode.INVALID_TOPIC, False)
     assert "two underscores" in refused.message
     assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NONE
+
+
+async def test_produced_times(cluster: TestCluster) -> None:
+    """Both payloads; and what the topic takes is its configuration, of a topic that is there too."""
+    topic = await cluster.create_topic("orders")
+    in_two_hours = int(time.time() * 1000) + 7_200_000
+
+    async def produced(*batches: bytes) -> list[int]:
+        parts = [broker_pb2.ProducePartition(partition=to_key(topic.key), records=batch) for batch in batches]
+        request = broker_pb2.ProduceRequest(acks=-1, timeout_ms=10_000, partitions=parts)
+        return [result.error.code for result in (await cluster[0].stub.Produce(request)).results]
+
+    def both(timestamp: int) -> tuple[bytes, bytes]:
+        table = pa.table({"timestamp": pa.array([timestamp], pa.int64()), "key": [b"k"], "value": [b"v"]})
+        return encode_rows([Record(0, timestamp, b"k", b"v", ())]), encode_columns(table)
+
+    refused = [ErrorCode.INVALID_TIMESTAMP] * 2
+    assert await produced(*both(-5)) == refused
+    assert await produced(*both(2**62)) == refused
+    assert await produced(*both(in_two_hours)) == refused
+    assert await produced(*both(-1)) == [ErrorCode.NONE] * 2
+    assert await produced(*both(int(time.time() * 1000))) == [ErrorCode.NONE] * 2

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index as as_int
 from time import time
 
 from highwater.client.buffer_memory import BufferMemory
 from highwater.client.connection import Connection
 from highwater.client.delivery import BatchDelivery, Delivery
 from highwater.client.encoding import BatchFormat
-from highwater.client.exceptions import InvalidRequestError, RecordTooLargeError
+from highwater.client.exceptions import InvalidRequestError, InvalidTimestampError, RecordTooLargeError
 from highwater.client.partition_queue import PartitionQueue, ProducerBatch
 from highwater.client.partitioner import partition_for_key
 from highwater.records import RecordHeader
+from highwater.records.timestamps import MAX_TIMESTAMP_MS, writable
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -136,6 +138,7 @@ class TopicAccumulator:
 
         Raises:
             InvalidRequestError: a type that is not bytes, no such partition.
+            InvalidTimestampError: not a time in ms.
             RecordTooLargeError: more than `max_request_size`.
         """
         if type(value) is not bytes and value is not None:
@@ -161,6 +164,7 @@ class TopicAccumulator:
             raise InvalidRequestError(
                 f"topic {self.name} has partitions 0 to {len(self.partitions) - 1}, there is no {partition}"
             )
+        timestamp_ms = int(time() * 1000) if timestamp_ms is None else checked_timestamp(timestamp_ms)
         pairs: tuple[RecordHeader, ...] = ()
         if headers:
             pairs = checked_headers(headers)
@@ -180,8 +184,6 @@ class TopicAccumulator:
             batch = accumulator.open = OpenBatch(delivery, self._clock_ms())
             self._wake(accumulator)
         memory.used_bytes += size
-        if timestamp_ms is None:
-            timestamp_ms = int(time() * 1000)
         values = batch.values
         index = len(values)
         values.append(value)
@@ -217,6 +219,23 @@ def as_bytes(value: object, what: str) -> bytes:
         return bytes(value)
     hint = "; encode it first, for example with .encode()" if isinstance(value, str) else ""
     raise InvalidRequestError(f"a record's {what} must be bytes or None, not {type(value).__name__}{hint}")
+
+
+def checked_timestamp(timestamp_ms: object) -> int:
+    """Raises `InvalidTimestampError` unless it is an integer from -1 (none) to the year 9999, in ms since 1970."""
+    try:
+        found = as_int(timestamp_ms)  # type: ignore[arg-type]  # numpy's integers too
+    except TypeError:
+        raise InvalidTimestampError(
+            f"a record's timestamp_ms must be an int, not {type(timestamp_ms).__name__}; "
+            "for a datetime: int(moment.timestamp() * 1000)"
+        ) from None
+    if not writable(found):
+        raise InvalidTimestampError(
+            f"a record's timestamp_ms is {found}: it is ms since 1970, from 0 to {MAX_TIMESTAMP_MS} (the year 9999), "
+            "or -1 for none"
+        )
+    return found
 
 
 def checked_headers(headers: Headers) -> tuple[RecordHeader, ...]:

@@ -23,7 +23,7 @@ from highwater.client import admin as async_admin
 from highwater.client import consumer as async_consumer
 from highwater.client import exit_flush
 from highwater.client import producer as async_producer
-from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers
+from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers, checked_timestamp
 from highwater.client.cluster import DEFAULT_BOOTSTRAP
 from highwater.client.consumer_record import ConsumerRecord
 from highwater.client.delivery import Delivery, RecordMetadata, TableMetadata
@@ -175,6 +175,7 @@ class Producer(_Blocking[async_producer.Producer]):
         Raises:
             UnknownTopicError, NetworkError: the topic's metadata could not be had.
             BufferExhaustedError: the buffer stayed full for `max_block_ms`.
+            InvalidTimestampError: `timestamp_ms` is not a time.
         """
         if topic not in self._known_topics:
             self._run(lambda: self._client.partitions_for(topic))
@@ -187,6 +188,8 @@ class Producer(_Blocking[async_producer.Producer]):
         for what, content in (("value", value), ("key", key)):
             if content is not None and not isinstance(content, bytes | bytearray | memoryview):
                 raise InvalidRequestError(f"a record's {what} must be bytes or None, not {type(content).__name__}")
+        if timestamp_ms is not None:
+            timestamp_ms = checked_timestamp(timestamp_ms)
         pending = PendingDelivery(self)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
         with self._room:

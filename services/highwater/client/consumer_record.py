@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from highwater.records import Batch
+from highwater.records.timestamps import shown
 
 
 class ConsumerRecord(NamedTuple):
-    """`value` None is a tombstone. `headers` keeps their order and repeated names."""
+    """`value` None is a tombstone. `headers` keeps their order and repeated names. `timestamp_ms` is what the log has:
+    -1 is none, and there may be times that no date shows."""
 
     topic: str
     partition: int
@@ -81,7 +83,8 @@ def _made(rows: Iterable[tuple[object, ...]]) -> list[ConsumerRecord]:
 def consumer_columns(
     batch: Batch, topic: str, partition: int, from_offset: int, *, include_headers: bool
 ) -> pa.RecordBatch:
-    """The batch's records at `from_offset` and above, in `TABLE_SCHEMA`[`_WITH_HEADERS`]. Columns are not copied."""
+    """The batch's records at `from_offset` and above, in `TABLE_SCHEMA`[`_WITH_HEADERS`]. Columns are not copied, but
+    for timestamps that no date shows (see `records.timestamps`)."""
     columns = batch.to_arrow()
     if batch.header.base_offset < from_offset:
         columns = columns.slice(int(np.searchsorted(columns.column(0).to_numpy(), from_offset)))
@@ -90,7 +93,7 @@ def consumer_columns(
         pa.repeat(topic, count),
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         columns.column(0),
-        columns.column(1).view(_TIMESTAMP),
+        _shown(columns.column(1)),
         columns.column(2),
         columns.column(3),
     ]
@@ -100,11 +103,18 @@ def consumer_columns(
     return pa.RecordBatch.from_arrays([*arrays, headers], schema=TABLE_SCHEMA_WITH_HEADERS)
 
 
+def _shown(timestamps: pa.Array) -> pa.Array:
+    numbers = timestamps.to_numpy()
+    found = shown(numbers)
+    return (timestamps if found is numbers else pa.array(found)).view(_TIMESTAMP)
+
+
 def columns_of_records(records: list[ConsumerRecord], *, include_headers: bool) -> pa.RecordBatch:
     """`consumer_columns` of records that were decoded one by one."""
     columns = list(zip(*records, strict=True))
     schema = TABLE_SCHEMA_WITH_HEADERS if include_headers else TABLE_SCHEMA
     if include_headers:
         columns[6] = tuple([{"key": key, "value": value} for key, value in pairs] for pairs in columns[6])
+    columns[3] = tuple(shown(np.array(columns[3], dtype=np.int64)).tolist())
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=False)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -75,6 +75,12 @@ class InvalidRequestError(HighwaterError):
     code = ErrorCode.INVALID_REQUEST
 
 
+class InvalidTimestampError(InvalidRequestError, ValueError):
+    """A record's time is not one, or outside what the topic takes."""
+
+    code = ErrorCode.INVALID_TIMESTAMP
+
+
 class RecordTooLargeError(HighwaterError):
     """A record above `max_request_size`, or a batch above the topic's `max.message.bytes` that cannot be split."""
 
@@ -117,6 +123,7 @@ _BY_CODE: dict[ErrorCode, type[HighwaterError]] = {
     ErrorCode.INVALID_PARTITIONS: InvalidRequestError,
     ErrorCode.INVALID_REPLICATION_FACTOR: InvalidRequestError,
     ErrorCode.INVALID_CONFIG: InvalidRequestError,
+    ErrorCode.INVALID_TIMESTAMP: InvalidTimestampError,
     ErrorCode.MESSAGE_TOO_LARGE: RecordTooLargeError,
     ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
     ErrorCode.CORRUPT_MESSAGE: CorruptRecordError,

@@ -212,13 +212,13 @@ class Producer:
             value: None is a tombstone.
             key: decides the partition (murmur2, as Kafka's); without one, batches go round the partitions.
             headers: (name, bytes or None) pairs, in order.
-            timestamp_ms: since 1970; None: now.
+            timestamp_ms: since 1970, up to the year 9999; None: now; -1: the record has none.
             partition: instead of the key's.
 
         Raises:
             UnknownTopicError, NetworkError: the topic's metadata could not be had.
             BufferExhaustedError: the buffer stayed full for `max_block_ms`.
-            RecordTooLargeError, InvalidRequestError: this record can never be sent.
+            RecordTooLargeError, InvalidRequestError, InvalidTimestampError: this record can never be sent.
         """
         accumulator = self._topics.get(topic)
         if accumulator is not None and (partition is None or partition < len(accumulator.partitions)):
@@ -298,6 +298,7 @@ class Producer:
 
         Raises:
             InvalidRequestError: a column is missing or cannot be read as what it should be.
+            InvalidTimestampError: a row's time is not from 1970 to the year 9999, nor -1 (none). No row is sent.
             UnknownTopicError, NetworkError, BufferExhaustedError: as `send`.
         """
         columns = TableColumns(key_column, value_column, timestamp_column, headers_column)

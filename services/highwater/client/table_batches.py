@@ -10,9 +10,11 @@ from time import time
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from highwater.client.exceptions import InvalidRequestError
+from highwater.client.exceptions import InvalidRequestError, InvalidTimestampError
 from highwater.client.partitioner import NO_PARTITION, partition_column
+from highwater.records.timestamps import MAX_TIMESTAMP_MS, writable
 
 # Rows that are hashed, sorted and cut together: bounds the temporary memory, whatever the table's size.
 WINDOW_ROWS = 1 << 18
@@ -50,6 +52,7 @@ def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: 
 
     Raises:
         InvalidRequestError: a column that is missing or of a type that is not bytes or text, a null timestamp.
+        InvalidTimestampError: a timestamp before 1970 or after 9999.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -192,14 +195,25 @@ def _milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+        # A finer unit is cut to ms. Of a coarser one, what leaves 64 bits must not come out as another time.
+        cut = column.type.unit in ("us", "ns")
+        column = _cast(column, name, pa.timestamp("ms", column.type.tz), "timestamps in ms", safe=not cut)
     elif not pa.types.is_integer(column.type):
         raise InvalidRequestError(f"column {name!r} is {column.type}; a timestamp is an Arrow timestamp or int64 ms")
-    return _cast(column, name, pa.int64(), "timestamps in ms")
+    column = _cast(column, name, pa.int64(), "timestamps in ms")
+    if len(column):
+        extremes = pc.min_max(column)
+        for extreme in (extremes["min"].as_py(), extremes["max"].as_py()):
+            if not writable(extreme):
+                raise InvalidTimestampError(
+                    f"column {name!r} has the timestamp {extreme}: they are ms since 1970, from 0 to "
+                    f"{MAX_TIMESTAMP_MS} (the year 9999), or -1 for none"
+                )
+    return column
 
 
-def _cast(column: pa.ChunkedArray, name: str, target: pa.DataType, what: str) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray, name: str, target: pa.DataType, what: str, *, safe: bool = True) -> pa.ChunkedArray:
     try:
-        return column.cast(target)
+        return column.cast(target, safe=safe)
     except pa.ArrowException as error:
         raise InvalidRequestError(f"column {name!r} cannot be read as {what}: {error}") from error

@@ -66,6 +66,8 @@ TOPIC_CONFIG: Mapping[str, Check] = {
     "leader.replication.throttled.replicas": lambda value: None,
     "max.compaction.lag.ms": _integer(1, LONG_MAX),
     "max.message.bytes": _integer(1, INT_MAX),
+    "message.timestamp.after.max.ms": _integer(0, LONG_MAX),
+    "message.timestamp.before.max.ms": _integer(0, LONG_MAX),
     "message.timestamp.difference.max.ms": _integer(0, LONG_MAX),
     "message.timestamp.type": _one_of("CreateTime", "LogAppendTime"),
     "min.cleanable.dirty.ratio": _fraction,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from highwater import records
 from highwater.errors import ErrorCode
 from highwater.records import BatchHeader, CorruptBatchError
+from highwater.records.timestamps import MAX_TIMESTAMP_MS, NO_TIMESTAMP, writable
 from highwater.replica_manager.topic_config import TopicConfig
 
 
@@ -24,7 +25,8 @@ class CheckedBatches:
     offsets: int = 0  # how many offsets they span together
 
 
-def check(produced: bytes, config: TopicConfig) -> CheckedBatches:
+def check(produced: bytes, config: TopicConfig, now_ms: int) -> CheckedBatches:
+    """`now_ms` is the broker's wall clock."""
     try:
         batches = tuple(records.iter_batches(produced))
     except CorruptBatchError as error:
@@ -33,9 +35,10 @@ def check(produced: bytes, config: TopicConfig) -> CheckedBatches:
         return CheckedBatches(ErrorCode.INVALID_REQUEST, "a produced partition holds no batch: send one or more")
     offsets = 0
     for position, header in batches:
-        problem = _problem(header, config)
+        times = (header.base_timestamp, header.max_timestamp)
+        problem = _problem(header, config) or _timestamp_problem(times, config, now_ms)
         if problem is None and config.compacted:
-            problem = _keyless(produced, position)
+            problem = _row_problem(produced, position, config, now_ms)
         if problem is not None:
             return CheckedBatches(problem[0], f"the batch at byte {position} {problem[1]}")
         offsets += header.last_offset_delta + 1
@@ -55,6 +58,8 @@ def _problem(header: BatchHeader, config: TopicConfig) -> tuple[ErrorCode, str] 
         )
     if header.control or header.transactional or header.delete_horizon_ms is not None:
         return (ErrorCode.INVALID_RECORD, "is a control or transactional batch: there are no transactions yet")
+    if header.log_append_time:
+        return (ErrorCode.INVALID_TIMESTAMP, "says that its timestamps are the log append time: the broker says that")
     if header.columnar and config.rows_only:
         return (
             ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,  # RULES 10.1
@@ -63,12 +68,41 @@ def _problem(header: BatchHeader, config: TopicConfig) -> tuple[ErrorCode, str] 
     return None
 
 
-def _keyless(produced: bytes, position: int) -> tuple[ErrorCode, str] | None:
-    """RULES 10.3. The keys are counted as a column: no record becomes a Python object."""
+def _timestamp_problem(
+    timestamps_ms: tuple[int, int], config: TopicConfig, now_ms: int
+) -> tuple[ErrorCode, str] | None:
+    """Of the first record and of the latest, as the header has them; -1 is none, as in Kafka. The rows between are not
+    looked at where they are not decoded anyway: readers show whatever they find (records/timestamps.py)."""
+    for timestamp_ms in timestamps_ms:
+        if not writable(timestamp_ms):
+            return (
+                ErrorCode.INVALID_TIMESTAMP,
+                f"has the timestamp {timestamp_ms}: it is ms since 1970, from 0 to {MAX_TIMESTAMP_MS}, or -1 for none",
+            )
+        if timestamp_ms == NO_TIMESTAMP:
+            continue
+        if config.timestamp_before_max_ms is not None and now_ms - timestamp_ms > config.timestamp_before_max_ms:
+            return (
+                ErrorCode.INVALID_TIMESTAMP,
+                f"has the timestamp {timestamp_ms}, {now_ms - timestamp_ms} ms before the broker's clock: "
+                f"message.timestamp.before.max.ms is {config.timestamp_before_max_ms}",
+            )
+        if config.timestamp_after_max_ms is not None and timestamp_ms - now_ms > config.timestamp_after_max_ms:
+            return (
+                ErrorCode.INVALID_TIMESTAMP,
+                f"has the timestamp {timestamp_ms}, {timestamp_ms - now_ms} ms after the broker's clock: "
+                f"message.timestamp.after.max.ms is {config.timestamp_after_max_ms}",
+            )
+    return None
+
+
+def _row_problem(produced: bytes, position: int, config: TopicConfig, now_ms: int) -> tuple[ErrorCode, str] | None:
+    """Keys (RULES 10.3) and timestamps of a compacted topic's batch, as columns: no record becomes a Python object."""
     try:
-        keys = records.decode(produced, position).to_arrow().column("key")
+        columns = records.decode(produced, position).to_arrow()
     except ValueError as error:  # CorruptBatchError, and Arrow's own
         return (ErrorCode.CORRUPT_MESSAGE, f"cannot be decoded: {error}")
-    if keys.null_count:
-        return (ErrorCode.INVALID_RECORD, f"has {keys.null_count} records without a key, the topic is compacted")
-    return None
+    if keyless := columns.column("key").null_count:
+        return (ErrorCode.INVALID_RECORD, f"has {keyless} records without a key, the topic is compacted")
+    timestamps = columns.column("timestamp").to_numpy()
+    return _timestamp_problem((int(timestamps.min()), int(timestamps.max())), config, now_ms)

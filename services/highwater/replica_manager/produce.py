@@ -50,7 +50,16 @@ Done = Callable[[Sequence[ProduceResult]], None]
 class Producing:
     """At most `max_requests` requests and `max_bytes` of records are under way; what is above is OVERLOADED at once."""
 
-    def __init__(self, broker: Broker, metrics: ReplicaManagerMetrics, *, max_requests: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        metrics: ReplicaManagerMetrics,
+        *,
+        max_requests: int,
+        max_bytes: int,
+        wall_clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall_clock_s = wall_clock_s
         self._broker = broker
         self._metrics = metrics
         self.max_requests = max_requests
@@ -109,7 +118,7 @@ class Producing:
         if error is not ErrorCode.NONE or pipeline is None:
             self._refuse(result, error or ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
-        checked = check(part.records, hosted.config)
+        checked = check(part.records, hosted.config, int(self._wall_clock_s() * 1000))
         if checked.error is not ErrorCode.NONE:
             self._refuse(result, checked.error, checked.message)
             return

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+LONG_MAX = 2**63 - 1
+# Kafka's defaults.
+TIMESTAMP_BEFORE_MAX_MS = LONG_MAX
+TIMESTAMP_AFTER_MAX_MS = 3_600_000
+
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
@@ -12,6 +17,9 @@ class TopicConfig:
     max_message_bytes: int
     rows_only: bool  # payload.format=rows (RULES 10.1)
     compacted: bool  # cleanup.policy holds compact (RULES 10.3)
+    # How far from the broker's clock a record's time may be; None: the broker gives it its own (LogAppendTime).
+    timestamp_before_max_ms: int | None = TIMESTAMP_BEFORE_MAX_MS
+    timestamp_after_max_ms: int | None = TIMESTAMP_AFTER_MAX_MS
 
 
 def parse(
@@ -19,16 +27,20 @@ def parse(
 ) -> TopicConfig:
     """Kafka's keys over the broker's defaults. A number that is none counts as not set: the controller refuses it
     when a topic is made, and a broker must go on serving whatever it finds."""
+    append_time = config.get("message.timestamp.type") == "LogAppendTime"
+    before, after = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
     return TopicConfig(
         min_insync_replicas=_number(config.get("min.insync.replicas"), min_insync_replicas),
         max_message_bytes=_number(config.get("max.message.bytes"), message_max_bytes),
         rows_only=config.get("payload.format", "any") == "rows",
         compacted="compact" in (policy.strip() for policy in config.get("cleanup.policy", cleanup_policy).split(",")),
+        timestamp_before_max_ms=None if append_time else _number(config.get(before), TIMESTAMP_BEFORE_MAX_MS, 0),
+        timestamp_after_max_ms=None if append_time else _number(config.get(after), TIMESTAMP_AFTER_MAX_MS, 0),
     )
 
 
-def _number(text: str | None, default: int) -> int:
+def _number(text: str | None, default: int, lowest: int = 1) -> int:
     try:
-        return default if text is None else max(1, int(text))
+        return default if text is None else max(lowest, int(text))
     except ValueError:
         return default

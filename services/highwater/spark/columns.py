@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from highwater.records import Batch
+from highwater.records.timestamps import shown
 
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -73,7 +74,7 @@ def read_columns(
         elif name == "offset":
             arrays.append(rows.column(0))
         elif name == "timestamp":
-            arrays.append(pa.array(rows.column(1).to_numpy() * 1000).view(_TYPES["timestamp"]))
+            arrays.append(pa.array(shown(rows.column(1).to_numpy()) * 1000).view(_TYPES["timestamp"]))
         elif name == "timestampType":
             kind = LOG_APPEND_TIME if header.log_append_time else CREATE_TIME
             arrays.append(_constant(kind, _TYPES[name], count))

@@ -69,7 +69,7 @@ def test_a_response_put_together_around_its_records_reads_as_the_same_response(r
 
 
 def test_whole_batches_are_counted_by_their_offsets() -> None:
-    checked = check(rows(b"a", b"b") + columns(b"c"), ANY)
+    checked = check(rows(b"a", b"b") + columns(b"c"), ANY, 2000)
     assert (checked.error, checked.offsets, len(checked.batches)) == (ErrorCode.NONE, 3, 2)
 
 
@@ -86,7 +86,7 @@ def test_whole_batches_are_counted_by_their_offsets() -> None:
     ],
 )
 def test_what_a_topic_does_not_take_is_refused(produced: bytes, config: TopicConfig, error: ErrorCode) -> None:
-    checked = check(produced, config)
+    checked = check(produced, config, 2000)
     assert checked.error is error
     assert bool(checked.message) is (error is not ErrorCode.NONE)
 
@@ -94,7 +94,7 @@ def test_what_a_topic_does_not_take_is_refused(produced: bytes, config: TopicCon
 def test_control_batches_are_not_a_producers_to_write() -> None:
     control = bytearray(rows(b"a"))
     control[22] |= 1 << 5
-    assert check(bytes(control), ANY).error is ErrorCode.INVALID_RECORD
+    assert check(bytes(control), ANY, 2000).error is ErrorCode.INVALID_RECORD
 
 
 def test_topic_configuration_falls_back_to_the_brokers() -> None:
