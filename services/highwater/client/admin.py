@@ -30,6 +30,7 @@ from highwater.client.offset_lookup import lookup_offsets
 from highwater.client.replica_verification import PartitionVerification, verify_partition
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
+from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2, controller_pb2_grpc
 
@@ -74,7 +75,7 @@ class Admin:
         return self
 
     async def stop(self) -> None:
-        if self._running:
+        if self._running and forking.refusal() is None:
             self._running = False
             self._stopped = True
             await self._cluster.close()
@@ -333,6 +334,7 @@ class Admin:
     # The controller
 
     def _check_running(self) -> None:
+        self._cluster.check_process()
         if not self._running:
             state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
             raise ClientClosedError(f"the admin {state}")

@@ -5,7 +5,8 @@
         producer.flush()
 
 Same names, same arguments. Nothing is created before the first call, so a process may fork before it (Spark executors,
-multiprocessing); a client that was used does not survive a fork. Each client may be shared by threads.
+multiprocessing); a client that was used does not survive a fork, see `highwater.rpc.forking`. Each client may be shared
+by threads.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from highwater.client.exceptions import BufferExhaustedError, ClientClosedError,
 from highwater.client.replica_verification import PartitionVerification
 from highwater.client.sender import MAX_UNRETRIEVED
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
+from highwater.rpc import forking
 
 __all__ = ["Admin", "Consumer", "PendingDelivery", "Producer"]
 
@@ -67,8 +69,8 @@ class _Blocking(Generic[ClientT]):
         return self
 
     def stop(self) -> None:
-        if self._process_id is not None:
-            self._check_process()
+        """Closes. Does nothing in a forked child: what the parent started is the parent's."""
+        if self._process_id == os.getpid():
             event_loop_thread().run(self._client.stop())
 
     def __enter__(self) -> Self:
@@ -81,6 +83,8 @@ class _Blocking(Generic[ClientT]):
         if self._process_id is not None:
             self._check_process()
             return
+        if (refusal := forking.refusal()) is not None:
+            raise ClientClosedError(refusal)  # before the lock: the thread that held it may be the parent's
         with self._starting:
             if self._process_id is None:
                 event_loop_thread().run(self._client.start())
@@ -88,7 +92,9 @@ class _Blocking(Generic[ClientT]):
 
     def _check_process(self) -> None:
         if self._process_id != os.getpid():
-            raise ClientClosedError("this client was used before the process forked; make one in the child")
+            raise ClientClosedError(
+                forking.refusal() or "this client was used before the process forked; make another, after the fork"
+            )
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, ResultT]], timeout_s: float | None = None) -> ResultT:
         self._ensure_started()
@@ -145,7 +151,7 @@ class Producer(_Blocking[async_producer.Producer]):
 
     def stop(self) -> None:
         """Flushes, then closes. Raises what `flush` raises, after closing."""
-        if self._process_id is None:
+        if self._process_id != os.getpid():
             return
         try:
             self.flush()

@@ -19,6 +19,7 @@ from highwater.client.exceptions import (
 )
 from highwater.client.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.errors import ErrorCode
+from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2
 
@@ -78,7 +79,8 @@ class Cluster:
 
     async def start(self) -> None:
         """Raises `NetworkError` where no bootstrap broker is there, `RequestTimedOutError` where one is and stays
-        silent."""
+        silent, `ClientClosedError` where the process was forked from one in which gRPC ran."""
+        self.check_process()
         self._keeper = asyncio.create_task(self._keep_fresh())
         deadline = monotonic() + self.request_timeout_s
         while True:
@@ -97,6 +99,12 @@ class Cluster:
             self._refreshed.set_result(None)
         connections, self._connections = list(self._connections.values()), {}
         await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
+
+    def check_process(self) -> None:
+        """Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
+        refusal = forking.refusal()
+        if refusal is not None:
+            raise ClientClosedError(refusal)
 
     # Connections
 

@@ -17,6 +17,7 @@ import grpc.aio
 
 from highwater.client.exceptions import HighwaterError, NetworkError, RequestTimedOutError, RetriableError
 from highwater.errors import ErrorCode
+from highwater.rpc import forking
 from highwater.rpc.channel import open_channel
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
@@ -171,6 +172,7 @@ class Connection:
     @property
     def channel(self) -> grpc.aio.Channel:
         if self._channel is None:
+            forking.opened(self)
             self._channel = open_channel(self.address)
         return self._channel
 
@@ -231,4 +233,5 @@ class Connection:
         await asyncio.gather(*(stream.close(closed) for stream in (self._produce, self._fetch) if stream is not None))
         if self._channel is not None:
             await self._channel.close(None)
-            self._channel = None
+            self._channel = self._stub = None
+            forking.closed(self)

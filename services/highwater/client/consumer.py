@@ -21,6 +21,7 @@ from highwater.client.topic_partition import (
     OffsetAndTimestamp,
     TopicPartition,
 )
+from highwater.rpc import forking
 
 Partition = TopicPartition | tuple[str, int]
 
@@ -115,7 +116,7 @@ class Consumer:
         return self
 
     async def stop(self) -> None:
-        if self._running:
+        if self._running and forking.refusal() is None:
             self._running = False
             self._stopped = True
             await self._fetcher.close()
@@ -143,6 +144,7 @@ class Consumer:
         self._fetcher.add(self._new_buffer(partition, EARLIEST_TIMESTAMP) for partition in added)
 
     def _check_running(self) -> None:
+        self._cluster.check_process()
         if not self._running:
             state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
             raise ClientClosedError(f"the consumer {state}")

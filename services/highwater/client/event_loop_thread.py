@@ -41,6 +41,7 @@ class EventLoopThread:
 
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
+_inherited: list[EventLoopThread] = []  # closing the parent's loop would take its descriptors out of the parent's epoll
 
 
 def event_loop_thread() -> EventLoopThread:
@@ -56,6 +57,8 @@ def _after_fork() -> None:
     # The lock may have been held by a thread that does not exist in the child.
     global _lock, _current  # noqa: PLW0603
     _lock = threading.Lock()
+    if _current is not None:
+        _inherited.append(_current)
     _current = None
 
 

@@ -28,6 +28,7 @@ from highwater.client.metadata import TopicInfo
 from highwater.client.partition_queue import PartitionQueue, RetryPolicy
 from highwater.client.sender import Sender, SenderSettings
 from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, chunks, normalised
+from highwater.rpc import forking
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
 _YIELD_MASK = 1023
@@ -142,11 +143,12 @@ class Producer:
             self._running = True
             self._process_id = os.getpid()
             tell_at_exit(self)
+            forking.tell_in_children(self)
         return self
 
     async def stop(self) -> None:
         """Flushes, then closes. Raises what `flush` raises, after closing."""
-        if not self._running:
+        if not self._running or forking.refusal() is not None:
             return
         try:
             await self.flush()
@@ -361,9 +363,14 @@ class Producer:
         """Under which brokers know its batches (RULES 6.3); -1: it is not idempotent, or has sent nothing yet."""
         return self._sender.producer_id
 
+    def inherited(self) -> None:
+        """Called in a forked child: `send` looks at the process again, not only at the topics that it knows."""
+        self._topics.clear()
+
     # Topics
 
     def _check_running(self) -> None:
+        self._cluster.check_process()
         if not self._running:
             state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
             raise ClientClosedError(f"the producer {state}")
