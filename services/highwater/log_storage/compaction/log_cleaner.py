@@ -23,8 +23,8 @@ from highwater.log_storage.compaction.cleaner_selection import filthiest
 from highwater.log_storage.compaction.cleaner_states import CleaningState
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker, WorkerDiedError
 from highwater.log_storage.compaction.cleaning import as_seen, due_job, swap_in
-from highwater.log_storage.damage import DamagedRange, walk_checked
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.examining import Examiner
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
@@ -69,6 +69,7 @@ class LogCleaner:
         """`cleaned` is called after a log has been cleaned."""
         self._manager = manager
         self._threads = threads
+        self._examiner = Examiner(threads, _without_pause)
         self._settings = settings
         self._cleaned = cleaned
         self._metrics = CleanerMetrics(metrics)
@@ -213,17 +214,11 @@ class LogCleaner:
         """Keeps what is damaged in the segment with the log, as scrubbing does, so that it is copied anew from the
         leader (RULES 7.6). It is read once more before: it may have been the way from the disk. Raises `OSError` where
         nothing is found: then the pass is tried again later."""
-        end_offset = _end_of(log, segment)
-        found = await self._in_thread(_damage_of, segment, end_offset, log.contiguous)
+        await self._examiner.examine(hosted, log, segment)
         _check_wanted(hosted)
-        if not found:
+        if segment not in log.damage:
             raise OSError(f"a pass met damage that is not found again: {problem}")
-        if segment in log.segments:
-            hosted.damage.note(segment, found)
-            for damaged in found:
-                where = pairs(topic=hosted.topic, partition=hosted.key.partition, first=damaged.first_offset)
-                _log.error("damaged: %s %s", damaged.problem, where)
-            self._manager.count_offline()
+        self._manager.count_offline()
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         return await to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
@@ -244,18 +239,8 @@ def _wanted(hosted: HostedLog) -> bool:
     return log is not None and not hosted.offline_reason and hosted.configured and log.config.compacts
 
 
-def _end_of(log: Log, segment: Segment) -> int:
-    """Where the sealed segment's successor begins, or it ended."""
-    segments = log.segments
-    number = segments.index(segment) + 1 if segment in segments else len(segments)
-    return segments[number].base_offset if number < len(segments) else segment.end_offset
-
-
-def _damage_of(segment: Segment, end_offset: int, contiguous: bool) -> list[DamagedRange]:
-    """Raises `OSError`."""
-    segment.let_go_of_cache(0, segment.size_bytes)
-    walk = walk_checked(segment, 0, checked=True, end_offset=end_offset, contiguous=contiguous)
-    return [found for found in walk if isinstance(found, DamagedRange)]
+async def _without_pause(_: int) -> None:
+    """What is read again of one segment is not slowed down."""
 
 
 def _check_wanted(hosted: HostedLog) -> None:
