@@ -35,7 +35,11 @@ READS: list[tuple[str, dict[str, Any], str]] = [
     ("not-a-number", {"minPartitions": "x"}, "option minPartitions is 'x'; it is a whole number of at least 1"),
     ("misspelt", {"startingOffset": "earliest"}, "there is no option startingoffset; did you mean startingOffsets?"),
     ("refused", {"kafka.isolation.level": "x"}, "option kafka.isolation.level has no counterpart in Highwater: remove"),
-    ("no-broker", {"highwater.bootstrap.servers": "127.0.0.1:1"}, "no broker could be reached (tried 127.0.0.1:1)"),
+    (
+        "no-broker",
+        {"highwater.bootstrap.servers": "127.0.0.1:1", "highwater.max.block.ms": 0},
+        "no broker could be reached (tried 127.0.0.1:1)",
+    ),
     (
         "offset-not-there-yet",
         {"startingOffsets": {"TOPIC": {"0": 500}}},

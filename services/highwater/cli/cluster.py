@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, json_line, screen, table
+from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 
 def cluster(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> None:
     """Show the brokers, the controller and the state of the partitions."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         found = admin.describe_cluster()
     if json:
         json_line(asdict(found))

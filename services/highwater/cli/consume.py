@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors, json_line
+from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
 
 if TYPE_CHECKING:
     from highwater.client import ConsumerRecord
@@ -34,7 +34,7 @@ async def _consume(topic: str, from_beginning: bool, max_records: int | None, js
     printed = 0
     write = sys.stdout.buffer.write
     reset: Literal["earliest", "latest"] = "earliest" if from_beginning else "latest"
-    async with Consumer(topic, bootstrap=bootstrap, auto_offset_reset=reset) as consumer:
+    async with Consumer(topic, bootstrap=bootstrap, auto_offset_reset=reset, max_block_ms=MAX_BLOCK_MS) as consumer:
         while max_records is None or printed < max_records:
             wanted = 10_000 if max_records is None else min(10_000, max_records - printed)
             batch = await consumer.poll(timeout_ms=500, max_records=wanted)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, errors, json_line, screen, table
+from highwater.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    MAX_BLOCK_MS,
+    AsJson,
+    Bootstrap,
+    errors,
+    json_line,
+    screen,
+    table,
+)
 
 if TYPE_CHECKING:
     from highwater.client.blocking import Admin
@@ -30,7 +39,7 @@ def describe(
     """Show the log directories, whether they are in order, and the replicas in them."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         found = admin.describe_log_dirs(broker)
     if json:
         for log_dir in found:
@@ -92,7 +101,7 @@ def move(
     end a move that is under way."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         [outcome] = admin.alter_replica_log_dirs({((topic, partition), broker): to}).values()
         if outcome is not None:
             raise outcome

@@ -15,6 +15,9 @@ from rich.table import Table
 # The brokers of `highwater up` with its defaults: any of them will do, and one may be down.
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
 
+# A command that finds no broker says so at once: whoever typed it is waiting, a script can try again.
+MAX_BLOCK_MS = 0
+
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 

@@ -12,7 +12,7 @@ from typing import IO, Annotated, Literal
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors
+from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.cli.read_ahead import ReadAhead
 from highwater.rpc.server import UserError
 
@@ -128,8 +128,10 @@ def _send(rows: Iterator[Row], total: int, topic: str, acks: Acks, compression: 
 async def _send_all(rows: Iterator[Row], total: int, topic: str, acks: Acks, compression: str, bootstrap: str) -> None:
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
-    from highwater.client import Producer
+    from highwater.client import Admin, Producer
 
+    async with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS):
+        pass  # whether there is a cluster is told early; the producer's own limit is for its buffer too
     columns = [*Progress.get_default_columns(), TextColumn("{task.fields[records]:,} records")]
     if not total:
         columns = [SpinnerColumn(), *columns[:1], columns[-1]]

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, errors, json_line, screen, table
+from highwater.cli.output import (
+    DEFAULT_BOOTSTRAP,
+    MAX_BLOCK_MS,
+    AsJson,
+    Bootstrap,
+    errors,
+    json_line,
+    screen,
+    table,
+)
 
 if TYPE_CHECKING:
     from highwater.client import PartitionVerification, ReplicaVerification
@@ -39,7 +48,7 @@ def verify(
     found = []
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
-        admin = stack.enter_context(Admin(bootstrap))
+        admin = stack.enter_context(Admin(bootstrap, max_block_ms=MAX_BLOCK_MS))
         numbers = partition or range(len(admin.describe_topics([topic])[0].partitions))
         bars = stack.enter_context(Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal))
         whole = bars.add_task("partitions", total=len(numbers))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, json_line, screen, table
+from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -28,7 +28,7 @@ def create(
     from highwater.client.blocking import Admin
 
     settings = key_values(config)
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         made = admin.create_topic(topic, partitions, replication_factor, config=settings)
     screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
 
@@ -48,7 +48,7 @@ def list_(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, json: AsJson = False) -> Non
     """List the topics."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         names = admin.list_topics()
         topics = admin.describe_topics(names) if names else []
     if json:
@@ -84,7 +84,7 @@ def describe(
     if config:
         _describe_config(topic, bootstrap, json=json)
         return
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         (found,) = admin.describe_topics([topic])
     if json:
         json_line(asdict(found))
@@ -110,7 +110,7 @@ def describe(
 def _describe_config(topic: str, bootstrap: str, *, json: bool) -> None:
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         found = admin.describe_topic_config(topic)
     if json:
         for key, entry in found.items():
@@ -143,7 +143,7 @@ def alter(
     settings = key_values(config)
     if partitions is None and not settings and not delete_config:
         raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         if settings or delete_config:
             admin.alter_topic_config(topic, settings, delete_config or ())
         if partitions is not None:
@@ -162,7 +162,7 @@ def elect_leaders(
     """Give partitions back to their preferred leaders, the first of their replicas."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         partitions = None
         if topics:
             partitions = [
@@ -186,6 +186,6 @@ def delete(topic: Topic, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     """Delete a topic and its records."""
     from highwater.client.blocking import Admin
 
-    with Admin(bootstrap) as admin:
+    with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         admin.delete_topic(topic)
     screen.print(f"deleted {topic}")

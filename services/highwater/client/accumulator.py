@@ -10,7 +10,6 @@ from operator import index as as_int
 from time import time
 
 from highwater.client.buffer_memory import BufferMemory
-from highwater.client.connection import Connection
 from highwater.client.delivery import BatchDelivery, Delivery
 from highwater.client.encoding import BatchFormat
 from highwater.client.exceptions import InvalidRequestError, InvalidTimestampError, RecordTooLargeError
@@ -46,14 +45,13 @@ class OpenBatch:
 class PartitionAccumulator:
     """One partition: its open batch, those that are closed but not encoded, and its queue to the leader."""
 
-    __slots__ = ("closed", "leader", "leader_epoch", "open", "queue", "topic")
+    __slots__ = ("closed", "leader_epoch", "open", "queue", "topic")
 
     def __init__(self, topic: TopicAccumulator, queue: PartitionQueue) -> None:
         self.topic = topic
         self.queue = queue
         self.open: OpenBatch | None = None
-        self.leader: Connection | None = None  # where it was last sent to, under that epoch
-        self.leader_epoch = -1
+        self.leader_epoch = -1  # of the leader that it was last sent to
         self.closed: dict[ProducerBatch, OpenBatch] = {}  # in order; their batches stand in `queue.fresh`
 
     def close(self) -> None:

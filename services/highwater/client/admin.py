@@ -49,11 +49,14 @@ class Admin:
         bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
         *,
         client_id: str = "highwater-admin",
+        max_block_ms: float = 60_000,
         request_timeout_ms: float = 30_000,
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
     ) -> None:
-        self._cluster = Cluster(bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms)
+        self._cluster = Cluster(
+            bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms, max_block_ms=max_block_ms
+        )
         self._backoff_s = retry_backoff_ms / 1000
         self._backoff_max_s = retry_backoff_max_ms / 1000
         self._running = False
@@ -61,16 +64,12 @@ class Admin:
         self._hint = ""  # the controller's address as an answer last named it
 
     async def start(self) -> Self:
-        """Connects. Raises `NetworkError` where no bootstrap broker answers."""
+        """Connects. Raises `NetworkError` where no bootstrap broker answers within `max_block_ms`; it may then be
+        called again."""
         if self._stopped:
             raise ClientClosedError("this admin was stopped; make another")
         if not self._running:
-            try:
-                await self._cluster.start()
-            except HighwaterError:
-                await self._cluster.close()
-                self._stopped = True
-                raise
+            await self._cluster.start()
             self._running = True
         return self
 

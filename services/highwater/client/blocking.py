@@ -64,7 +64,8 @@ class _Blocking(Generic[ClientT]):
         self._starting = threading.Lock()
 
     def start(self) -> Self:
-        """Connects now instead of with the first call. Raises `NetworkError` where no bootstrap broker answers."""
+        """Connects now instead of with the first call. Raises `NetworkError` where no bootstrap broker answers within
+        `max_block_ms`; it may then be called again."""
         self._ensure_started()
         return self
 

@@ -21,13 +21,22 @@ from highwater.client.metadata import BrokerInfo, Metadata, MetadataAnswer, Part
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2
+
+_log = get_logger(__name__)
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 # One broker's time for a metadata request; then the next one is asked.
 METADATA_TIMEOUT_S = 2.0
 # Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
 MIN_REFRESH_INTERVAL_S = 0.1
+# An answer so much later than it should be makes a client ask whether the leader has changed.
+SILENT_AFTER_S = 2.0
+# While no broker can be reached at the start: longest pause between tries, and how often the log says so.
+START_PAUSE_MAX_S = 1.0
+STILL_TRYING_EVERY_S = 5.0
 # A topic that no broker knows may just have been made: how long to look for it.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
 
@@ -56,6 +65,7 @@ class Cluster:
         client_id: str,
         request_timeout_ms: float,
         max_age_ms: float = 300_000,
+        max_block_ms: float = 60_000,
         on_change: Callable[[], None] = lambda: None,
         allow_auto_topic_creation: bool = False,
     ) -> None:
@@ -64,6 +74,7 @@ class Cluster:
         self.request_timeout_s = request_timeout_ms / 1000
         self._bootstrap = bootstrap_addresses(bootstrap)
         self._max_age_s = max_age_ms / 1000
+        self._max_block_s = max_block_ms / 1000
         self._on_change = on_change
         self._allow_auto_topic_creation = allow_auto_topic_creation
         self._tracked: set[str] = set()
@@ -75,28 +86,44 @@ class Cluster:
         self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
         self._turn = 0
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks = TaskSupervisor()
 
     async def start(self) -> None:
-        """Raises `NetworkError` where no bootstrap broker is there, `RequestTimedOutError` where one is and stays
-        silent, `ClientClosedError` where the process was forked from one in which gRPC ran."""
+        """Tries for `max_block_ms`, and says in the log that it does. Then raises `NetworkError` where no bootstrap
+        broker is there, `RequestTimedOutError` where one is and stays silent, and the client may be started again.
+        Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
         self.check_process()
-        self._keeper = asyncio.create_task(self._keep_fresh())
-        deadline = monotonic() + self.request_timeout_s
+        self._tasks = TaskSupervisor()
+        self._tasks.run_forever("metadata", self._keep_fresh)
+        try:
+            await self._first_answer()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _first_answer(self) -> None:
+        began = monotonic()
+        told, pause_s = float("-inf"), MIN_REFRESH_INTERVAL_S
         while True:
             try:
                 return await self.refresh()
-            except RequestTimedOutError:
-                if monotonic() >= deadline:
+            except RetriableError as error:
+                now = monotonic()
+                left_s = began + self._max_block_s - now
+                if left_s <= 0:
                     raise
+                if now - told >= STILL_TRYING_EVERY_S:
+                    told = now
+                    _log.warning("%s: %s; trying for another %.0f s", self.client_id, error, left_s)
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, START_PAUSE_MAX_S)
 
     async def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._tasks.stop()
         if self._refreshed is not None and not self._refreshed.done():
             self._last_error = ClientClosedError(f"{self.client_id} was stopped")
             self._refreshed.set_result(None)
+        self._refreshed = None
         connections, self._connections = list(self._connections.values()), {}
         await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
 
@@ -122,12 +149,20 @@ class Cluster:
 
     def fail_overdue(self, timeout_s: float) -> None:
         """See `Connection.fail_overdue`, for every connection."""
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.fail_overdue(timeout_s)
 
-    def produce_wait_s(self) -> float:
-        """The longest that a produce request has gone without an answer, anywhere."""
-        return max((connection.produce_wait_s for connection in self._connections.values()), default=0.0)
+    def leave_silent_leaders(self, expected_wait_s: float = 0.0) -> None:
+        """To be called again and again. A leader that is paused or cut off answers nothing: when an answer is
+        `SILENT_AFTER_S` late its successor is asked for, and the stream is ended as soon as there is one, whichever
+        came first. `expected_wait_s` is how long a broker may hold a request by design."""
+        for connection in list(self._connections.values()):
+            for stream in connection.overdue(expected_wait_s + SILENT_AFTER_S):
+                leaders = (self.leader(topic, partition) for topic, partition in stream.partitions())
+                if any(leader is not None and leader[0] is not connection for leader in leaders):
+                    stream.fail(NetworkError(f"the broker at {connection.address} no longer leads and does not answer"))
+                else:
+                    self.request_refresh()
 
     # Metadata
 
@@ -211,6 +246,12 @@ class Cluster:
                 self._last_error = None
             except HighwaterError as error:
                 self._last_error = error
+            except asyncio.CancelledError:
+                self._last_error = ClientClosedError(f"{self.client_id} was stopped")
+                raise
+            except Exception as error:
+                self._last_error = HighwaterError(f"metadata could not be refreshed: {error!r}")
+                raise  # to the supervisor, which begins anew
             finally:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)

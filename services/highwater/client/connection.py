@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -19,7 +20,10 @@ from highwater.client.exceptions import HighwaterError, NetworkError, RequestTim
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.channel import open_channel
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc
+
+_log = get_logger(__name__)
 
 # Anything else may be a broker that was killed: gRPC then says UNAVAILABLE, INTERNAL or UNKNOWN, as it happens.
 _REFUSALS = (
@@ -55,6 +59,15 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
     return NetworkError(f"the connection to {address} broke: {error or type(error).__name__}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[ResponseT]):
+    """A request without an answer."""
+
+    sent_s: float
+    on_answer: Callable[[ResponseT | HighwaterError], None]
+    partitions: Sequence[tuple[str, int]]
+
+
 class RequestStream(Generic[RequestT, ResponseT]):
     """A bidirectional stream. `send` returns at once; `on_answer` gets the response, or the error that ended it all.
 
@@ -64,28 +77,39 @@ class RequestStream(Generic[RequestT, ResponseT]):
     def __init__(self, call: grpc.aio.StreamStreamCall[RequestT, ResponseT], address: str) -> None:
         self._call = call
         self._address = address
-        self._waiting: dict[int, tuple[float, Callable[[ResponseT | HighwaterError], None]]] = {}
+        self._waiting: dict[int, _Waiting[ResponseT]] = {}
         self._outgoing: deque[RequestT] = deque()
         self._wake = asyncio.Event()
         self._next_id = 0
         self.broken: HighwaterError | None = None
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
-    def send(self, request: RequestT, on_answer: Callable[[ResponseT | HighwaterError], None]) -> None:
-        """Sets the request's correlation id and sends it after all earlier ones."""
+    def send(
+        self,
+        request: RequestT,
+        on_answer: Callable[[ResponseT | HighwaterError], None],
+        partitions: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Sets the request's correlation id and sends it after all earlier ones. `partitions`: (topic, partition) that
+        the broker is asked for as their leader."""
         assert self.broken is None
         self._next_id += 1
         request.correlation_id = self._next_id
-        self._waiting[self._next_id] = (time.monotonic(), on_answer)
+        self._waiting[self._next_id] = _Waiting(time.monotonic(), on_answer, partitions)
         self._outgoing.append(request)
         self._wake.set()
 
     @property
     def oldest_wait_s(self) -> float:
         """How long the oldest request has gone without an answer."""
-        for sent_at, _ in self._waiting.values():
-            return time.monotonic() - sent_at
+        for waiting in self._waiting.values():
+            return time.monotonic() - waiting.sent_s
         return 0.0
+
+    def partitions(self) -> Iterator[tuple[str, int]]:
+        """(topic, partition) of the requests without an answer."""
+        for waiting in self._waiting.values():
+            yield from waiting.partitions
 
     def fail(self, error: HighwaterError) -> None:
         """Ends the stream; everything in flight gets `error`."""
@@ -106,8 +130,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
         self.broken = error
         self._outgoing.clear()
         waiting, self._waiting = self._waiting, {}
-        for _, on_answer in waiting.values():
-            on_answer(error)
+        for request in waiting.values():
+            request.on_answer(error)
 
     def _abort(self) -> None:
         self._call.cancel()
@@ -130,6 +154,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             # The reader knows why: the status of the call.
             self.fail(transport_error(await self._cause(error), self._address))
+        except Exception as error:
+            self._failed(error)
 
     async def _read(self) -> None:
         try:
@@ -141,12 +167,19 @@ class RequestStream(Generic[RequestT, ResponseT]):
                     return
                 waiting = self._waiting.pop(response.correlation_id, None)
                 if waiting is not None:
-                    waiting[1](response)
+                    waiting.on_answer(response)
         except asyncio.CancelledError:
             self.fail(NetworkError(f"the connection to {self._address} was closed"))
             raise
         except grpc.aio.AioRpcError as error:
             self.fail(transport_error(error, self._address))
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """A mistake of ours, not the broker's. The requests go again, on another stream."""
+        _log.error("a stream to %s has failed", self._address, exc_info=error)
+        self.fail(NetworkError(f"the stream to {self._address} failed, by a mistake of the client: {error!r}"))
 
     async def _cause(self, error: Exception) -> Exception:
         """The call's own status where it ended with one."""
@@ -193,31 +226,18 @@ class Connection:
             self._fetch = RequestStream(self.stub.FetchStream(), self.address)
         return self._fetch
 
-    @property
-    def produce_wait_s(self) -> float:
-        """How long the oldest produce request has gone without an answer."""
-        return 0.0 if self._produce is None or self._produce.broken is not None else self._produce.oldest_wait_s
-
-    @property
-    def fetch_wait_s(self) -> float:
-        """How long the oldest fetch request has gone without an answer."""
-        return 0.0 if self._fetch is None or self._fetch.broken is not None else self._fetch.oldest_wait_s
-
-    def fail_produce(self, error: HighwaterError) -> None:
-        """Ends the produce stream, if there is one."""
-        if self._produce is not None:
-            self._produce.fail(error)
-
-    def fail_fetch(self, error: HighwaterError) -> None:
-        """Ends the fetch stream, if there is one."""
-        if self._fetch is not None:
-            self._fetch.fail(error)
+    def overdue(self, timeout_s: float) -> list[RequestStream[Any, Any]]:
+        """The streams whose oldest request has gone longer than that without an answer."""
+        return [
+            stream
+            for stream in (self._produce, self._fetch)
+            if stream is not None and stream.broken is None and stream.oldest_wait_s > timeout_s
+        ]
 
     def fail_overdue(self, timeout_s: float) -> None:
         """Breaks the streams whose oldest request is older than that."""
-        for stream in (self._produce, self._fetch):
-            if stream is not None and stream.broken is None and stream.oldest_wait_s > timeout_s:
-                stream.fail(RequestTimedOutError(f"the broker at {self.address} did not answer within {timeout_s:g} s"))
+        for stream in self.overdue(timeout_s):
+            stream.fail(RequestTimedOutError(f"the broker at {self.address} did not answer within {timeout_s:g} s"))
 
     async def call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float) -> Any:
         """One request. Raises `NetworkError`, `RequestTimedOutError` or `HighwaterError`."""

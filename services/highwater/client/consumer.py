@@ -46,6 +46,7 @@ class Consumer:
         max_poll_records: the default of `poll`.
         check_crcs: off only where speed matters more than finding bytes that were damaged on the way.
         include_headers: tables get a `headers` column; records always have their headers.
+        max_block_ms: how long `start` may wait for a broker.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Consumer:
         max_poll_records: int = 500,
         check_crcs: bool = True,
         include_headers: bool = False,
+        max_block_ms: float = 60_000,
         request_timeout_ms: float = 30_000,
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
@@ -76,6 +78,7 @@ class Consumer:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             max_age_ms=metadata_max_age_ms,
+            max_block_ms=max_block_ms,
             on_change=self._metadata_changed,
         )
         settings = FetcherSettings(
@@ -98,7 +101,8 @@ class Consumer:
     # Life
 
     async def start(self) -> Self:
-        """Connects and subscribes. Raises `NetworkError` where no broker answers, `UnknownTopicError`."""
+        """Connects and subscribes. Raises `NetworkError` where no broker answers within `max_block_ms`, and
+        `UnknownTopicError`; it may then be called again."""
         if self._stopped:
             raise ClientClosedError("this consumer was stopped; make another")
         if not self._running:
@@ -109,8 +113,9 @@ class Consumer:
                 if self._topics:
                     await self.subscribe(self._topics)
                 self._cluster.track(partition.topic for partition in self._fetcher.buffers)
-            except HighwaterError:
-                await self.stop()
+            except BaseException:
+                self._running = False
+                await self._cluster.close()
                 raise
             self._fetcher.start()
         return self

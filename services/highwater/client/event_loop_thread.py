@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,7 @@ class EventLoopThread:
     def __init__(self) -> None:
         self.process_id = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="highwater-client", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="highwater-client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:
@@ -34,6 +35,13 @@ class EventLoopThread:
         except (KeyboardInterrupt, SystemExit, concurrent.futures.TimeoutError):
             future.cancel()
             raise
+
+    def _run_loop(self) -> None:
+        """asyncio lets `SystemExit` and `KeyboardInterrupt` out of the loop, after the task's caller was told: that one
+        takes them, the loop is everybody's."""
+        while True:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                return self.loop.run_forever()
 
     def call_soon(self, work: Callable[[], object]) -> None:
         self.loop.call_soon_threadsafe(work)

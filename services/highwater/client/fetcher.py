@@ -7,7 +7,7 @@ waiting; a second one is sent only to end a wait for data at once, when another 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import random
 from time import monotonic
@@ -16,7 +16,6 @@ from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection
 from highwater.client.exceptions import (
     HighwaterError,
-    NetworkError,
     OffsetOutOfRangeError,
     RetriableError,
     UnknownTopicError,
@@ -28,13 +27,15 @@ from highwater.client.offset_lookup import lookup_offsets
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, common_pb2
+
+_log = get_logger(__name__)
 
 SWEEP_MS = 250.0
 # For one round of looking up positions; then those that have an answer go on and the others are asked again.
 LOOKUP_S = 5.0
-# An answer so long overdue makes the fetcher ask whether the leader has changed.
-STUCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Fetcher:
         self._outstanding: dict[Connection, list[Outstanding]] = {}
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSupervisor()
         self._resetting = False
         self._data_count = 0
         self._running = False
@@ -98,9 +99,7 @@ class Fetcher:
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     def wake(self) -> None:
         if self._running and not self._scheduled:
@@ -113,10 +112,16 @@ class Fetcher:
         self._scheduled = False
         if not self._running:
             return
+        try:
+            self._look_at_all()
+        except Exception as error:
+            self._fail(error)
+
+    def _look_at_all(self) -> None:
         settings = self._settings
         now_ms = monotonic() * 1000
         self._cluster.fail_overdue((settings.max_wait_ms + settings.request_timeout_ms) / 1000)
-        self._leave_silent_leaders()
+        self._cluster.leave_silent_leaders(settings.max_wait_ms / 1000)
         by_leader: dict[Connection, list[tuple[tuple[bytes, int], int, FetchBuffer]]] = {}
         room = settings.max_bytes - sum(buffer.buffered_bytes for buffer in self.buffers.values())
         due_ms = now_ms + SWEEP_MS
@@ -136,26 +141,12 @@ class Fetcher:
             by_leader.setdefault(leader[0], []).append((key, leader[1].leader_epoch, buffer))
         for connection, hungry in by_leader.items():
             self._request(connection, hungry)
+        self._set_timer(due_ms - now_ms)
+
+    def _set_timer(self, delay_ms: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later((due_ms - now_ms) / 1000, self.wake)
-
-    def _leave_silent_leaders(self) -> None:
-        """A leader that is paused or cut off answers nothing; it is left as soon as its successor is known."""
-        for connection, requests in list(self._outstanding.items()):
-            if connection.fetch_wait_s <= self._settings.max_wait_ms / 1000 + STUCK_S:
-                continue
-            leaders = [
-                self._cluster.leader(*asked.buffer.partition)
-                for request in requests
-                for asked in request.asked.values()
-            ]
-            if any(leader is not None and leader[0] is not connection for leader in leaders):
-                connection.fail_fetch(
-                    NetworkError(f"the broker at {connection.address} no longer leads and does not answer")
-                )
-            else:
-                self._cluster.request_refresh()
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self.wake)
 
     def _request(self, connection: Connection, hungry: list[tuple[tuple[bytes, int], int, FetchBuffer]]) -> None:
         outstanding = self._outstanding.setdefault(connection, [])
@@ -187,7 +178,8 @@ class Fetcher:
                 )
             )
         outstanding.append(request)
-        connection.fetch_stream().send(message, lambda answer: self._on_answer(connection, request, answer))
+        partitions = [asked.buffer.partition for asked in request.asked.values()]
+        connection.fetch_stream().send(message, lambda answer: self._on_answer(connection, request, answer), partitions)
 
     # Answers
 
@@ -200,6 +192,14 @@ class Fetcher:
             del self._outstanding[connection]
         if not self._running:
             return
+        try:
+            self._take_answer(request, response)
+        except Exception as error:
+            self._fail(error)
+        self._on_change()
+        self.wake()
+
+    def _take_answer(self, request: Outstanding, response: broker_pb2.FetchResponse | HighwaterError) -> None:
         if isinstance(response, HighwaterError):
             self._fail_all(request, response)
         elif (code := from_proto(response.error)) is not ErrorCode.NONE:
@@ -209,8 +209,6 @@ class Fetcher:
                 asked = request.asked.get((result.partition.topic_id, result.partition.partition))
                 if asked is not None and asked.buffer.wants(asked.generation, asked.fetch_offset):
                     self._on_result(asked, result)
-        self._on_change()
-        self.wake()
 
     def _fail_all(self, request: Outstanding, error: HighwaterError) -> None:
         self._cluster.request_refresh()
@@ -237,7 +235,7 @@ class Fetcher:
             return
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             buffer.busy = True
-            self._start(self._confirm_out_of_range(asked))
+            self._tasks.run_once("confirm_out_of_range", lambda: self._confirm_out_of_range(asked), self._fail)
             return
         if code.retriable:
             # RULES 5.7: fenced and unknown epochs among them. The position stays.
@@ -297,7 +295,7 @@ class Fetcher:
     def _start_resets(self) -> None:
         if not self._resetting:
             self._resetting = True
-            self._start(self._reset_positions())
+            self._tasks.run_once("reset_positions", self._reset_positions, self._fail)
 
     async def _reset_positions(self) -> None:
         """Looks up the position of every buffer that waits for one, until none does."""
@@ -337,10 +335,14 @@ class Fetcher:
         finally:
             self._resetting = False
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _fail(self, error: Exception) -> None:
+        """A mistake of ours has kept the partitions from being fetched: `poll` raises it, until a seek."""
+        _log.error("the consumer %s has failed", self._settings.client_id, exc_info=error)
+        for buffer in self.buffers.values():
+            if buffer.error is None:
+                buffer.fail(HighwaterError(f"the consumer has failed, by its own mistake: {error!r}; seek to retry"))
+        self._on_change()
+        self._set_timer(SWEEP_MS)
 
     def assign(self, buffers: Iterable[FetchBuffer]) -> None:
         """Replaces all there is. Answers for what is gone find nobody who wants them."""

@@ -55,7 +55,7 @@ class Producer:
         max_in_flight: batches of a partition that may be sent and not answered, 1 to 5.
         buffer_memory: bytes of records that are not acknowledged; `send` waits when they are reached.
         max_request_size: largest record, and largest encoded batch, in bytes.
-        max_block_ms: how long `send` and `send_table` may wait for metadata or for buffer space.
+        max_block_ms: how long `start` may wait for a broker, `send` and `send_table` for metadata or buffer space.
         delivery_timeout_ms: from `send` to acknowledgement, all retries included; then `DeliveryTimeoutError`.
         retry_backoff_ms, retry_backoff_max_ms: between retries, doubling, with jitter.
     """
@@ -108,6 +108,7 @@ class Producer:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             max_age_ms=metadata_max_age_ms,
+            max_block_ms=max_block_ms,
             on_change=self._metadata_changed,
             allow_auto_topic_creation=True,
         )
@@ -119,8 +120,9 @@ class Producer:
             request_timeout_ms=request_timeout_ms,
             idempotent=self._idempotent,
         )
-        self._sender = Sender(self._cluster, self._memory, settings)
         self._topics: dict[str, TopicAccumulator] = {}
+        # Then every call comes by `_check_running`.
+        self._sender = Sender(self._cluster, self._memory, settings, on_failure=self._topics.clear)
         self._running = False
         self._stopped = False
         self._process_id = -1  # where it was started
@@ -129,17 +131,13 @@ class Producer:
     # Life
 
     async def start(self) -> Self:
-        """Connects. Raises `NetworkError` where no bootstrap broker answers."""
+        """Connects. Raises `NetworkError` where no bootstrap broker answers within `max_block_ms`; it may then be
+        called again."""
         if self._stopped:
             raise ClientClosedError("this producer was stopped; make another")
         if not self._running:
             self._sender.start()
-            try:
-                await self._cluster.start()
-            except HighwaterError:
-                await self._cluster.close()
-                self._stopped = True
-                raise
+            await self._cluster.start()
             self._running = True
             self._process_id = os.getpid()
             tell_at_exit(self)
@@ -371,6 +369,8 @@ class Producer:
 
     def _check_running(self) -> None:
         self._cluster.check_process()
+        if self._sender.failure is not None:
+            raise self._sender.failure
         if not self._running:
             state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
             raise ClientClosedError(f"the producer {state}")

@@ -8,6 +8,7 @@ the queues; nothing waits in a task.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -18,18 +19,19 @@ from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection
 from highwater.client.delivery import BatchDelivery
 from highwater.client.encoding import halve
-from highwater.client.exceptions import HighwaterError, NetworkError, RetriableError, error_for
+from highwater.client.exceptions import HighwaterError, RetriableError, error_for
 from highwater.client.partition_queue import ProduceAnswer, ProducerBatch
 from highwater.client.table_batches import TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
+from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, common_pb2
+
+_log = get_logger(__name__)
 
 # Time-outs are looked for this often.
 SWEEP_MS = 250.0
-# A request without an answer for so long makes the sender ask whether the leader has changed.
-STUCK_S = 2.0
 # Failed deliveries that nobody has awaited yet, kept for `flush` to raise.
 MAX_UNRETRIEVED = 1000
 
@@ -47,7 +49,11 @@ class SenderSettings:
 class Sender:
     """Owned by one producer; runs on its event loop."""
 
-    def __init__(self, cluster: Cluster, memory: BufferMemory, settings: SenderSettings) -> None:
+    def __init__(
+        self, cluster: Cluster, memory: BufferMemory, settings: SenderSettings, on_failure: Callable[[], None]
+    ) -> None:
+        self._on_failure = on_failure
+        self.failure: HighwaterError | None = None  # a mistake of ours has ended it
         self._cluster = cluster
         self._memory = memory
         self._settings = settings
@@ -136,6 +142,25 @@ class Sender:
         self._scheduled = False
         if self._closing:
             return
+        try:
+            self._look_at_all()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing runs that would notice what goes on: whoever waits is told, and nobody is taken in any more."""
+        _log.error("the producer %s has failed", self._settings.client_id, exc_info=error)
+        self._closing = True
+        self.failure = HighwaterError(f"the producer has failed, by its own mistake: {error!r}; make another")
+        if self._timer is not None:
+            self._timer.cancel()
+        for accumulator in self._active:
+            accumulator.close()
+            for batch in accumulator.queue.give_up_all(self.failure):
+                self._settled(batch)
+        self._on_failure()
+
+    def _look_at_all(self) -> None:
         now_ms = self._now_ms()
         if now_ms >= self._next_sweep_ms:
             self._sweep(now_ms)
@@ -188,17 +213,12 @@ class Sender:
         if info.leader_epoch != accumulator.leader_epoch:
             accumulator.leader_epoch = info.leader_epoch
             queue.retry_now()
-            former, accumulator.leader = accumulator.leader, connection
-            if former is not None and former is not connection and former.produce_wait_s > STUCK_S:
-                # A leader that is paused or cut off answers nothing, and its successor is known.
-                former.fail_produce(NetworkError(f"the broker at {former.address} no longer leads and does not answer"))
         return connection
 
     def _sweep(self, now_ms: float) -> None:
         self._next_sweep_ms = now_ms + SWEEP_MS
         self._cluster.fail_overdue(self._settings.request_timeout_ms / 1000)
-        if self._cluster.produce_wait_s() > STUCK_S:
-            self._cluster.request_refresh()
+        self._cluster.leave_silent_leaders()
         for accumulator in self._active:
             for batch in accumulator.queue.expire(now_ms):
                 self._settled(batch)
@@ -256,7 +276,8 @@ class Sender:
             key = common_pb2.PartitionKey(topic_id=topic.topic_id, partition=queue.partition)
             # Made in place: appending a message copies it, field by field and bytes and all.
             message.partitions.add(partition=key, records=payload)
-        connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer))
+        partitions = [(accumulator.queue.topic, accumulator.queue.partition) for accumulator, _ in batches]
+        connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer), partitions)
 
     # Answers
 
@@ -267,6 +288,16 @@ class Sender:
     ) -> None:
         if self._closing:
             return
+        try:
+            self._take_answer(batches, response)
+        except Exception as error:
+            self._fail(error)
+
+    def _take_answer(
+        self,
+        batches: list[tuple[PartitionAccumulator, ProducerBatch]],
+        response: broker_pb2.ProduceResponse | HighwaterError,
+    ) -> None:
         now_ms = self._now_ms()
         if isinstance(response, HighwaterError):
             self._cluster.request_refresh()
@@ -352,6 +383,8 @@ class Sender:
         """Tried until it is there; batches that wait for it expire meanwhile."""
         try:
             self._producer_id = await self._ask_producer_id()
+        except Exception as error:
+            self._fail(error)
         finally:
             self._producer_id_task = None
         self.wake()

@@ -308,7 +308,7 @@ async def test_a_waiting_fetch_does_not_hold_up_another_partition(cluster: Clust
 async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.fetcher.STUCK_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 0.2)
     monkeypatch.setattr("highwater.client.offset_lookup._ATTEMPT_S", 0.2)
     monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.2)
     fill(cluster.topics["t"].partitions[0], 0, 50)

@@ -118,7 +118,7 @@ async def test_the_new_leader_is_found_after_the_old_one_died() -> None:
 
 
 async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.client.sender.STUCK_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 0.2)
     async with ClusterDouble(brokers=2) as cluster:
         cluster.create("t")
         async with Producer(cluster.bootstrap) as producer:
@@ -129,6 +129,28 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(mo
             cluster.move_leader("t", 0, 2)
             async with asyncio.timeout(5):
                 assert (await delivery).offset == 1
+        assert cluster.topics["t"].partitions[0].values() == [b"1", b"2"]
+
+
+async def test_a_leader_that_falls_silent_after_its_successor_is_known_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut from etcd and from its followers: the client hears of the successor before the silence is long."""
+    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 1.0)
+    async with ClusterDouble(brokers=2) as cluster:
+        cluster.create("t")
+        cluster.create("other")
+        cut = cluster.brokers[1]
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"1")
+            held = asyncio.Event()
+            cut.before_append = held.wait
+            delivery = await producer.send("t", b"2")
+            await cluster.until(lambda: producer._sender.waiting_records() == 1)
+            cluster.move_leader("t", 0, 2)
+            assert await producer.partitions_for("other") == 1  # an answer that names the successor
+            assert producer._cluster.metadata.leader_address("t", 0) == cluster.brokers[2].address
+            async with asyncio.timeout(5):
+                assert (await delivery).offset == 1
+            held.set()
         assert cluster.topics["t"].partitions[0].values() == [b"1", b"2"]
 
 
@@ -328,7 +350,7 @@ async def test_wrong_input_is_refused_with_a_sentence() -> None:
 
 async def test_no_broker_is_one_clear_error() -> None:
     with pytest.raises(NetworkError, match=r"no broker could be reached \(tried 127.0.0.1:1\)"):
-        await Producer("127.0.0.1:1").start()
+        await Producer("127.0.0.1:1", max_block_ms=0).start()
 
 
 async def test_keys_of_a_table_go_where_the_same_keys_go_one_by_one() -> None:

@@ -1,0 +1,114 @@
+"""Mistakes of the SDK's own: whoever waits is told, and nothing waits in vain for a task that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from cluster_double import ClusterDouble
+
+from highwater.client import Consumer, HighwaterError, Producer, TopicPartition, blocking
+from highwater.client.cluster import Cluster
+from highwater.client.fetch_buffer import FetchBuffer
+from highwater.client.fetcher import Fetcher
+from highwater.client.partition_queue import PartitionQueue
+from highwater.client.sender import Sender
+
+T0 = TopicPartition("t", 0)
+
+
+def broken(*args: Any, **named: Any) -> Any:
+    raise ZeroDivisionError("a mistake")
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[ClusterDouble]:
+    async with ClusterDouble() as running:
+        running.create("t", 1)
+        yield running
+
+
+async def test_a_refresh_that_fails_is_told_and_the_next_one_succeeds(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Producer(cluster.bootstrap) as producer:
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "_merge", broken)
+            async with asyncio.timeout(5):
+                with pytest.raises(HighwaterError, match="ZeroDivisionError"):
+                    await producer.partitions_for("t")
+        async with asyncio.timeout(5):
+            assert await producer.partitions_for("t") == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(PartitionQueue, "next_to_send"), (PartitionQueue, "answered"), (Sender, "_ask_producer_id")]
+)
+async def test_a_sender_that_fails_fails_what_it_has_and_takes_no_more(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    producer = await Producer(cluster.bootstrap).start()
+    monkeypatch.setattr(owner, name, broken)
+    delivery = await producer.send("t", b"v")
+    async with asyncio.timeout(5):
+        with pytest.raises(HighwaterError, match=r"the producer has failed, .*ZeroDivisionError"):
+            await delivery
+        with pytest.raises(HighwaterError, match="make another"):
+            await producer.send("t", b"v")
+        with pytest.raises(HighwaterError, match="make another"):
+            await producer.flush()
+        with pytest.raises(HighwaterError, match="make another"):
+            await producer.stop()
+
+
+async def test_a_stream_whose_reader_fails_ends_and_its_requests_go_again(
+    cluster: ClusterDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(dict[int, Any]):
+        def pop(self, *args: Any) -> Any:
+            raise ZeroDivisionError("a mistake")
+
+    async with Producer(cluster.bootstrap) as producer:
+        await producer.send_and_wait("t", b"1")
+        (stream,) = [found._produce for found in producer._cluster._connections.values() if found._produce is not None]
+        stream._waiting = Once()
+        async with asyncio.timeout(5):
+            assert (await producer.send_and_wait("t", b"2")).offset == 1
+        assert stream.broken is not None
+    assert "a stream to" in caplog.text
+    assert cluster.topics["t"].partitions[0].values() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(FetchBuffer, "fetchable"), (FetchBuffer, "accept"), (Fetcher, "_reset_positions")]
+)
+async def test_a_fetcher_that_fails_is_told_and_goes_on_after_a_seek(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    async with Producer(cluster.bootstrap) as producer:
+        await producer.send_and_wait("t", b"v")
+    async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            consumer.assign([T0])
+            with pytest.raises(HighwaterError, match=r"the consumer has failed, .*ZeroDivisionError"):
+                await consumer.poll(timeout_ms=5000)
+        consumer.seek(T0, 0)
+        assert [record.value for record in await consumer.poll(timeout_ms=5000)] == [b"v"]
+
+
+async def test_the_blocking_clients_loop_outlives_a_callback_that_exits(cluster: ClusterDouble) -> None:
+    def use() -> None:
+        def partitions() -> Any:
+            raise SystemExit(3)
+            yield
+
+        with blocking.Consumer(bootstrap=cluster.bootstrap) as consumer:
+            with pytest.raises(SystemExit):
+                consumer.assign(partitions())
+            assert consumer.end_offsets([T0]) == {T0: 0}
+
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(use)
