@@ -150,5 +150,5 @@ def test_errors_are_those_of_the_async_client(address: str) -> None:
     with pytest.raises(ClientClosedError, match="was stopped"):
         producer.partitions_for("t")
     with pytest.raises(HighwaterError) as caught:
-        Admin("127.0.0.1:1").start()
+        Admin("127.0.0.1:1", max_block_ms=0).start()
     assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
