@@ -162,7 +162,7 @@ def test_a_producer_that_was_stopped_is_not_flushed_again(address: str) -> None:
 def test_what_cannot_be_sent_is_told_with_its_number_within_the_delivery_timeout(silent: str) -> None:
     began = time.monotonic()
     ended = script("for n in range(37): p.send('t', b'x')", silent, delivery_timeout_ms=4000)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert "37 records were not acknowledged when the interpreter exited" in ended.stderr
     assert "were not acknowledged within 4 s" in ended.stderr  # why
     assert "the interpreter waits for 37 records" in ended.stderr
