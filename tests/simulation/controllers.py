@@ -21,7 +21,9 @@ from highwater.controller.election import ElectionPolicy, LogTail
 from highwater.controller.liveness import FastPath
 from highwater.controller.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.errors import ErrorCode
+from highwater.metadata import etcd_errors
 from highwater.metadata.cluster_view import ClusterSnapshot
+from highwater.metadata.etcd_errors import Refused
 from highwater.metadata.models import (
     ControllerRegistration,
     LiveBroker,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from .world import World
 
 ETCD_TIMEOUT_MS = 600
+REFUSED_PAUSE_MS = 200
 CONTROL_TIMEOUT_MS = 2500
 CONTROLLER = ("controller",)
 EPOCH = ("controller_epoch",)
@@ -48,15 +51,36 @@ class Controller(Process):
         self.world = world
         self.incarnation = incarnation
         self.reign: Reign | None = None
-        self.spawn(self._campaign())
+        self.spawn(self._serve_terms())
 
-    def etcd(self, what: Callable[..., Any], *args: Any) -> Future:
-        return self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+    async def etcd(self, what: Callable[..., Any], *args: Any) -> Any:
+        """The answer; None where there is none, or a refusal that is waited out as none is."""
+        answer = await self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+        if not isinstance(answer, Refused):
+            return answer
+        await self.sleep(REFUSED_PAUSE_MS)
+        return None
+
+    async def _ask(self, what: Callable[..., Any], *args: Any) -> Any:
+        """The same, of a candidate. Raises what does not pass by itself, as `metadata.controller_election` does."""
+        answer = await self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+        if isinstance(answer, Refused):
+            if not etcd_errors.may_pass(answer):
+                raise answer
+            await self.sleep(REFUSED_PAUSE_MS)
+            return None
+        return answer
+
+    async def _serve_terms(self) -> None:
+        try:
+            await self._campaign()
+        except Refused as error:
+            self.world.note("controller", self.place, "stands for election no more", error)
 
     async def _campaign(self) -> None:
         etcd, session_ms = self.world.etcd, self.world.settings.controller_session_ms
         while True:
-            answer = await self.etcd(etcd.get, (CONTROLLER, EPOCH))
+            answer = await self._ask(etcd.get, (CONTROLLER, EPOCH))
             if answer is None:
                 await self.sleep(100)
                 continue
@@ -64,7 +88,7 @@ class Controller(Process):
             if reigning is not None:
                 await self.sleep(150)
                 continue
-            lease = await self.etcd(etcd.grant, session_ms)
+            lease = await self._ask(etcd.grant, session_ms)
             if lease is None:
                 continue
             epoch = 1 if counter is None else counter.value + 1
@@ -75,7 +99,7 @@ class Controller(Process):
             )
             while True:
                 puts = (Put(CONTROLLER, registration, lease), Put(EPOCH, epoch))
-                result = await self.etcd(etcd.txn, compares, puts)
+                result = await self._ask(etcd.txn, compares, puts)
                 if result is not None:
                     break
                 await self.sleep(100)
@@ -83,7 +107,7 @@ class Controller(Process):
             if not result.succeeded:
                 there = result.entries[CONTROLLER]
                 if there is None or there.lease != lease:
-                    self.etcd(etcd.revoke, lease)
+                    self.world.etcd.ask(self, ETCD_TIMEOUT_MS, etcd.revoke, lease)
                     continue
                 created = there.create_revision
             self.reign = Reign(self, epoch, created)
@@ -125,6 +149,7 @@ class Reign:
         self._senders: dict[int, Sender] = {}
         self._fast_paths: dict[int, FastPath] = {}
         self._watch: Watch | None = None
+        self._configs: dict[str, Mapping[str, str]] = {}
         owner.spawn(self._follow_etcd())
         owner.after(250, self._tick)
 
@@ -147,7 +172,9 @@ class Reign:
                 await self.owner.sleep(100)
                 continue
             entries, revision = answer
-            actions = self.cluster.load(_snapshot(entries, revision), self.owner.now_ms)
+            snapshot = _snapshot(entries, revision)
+            self._configs = dict(snapshot.topic_configs)
+            actions = self.cluster.load(snapshot, self.owner.now_ms)
             self._follow_brokers()
             self.perform(actions)
             if self._watch is not None:
@@ -155,11 +182,16 @@ class Reign:
             self._watch = etcd.watch(self.owner, _of_the_cluster, self._seen, revision)
             return
 
-    def lose_watch(self) -> None:
-        if not self.ended.is_done:
-            self.owner.spawn(self._follow_etcd())
+    def lose_watch(self, blind_ms: int) -> None:
+        """Hears of nothing until it has listed everything, `blind_ms` later."""
+        if not self.ended.is_done and self._watch is not None and not self._watch.closed:
+            self._watch.closed = True
+            self.owner.after(blind_ms, lambda: self.owner.spawn(self._follow_etcd()))
 
     def _seen(self, events: Sequence[Event]) -> None:
+        for event in events:  # a topic and its configuration come in one revision
+            if event.key[0] == "config":
+                self._configs[event.key[1]] = {} if event.entry is None else event.entry.value
         for event in events:
             if self.ended.is_done:
                 return
@@ -180,7 +212,9 @@ class Reign:
             case "topic" if entry is None:
                 return cluster.topic_gone(key[1])
             case "topic" if entry is not None:
-                return cluster.topic_seen(_topic(entry), self.world.topic_config)
+                return cluster.topic_seen(_topic(entry), self._configs.get(key[1], {}))
+            case "config":
+                return cluster.config_seen(key[1], {} if entry is None else entry.value)
             case "marker" if entry is not None:
                 return cluster.deletion_marked(key[1], entry.value, self.owner.now_ms)
             case "state" if entry is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from highwater.metadata.etcd_errors import Refused
+
 from .network import Network
 from .scheduler import Future, Process, Scheduler
 
@@ -23,6 +25,9 @@ class Entry(NamedTuple):
     create_revision: int
     mod_revision: int
     lease: int
+
+
+REFUSED = Refused("etcd refused the request")
 
 
 class Event(NamedTuple):
@@ -100,6 +105,8 @@ class Etcd(Process):
         self.revision = 1
         self.late = 0.0  # the part of requests that are carried out after their sender has given them up
         self.lag_ms = 5
+        self.full = False  # its alarm NOSPACE: whatever would grow it is refused
+        self.not_permitted: set[int] = set()  # places whose token has expired: all that they ask is refused
         self._written = written
         self._leases: dict[int, Lease] = {}
         self._next_lease = 1
@@ -109,7 +116,7 @@ class Etcd(Process):
     def watch_lag_ms(self) -> int:
         return 1 + int(self.scheduler.random.random() * self.lag_ms)
 
-    # What a process asks for. None: no answer; whether it was done nobody knows.
+    # What a process asks for. None: no answer; whether it was done nobody knows. `Refused`: it was not done.
 
     def ask(self, asker: Process, timeout_ms: int, what: Callable[..., Any], *args: Any) -> Future:
         random = self.scheduler.random.random
@@ -121,7 +128,14 @@ class Etcd(Process):
         return self.network.call(asker, ETCD, lambda: self, "on_ask", what, asker, args, timeout_ms=timeout_ms)
 
     def on_ask(self, reply: Callable[[Any], None], what: Callable[..., Any], asker: Process, args: Any) -> None:
-        reply(what(asker, *args))
+        reply(REFUSED if self._refuses(what, asker, args) else what(asker, *args))
+
+    def _refuses(self, what: Callable[..., Any], asker: Process, args: Any) -> bool:
+        if asker.place in self.not_permitted:
+            return True
+        if not self.full:
+            return False
+        return what == self.grant or (what == self.txn and any(isinstance(each, Put) for each in args[1]))
 
     def get(self, asker: Process, keys: Sequence[Key]) -> tuple[list[Entry | None], int]:
         return [self.entries.get(key) for key in keys], self.revision

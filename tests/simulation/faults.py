@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.metadata.models import PartitionKey
 
 from .controllers import Controller
-from .etcd import ETCD
+from .etcd import ETCD, Put
 from .scheduler import Process
 
 if TYPE_CHECKING:
@@ -282,6 +282,38 @@ class Faults:
     def _stall_etcd(self) -> None:
         self._pause("stall", [self._world.etcd])
 
+    def _fill_etcd(self) -> None:
+        etcd = self._world.etcd
+        if not etcd.full:
+            self._say("etcd is full")
+            etcd.full = True
+            self._later(self._outage_ms(), self._free_etcd)
+
+    def _free_etcd(self) -> None:
+        self._world.etcd.full = False
+        self._say("etcd has space")
+
+    def _expire_token(self) -> None:
+        place = self._random.choice([*self._world.nodes, *self._world.controllers])
+        self._say("token expired", place)
+        self._world.etcd.not_permitted.add(place)
+        self._later(self._outage_ms(), self._renew_token, place)
+
+    def _renew_token(self, place: int) -> None:
+        self._world.etcd.not_permitted.discard(place)
+        self._say("token renewed", place)
+
+    def _change_configuration(self) -> None:
+        """Between two minima that promise as much as the seed's does (RULES 7.5)."""
+        world = self._world
+        entry = world.etcd.entries.get(("config", self._random.choice(list(world.topics) or ["t0"])))
+        if entry is not None:
+            least = world.settings.min_insync_replicas
+            minimum = self._random.choice([each for each in (least, least + 1) if each <= 3])
+            changed = {**entry.value, "min.insync.replicas": str(minimum)}
+            self._say("configuration", entry.key[1], changed)
+            world.etcd.txn(world.admin, (), (Put(entry.key, changed),))
+
     def _late_writes(self) -> None:
         etcd, before = self._world.etcd, self._world.settings.late
         self._say("late writes")
@@ -315,7 +347,9 @@ class Faults:
     def _lose_watch(self) -> None:
         controller = self._world.acting()
         if controller is not None and controller.reign is not None and not controller.paused:
-            controller.reign.lose_watch()
+            blind_ms = int(self._random.expovariate(1 / 300))
+            self._say("lose watch", controller.place, blind_ms)
+            controller.reign.lose_watch(blind_ms)
 
     def _prefer_leaders(self) -> None:
         controller = self._world.acting()

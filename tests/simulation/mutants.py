@@ -15,11 +15,13 @@ from typing import Any
 from unittest.mock import patch
 
 from highwater.controller import election
+from highwater.controller.cluster import Cluster
 from highwater.errors import ErrorCode
 from highwater.fetcher import actions as fetcher_actions
 from highwater.fetcher.follower import Follower, FollowerState
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
+from highwater.metadata import etcd_errors
 from highwater.replica_manager.actions import HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.damaged_logs import DamagedLogs
@@ -387,6 +389,44 @@ def _late_appends(settings: Settings) -> None:
     _weights(settings, late_appends=2, pause_fetcher=0.3)
 
 
+# 1.2
+
+
+def _campaign_ended_by_a_refusal() -> list[Any]:
+    """The task of the campaign ends where etcd refuses, and nobody begins it anew."""
+    return [patch.object(etcd_errors, "may_pass", lambda error: not isinstance(error, etcd_errors.Refused))]
+
+
+def _full_etcd(settings: Settings) -> None:
+    _three(settings)
+    settings.controller_session_ms = 1000
+    settings.outage_ms = 3000
+    _weights(settings, fill_etcd=1, expire_token=1, kill_controller=1, kill_broker=0.3)
+
+
+# 8.4
+
+
+def _relisted_in_silence() -> list[Any]:
+    """What is found changed is taken, and told to nobody."""
+    real = Cluster.load
+
+    def load(self: Cluster, snapshot: Any, now_ms: int) -> Any:
+        for name, config in snapshot.topic_configs.items():
+            topic = self.topics.named(name)
+            if topic is not None:
+                topic.config = config
+        return real(self, snapshot, now_ms)
+
+    return [patch.object(Cluster, "load", load)]
+
+
+def _lost_watches(settings: Settings) -> None:
+    _three(settings)
+    settings.fault_gap_ms = 150
+    _weights(settings, change_configuration=1, lose_watch=2, kill_broker=0.1)
+
+
 MUTANTS = (
     Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
@@ -403,6 +443,10 @@ MUTANTS = (
     Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), _restarts),
     Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), _damaged),
     Mutant("a replica back in the ISR before it has caught up", "5.6", _back_too_soon, ("1", "2"), _damaged),
+    Mutant("a campaign that ends where etcd refuses", "1.2", _campaign_ended_by_a_refusal, ("liveness",), _full_etcd),
+    Mutant(
+        "a configuration found by re-listing told to nobody", "8.4", _relisted_in_silence, ("liveness",), _lost_watches
+    ),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),

@@ -459,6 +459,7 @@ class Control:
             if key.topic_id in topics and key.topic_id not in marked:
                 outcomes[key] = ErrorCode.INVALID_REQUEST  # assignments do not change here: it is ours
                 continue
+            owner.broker.evict(key)
             deleted = await owner.storage_client.call("on_delete", key, -1)
             outcomes[key] = ErrorCode.LOG_STORAGE_ERROR if deleted is None else deleted[0]
         return outcomes
@@ -466,7 +467,8 @@ class Control:
     async def _delete_strays(self) -> None:
         described = await self.owner.storage_client.call("on_describe")
         if described is not None:
-            await self.purge([key for key, _ in described[2] if key not in self.owner.broker.hosted])
+            hosted = list(self.owner.broker.hosted)
+            await self.purge([*(key for key, _ in described[2] if key not in hosted), *hosted])
 
 
 def _live(entry: Entry) -> LiveBroker:

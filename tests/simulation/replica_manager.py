@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import Unavailable
+from highwater.metadata.etcd_errors import Refused, Unavailable
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
 from highwater.replica_manager import actions as act
@@ -38,6 +38,7 @@ APPEND_LIMIT_MS = 3000  # as `append_stream.LIMIT_S`
 # log-storage may not answer it at all.
 PRODUCE_MARGIN_MS = APPEND_LIMIT_MS + 2000
 ETCD_TIMEOUT_MS = 600
+REFUSED_PAUSE_MS = 200
 
 
 class SimulatedBroker(Broker):
@@ -267,8 +268,13 @@ class ReplicaManager(Process):
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
 
-    def etcd(self, what: Callable[..., Any], *args: Any) -> Future:
-        return self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+    async def etcd(self, what: Callable[..., Any], *args: Any) -> Any:
+        """The answer; None where there is none, or a refusal that is waited out as none is."""
+        answer = await self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
+        if not isinstance(answer, Refused):
+            return answer
+        await self.sleep(REFUSED_PAUSE_MS)
+        return None
 
     def lease_confirmed(self) -> bool:
         return self.now_ms < self.confirmed_until_ms

@@ -230,6 +230,8 @@ class World:
         self.note("healing")
         self.settings.calm()
         self.etcd.late = 0.0
+        self.etcd.full = False
+        self.etcd.not_permitted.clear()
         self.faults.end()
         self.network.mend_all()
         deadline_ms = scheduler.now_ms + HEALING_MS
@@ -263,6 +265,7 @@ class World:
         self._run_until(lambda: self._different() == "", deadline_ms, self._different)
         self._run_until(lambda: self._unread() == "", deadline_ms, self._unread)
         self._run_until(lambda: self._standing() == "", deadline_ms, self._standing, "rest")
+        self._run_until(lambda: self._untold() == "", deadline_ms, self._untold)
         self._check_producers()
 
     def _run_until(
@@ -316,6 +319,18 @@ class World:
             end = self.nodes[state.leader].disk.logs[consumer.key].log_end_offset
             if consumer.offset != end:
                 return f"{consumer.name} is at {consumer.offset}, the log ends at {end}"
+        return ""
+
+    def _untold(self) -> str:
+        """Whom the configuration in etcd has not reached (RULES 8.4), or who still hosts a topic that is gone (9.2)."""
+        for node in self.nodes.values():
+            assert node.manager is not None
+            for key, hosted in node.manager.broker.hosted.items():
+                entry = self.etcd.entries.get(("config", hosted.topic))
+                if key not in self.keys or entry is None:
+                    return f"broker {node.broker_id} hosts {hosted.topic}, {key}, which is gone"
+                if hosted.config.min_insync_replicas != int(entry.value["min.insync.replicas"]):
+                    return f"broker {node.broker_id} takes {hosted.config} for the configuration {entry.value} of {key}"
         return ""
 
     def _check_producers(self) -> None:
