@@ -19,7 +19,7 @@ from highwater.metadata.etcd_errors import Refused
 from highwater.metadata.keys import Keys
 from highwater.metadata.leased_key import LeasedKey
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration
+from highwater.metadata.models import NO_LEADER, BrokerRegistration, PartitionState, TopicAssignment
 from highwater.metadata.registration import BrokerRegistrar
 from highwater.metadata.store import Store
 from highwater.rpc.settings import ControllerSettings
@@ -48,6 +48,18 @@ def registration() -> BrokerRegistration:
     return BrokerRegistration(1, "b:1", "start 1", "log-storage 1")
 
 
+def controller_settings(etcd: LocalEtcd, keys: Keys) -> ControllerSettings:
+    return ControllerSettings(
+        etcd=(etcd.address,),
+        cluster=keys.cluster,
+        listen=("127.0.0.1:0",),
+        advertised_listener="127.0.0.1:0",
+        metrics_listen="",
+        controller_id=1,
+        controller_session_timeout_ms=1_000,
+    )
+
+
 def candidate(store: Store, keys: Keys) -> ControllerElection:
     return ControllerElection(
         store, keys, controller_id=1, address="c:1", incarnation="start 1", session_timeout_ms=1_000
@@ -72,16 +84,7 @@ async def test_a_candidate_stands_again_when_etcd_has_space(etcd: LocalEtcd, sto
 async def test_a_controller_that_cannot_stand_for_election_does_not_say_that_it_serves(
     etcd: LocalEtcd, keys: Keys
 ) -> None:
-    settings = ControllerSettings(
-        etcd=(etcd.address,),
-        cluster=keys.cluster,
-        listen=("127.0.0.1:0",),
-        advertised_listener="127.0.0.1:0",
-        metrics_listen="",
-        controller_id=1,
-        controller_session_timeout_ms=1_000,
-    )
-    service = ControllerService(settings)
+    service = ControllerService(controller_settings(etcd, keys))
     async with no_space(etcd) as lift:
         await service.start()
         try:
@@ -100,6 +103,40 @@ async def test_a_controller_that_cannot_stand_for_election_does_not_say_that_it_
                 await until(lambda: service.reign is not None and service.reign.loaded)
         finally:
             await service.stop()
+
+
+async def test_a_controller_that_acts_goes_on_when_etcd_has_space(
+    etcd: LocalEtcd, store: Store, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It used to end its term at the first write that was refused, and nobody could be elected after it."""
+
+    async def probe() -> None: ...
+
+    async def leader() -> int | None:
+        entry = await store.get(keys.state("orders", 0))
+        return None if entry is None else PartitionState.from_json(entry.value).leader
+
+    async def led_by(broker_id: int) -> None:
+        async with asyncio.timeout(10):
+            while await leader() != broker_id:  # noqa: ASYNC110 - etcd is another process
+                await asyncio.sleep(0.05)
+
+    service = ControllerService(controller_settings(etcd, keys))
+    registrar = BrokerRegistrar(store, keys, session_timeout_ms=3_000, probe=probe, on_lost=lambda: None)
+    await registrar.register(registration())
+    await store.put(keys.topic("orders"), TopicAssignment("orders", b"0123456789abcdef", ((1,),)).to_json())
+    await service.start()
+    try:
+        await led_by(1)
+        reign = service.reign
+        async with no_space(etcd) as lift:
+            await registrar.deregister()
+            await until(lambda: "etcd did not do some writes" in caplog.text)
+            await lift()
+            await led_by(NO_LEADER)
+        assert service.reign is reign
+    finally:
+        await service.stop()
 
 
 async def test_a_broker_registers_when_etcd_has_space(etcd: LocalEtcd, store: Store, keys: Keys) -> None:

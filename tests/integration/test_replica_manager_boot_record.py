@@ -33,6 +33,8 @@ async def test_a_boot_that_could_not_be_recorded_is_tried_again(
         return recorded
 
     monkeypatch.setattr(LogStorage, "record_boot", failing)
-    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1):
+    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as cluster:
+        # Its directory is new, so that its tail counts as lost until a controller has taken note of it.
+        await store.put(keys.broker_tail(0), str(cluster[0].broker_epoch).encode())
         await eventually(done, "the boot is recorded")
     assert tried == 3

@@ -95,6 +95,8 @@ class ControllerElection:
         assert self._holding is not None, "this candidate was not elected"
         holding = self._holding
         await asyncio.wait((holding,))
+        if not holding.cancelled() and (error := holding.exception()) is not None:
+            _log.error("the controller key cannot be held, the term ends", exc_info=error)
         if self._holding is holding:
             self._held = self._holding = self.acting = None
 
