@@ -106,7 +106,7 @@ class SequenceBrokenError(HighwaterError):
 
 
 class ClientClosedError(HighwaterError):
-    """The client was stopped, or not started yet."""
+    """The client was stopped, or not started yet, or the process was forked from one in which gRPC ran."""
 
     code = ErrorCode.INVALID_REQUEST
 

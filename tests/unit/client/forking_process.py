@@ -57,10 +57,11 @@ def cluster_double() -> Iterator[str]:
 
 
 class BusyClients:
-    """One of every kind, each in a thread that uses it without a pause."""
+    """One of every kind, each in a thread that uses it without a pause, or with one of `pause_s`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pause_s: float = 0) -> None:
         self._address = address
+        self._pause_s = pause_s
         self._ended = threading.Event()
         self._rounds = dict.fromkeys(("blocking", "asyncio", "consumer", "admin"), 0)
         self.producer = Producer(address, linger_ms=0)
@@ -97,6 +98,7 @@ class BusyClients:
                 self.producer.send("t", b"x" * 1000)
             self.producer.flush()
             self._rounds["blocking"] += 1
+            self._ended.wait(self._pause_s)
 
     async def _produce_async(self) -> None:
         async with highwater.client.Producer(self._address, linger_ms=0) as producer:
@@ -104,18 +106,21 @@ class BusyClients:
             while not self._ended.is_set():
                 await (await producer.send("t", b"x" * 1000))
                 self._rounds["asyncio"] += 1
+                await asyncio.sleep(self._pause_s)
 
     def _consume(self) -> None:
         with Consumer("t", bootstrap=self._address) as consumer:
             while not self._ended.is_set():
                 consumer.poll(timeout_ms=5, max_records=10)
                 self._rounds["consumer"] += 1
+                self._ended.wait(self._pause_s)
 
     def _administer(self) -> None:
         with Admin(self._address) as admin:
             while not self._ended.is_set():
                 admin.list_topics()
                 self._rounds["admin"] += 1
+                self._ended.wait(self._pause_s)
 
 
 def ends_well(pid: int) -> None:
