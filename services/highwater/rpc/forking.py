@@ -22,7 +22,7 @@ import weakref
 from typing import Protocol
 
 _SWITCH = "GRPC_ENABLE_FORK_SUPPORT"
-_OFF = ("0", "false", "no")
+_OFF = ("0", "f", "false", "n", "no")
 # What gRPC's threads are called, cut to 15 bytes by the kernel.
 _THREADS = ("event_engine", "grpc_", "lifeguard")
 _TASKS = "/proc/self/task"

@@ -24,6 +24,9 @@ from pathlib import Path
 import highwater.client
 from highwater.client import ClientClosedError
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.client.connection import Connection
+from highwater.client.event_loop_thread import event_loop_thread
+from highwater.v1 import broker_pb2
 
 CHILD_TIMEOUT_S = 20
 SERVER = """
@@ -208,6 +211,26 @@ def bystanders(address: str, rounds: int) -> None:
         clients.still_work()
 
 
+def droppers(address: str, rounds: int) -> None:
+    """Forked children in which the last reference to an open connection goes away. Freed there, it would wait for
+    threads that are not there, and take the parent's descriptors out of the parent's epoll."""
+    request = broker_pb2.MetadataRequest(all_topics=True)
+    for number in range(rounds):
+        held = [Connection(address)]
+
+        async def ask(held: list[Connection] = held) -> None:
+            await held[0].call(held[0].stub.Metadata, request, CHILD_TIMEOUT_S)
+
+        def drop(held: list[Connection] = held) -> None:
+            held.clear()
+            gc.collect()
+
+        event_loop_thread().run(ask())
+        in_fork(drop, ends_orderly=number % 2 == 0)
+        event_loop_thread().run(ask(), CHILD_TIMEOUT_S)
+        event_loop_thread().run(held[0].close())
+
+
 def beside_open(address: str, rounds: int) -> None:
     """Forked children that use the parent's clients, or make their own while gRPC runs in the parent: refused."""
 
@@ -261,6 +284,7 @@ def pools(address: str, rounds: int) -> None:
 KINDS = {
     "programs": programs,
     "bystanders": bystanders,
+    "droppers": droppers,
     "beside-open": beside_open,
     "without-clients": without_clients,
     "after-stopped": after_stopped,

@@ -43,6 +43,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     [
         ("programs", 200),
         ("bystanders", 16),
+        ("droppers", 8),
         ("beside-open", 8),
         ("without-clients", 4),
         ("after-stopped", 6),
