@@ -8,7 +8,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.producers import Duplicate, ProducerStates
+from highwater.log_storage.producers import Duplicate, ProducerStates, StagedProducers
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, verify
 
 
@@ -62,7 +62,7 @@ class Numbered(NamedTuple):
 
     duplicates: list[Duplicate]
     new: list[NewBatch]
-    producers: ProducerStates | None  # after the append, where `new` has several batches; else update the present ones
+    producers: StagedProducers | None  # after the append, where `new` has several batches; else update the present ones
 
 
 def number_batches(
@@ -76,15 +76,15 @@ def number_batches(
     """
     duplicates: list[Duplicate] = []
     new: list[NewBatch] = []
-    staged: ProducerStates | None = None
+    staged: StagedProducers | None = None
     next_offset = log_end_offset
     for position, header in batches:
         if new:
-            # The batches before this one count as appended: but only in a copy, until they are.
+            # The batches before this one count as appended: but only here, until they are.
             if staged is None:
-                staged = producers.copy()
+                staged = StagedProducers(producers)
             staged.update(new[-1].header, new[-1].base_offset, now_ms)
-        current = producers if staged is None else staged
+        current: ProducerStates | StagedProducers = producers if staged is None else staged
         verdict = current.check(header)
         if isinstance(verdict, Duplicate):
             if new:
@@ -104,7 +104,7 @@ def number_batches(
     return Numbered(duplicates, new, staged)
 
 
-def _sequence_message(header: BatchHeader, producers: ProducerStates) -> str:
+def _sequence_message(header: BatchHeader, producers: ProducerStates | StagedProducers) -> str:
     state = producers.get(header.producer_id)
     who = f"producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
     if state is None:

@@ -36,6 +36,8 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
             self._note_epoch(batch.header.partition_leader_epoch, batch.base_offset)
             self.producers.update(batch.header, batch.base_offset, now_ms)
         self.log_end_offset = batches[-1].last_offset + 1
+        if self.pending_snapshots:
+            self.write_snapshots()
 
     def _check_order(self, batches: list[NewBatch]) -> None:
         next_offset, epoch = self.log_end_offset, self._last_epoch

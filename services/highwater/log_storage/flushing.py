@@ -131,6 +131,7 @@ class LogFlushing(LogCore):
 
     def close(self) -> None:
         """Ends the indexes and writes everything to disk. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        self.write_snapshots()
         try:
             self.segments[-1].seal()
             self.disk.using_reserve(

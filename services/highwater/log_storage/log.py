@@ -79,7 +79,7 @@ class Log(LogReading, LogCopying, LogReplacing):
         self._write(numbered.new, buffers, now_ms)
         self._note_epoch(leader_epoch, numbered.new[0].base_offset)
         if numbered.producers is not None:
-            self.producers = numbered.producers
+            self.producers.take(numbered.producers)
         else:
             self.producers.update(numbered.new[0].header, numbered.new[0].base_offset, now_ms)
         self.log_end_offset = numbered.new[-1].last_offset + 1

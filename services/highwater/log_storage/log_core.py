@@ -20,10 +20,14 @@ from highwater.log_storage.disk import Disk, Trouble
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_state import LogState
+from highwater.log_storage.pending_snapshots import PendingSnapshots
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import LOG_SUFFIX, file_name
 from highwater.records import BatchHeader, CorruptBatchError
+from highwater.telemetry.log import get_logger
+
+_log = get_logger("log_storage.log")
 
 NO_OFFSET = -1
 NO_TIME = -1
@@ -65,7 +69,11 @@ class LogCore:
         self.damage = KnownDamage()  # as scrubbing, and reads that failed, have found it
         self.disk = Disk()  # of its log directory, once it is hosted in one
         self.structure = threading.Lock()  # held while a segment is taken into the log or out of it
+        # While another thread renames the files of segments that have replaced others: those that the log lets go of,
+        # which that thread then renames in their turn. None: at once.
+        self.let_go_meanwhile: list[Segment] | None = None
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
+        self.pending_snapshots = PendingSnapshots()
         self._gaps = gaps
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
         self._filed_epochs = frozenset({NO_EPOCH})  # those that are known to be in the file
@@ -166,6 +174,15 @@ class LogCore:
         for segment in self.segments:
             for _, header in segment.headers(0):
                 yield header
+
+    def write_snapshots(self) -> None:
+        """Brings the pending snapshots of producers to their files; in a thread, beside appends. One that cannot be
+        written is tried again later: the log can do without, as long as no records go."""
+        try:
+            self.disk.using_reserve(lambda: self.pending_snapshots.write(self.directory, self._wall_offset_ms))
+        except OSError as error:
+            self.disk.note(error)
+            _log.warning("%s: a snapshot of the producers is not written: %s", self.directory, error)
 
     def remove_deleted(self) -> None:
         """Removes the files that were renamed to `.deleted`."""

@@ -13,7 +13,7 @@ from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
-from highwater.log_storage.log_core import new_segment
+from highwater.log_storage.log_core import NO_OFFSET, new_segment
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_loading import CREATING, LogLoading
 from highwater.log_storage.log_moving import LogMoving
@@ -173,6 +173,8 @@ class LogManager(LogLoading, LogMoving):
                 f"{leader_epoch}",
             )
         self.drop_future(hosted)  # first: it must not be found without the log
+        if hosted.log is not None:  # nor may a snapshot come into a directory that is made anew under its name
+            hosted.log.pending_snapshots.drop_above(NO_OFFSET)
         try:
             self._let_go(hosted.directory)
         except OSError as error:

@@ -11,7 +11,7 @@ from highwater.log_storage import future_files, partition_metadata
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import FutureLog, HostedLog
-from highwater.log_storage.log_core import new_segment
+from highwater.log_storage.log_core import NO_OFFSET, new_segment
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_loading import CREATING
 from highwater.log_storage.log_registry import DELETED, LogRegistry
@@ -124,6 +124,7 @@ class LogMoving(LogRegistry):
             future_files.mark_complete(log.directory, hosted.topic)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot finish the copy in {target.path}") from error
+        source.pending_snapshots.drop_above(NO_OFFSET)  # none may come into the directory that takes its name
         try:
             self._let_go(hosted.directory)
         except OSError as error:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from highwater.log_storage.durable import fsync_directory, write_whole
@@ -41,6 +41,7 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _NO_COORDINATOR = -1
 _NO_TRANSACTION = -1
+_AT_ONCE = 128  # producers
 
 _log = get_logger("log_storage.producer_snapshots")
 
@@ -49,24 +50,28 @@ class SnapshotError(ValueError):
     """What is wrong with a snapshot."""
 
 
-def encode(states: ProducerStates, wall_offset_ms: int) -> bytes:
-    """`wall_offset_ms`: what has to be added to `updated_ms` to have ms since the epoch."""
-    entries = [
-        _ENTRY.pack(
-            producer_id,
-            state.epoch,
-            batch.last_sequence,
-            batch.last_offset,
-            batch.last_offset - batch.base_offset,
-            state.updated_ms + wall_offset_ms,
-            _NO_COORDINATOR,
-            _NO_TRANSACTION,
-        )
-        for producer_id, state in states.items()
-        for batch in state.batches
-    ]
-    body = _COUNT.pack(len(entries)) + b"".join(entries)
-    return _HEAD.pack(_VERSION, crc32c(body)) + body
+def encode(states: ProducerStates, wall_offset_ms: int, pause: Callable[[], None] | None = None) -> bytes:
+    """`wall_offset_ms`: what has to be added to `updated_ms` to have ms since the epoch. `pause` is called after some
+    producers each."""
+    body = bytearray(_COUNT.size)
+    for number, (producer_id, state) in enumerate(states.items()):
+        if pause is not None and number % _AT_ONCE == _AT_ONCE - 1:
+            pause()
+        updated_ms = state.updated_ms + wall_offset_ms
+        for _, last_sequence, base_offset, last_offset in state.batches:
+            body += _ENTRY.pack(
+                producer_id,
+                state.epoch,
+                last_sequence,
+                last_offset,
+                last_offset - base_offset,
+                updated_ms,
+                _NO_COORDINATOR,
+                _NO_TRANSACTION,
+            )
+    _COUNT.pack_into(body, 0, (len(body) - _COUNT.size) // _ENTRY.size)
+    content = bytes(body)
+    return _HEAD.pack(_VERSION, crc32c(content)) + content
 
 
 def decode(content: bytes, now_ms: int, wall_offset_ms: int) -> ProducerStates:
@@ -105,10 +110,18 @@ def offsets(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def write(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: int, *, durable: bool = False) -> None:
+def write(
+    directory: Path,
+    offset: int,
+    states: ProducerStates,
+    wall_offset_ms: int,
+    *,
+    durable: bool = False,
+    pause: Callable[[], None] | None = None,
+) -> None:
     """Puts the snapshot in place. With `durable` its content is on disk then; without, a crash of the machine may leave
     one that does not hold its CRC. Raises `OSError`."""
-    write_whole(path_of(directory, offset), encode(states, wall_offset_ms), durable=durable)
+    write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=durable)
 
 
 def latest(

@@ -95,27 +95,17 @@ class ProducerStates:
     def check(self, header: BatchHeader) -> ErrorCode | Duplicate:
         """What a leader does with a batch (RULES 6.1): NONE to append it, `Duplicate` to answer with the old offsets,
         else INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER."""
-        if header.producer_id == NO_PRODUCER_ID:
-            return ErrorCode.NONE
-        state = self._states.get(header.producer_id)
-        if state is not None:
-            return state.check(header)
-        return ErrorCode.NONE if header.base_sequence == 0 else ErrorCode.UNKNOWN_PRODUCER_ID
+        return _verdict(self._states.get(header.producer_id), header)
 
     def update(self, header: BatchHeader, base_offset: int, now_ms: int = 0) -> None:
         """Takes in a batch that the log now holds at `base_offset`. It does not check (RULES 6.2)."""
         producer_id = header.producer_id
-        if producer_id == NO_PRODUCER_ID:
-            return
-        batch = ProducerBatch(
-            header.base_sequence, header.last_sequence, base_offset, base_offset + header.last_offset_delta
-        )
-        state = self._states.get(producer_id)
-        if state is None or state.epoch != header.producer_epoch:
-            batches: tuple[ProducerBatch, ...] = (batch,)
-        else:
-            batches = (*state.batches[1 - BATCHES_KEPT :], batch)
-        self._states[producer_id] = ProducerState(header.producer_epoch, batches, now_ms)
+        if producer_id != NO_PRODUCER_ID:
+            self._states[producer_id] = _after(self._states.get(producer_id), header, base_offset, now_ms)
+
+    def take(self, staged: StagedProducers) -> None:
+        """What was staged has been written."""
+        self._states.update(staged.met)
 
     def outlives(self, offset: int) -> bool:
         """Whether truncation of the log to `offset` leaves the states as they are. If not they must be rebuilt from the
@@ -133,10 +123,61 @@ class ProducerStates:
 
     def expire(self, before_ms: int) -> int:
         """Forgets the producers that have not appended since `before_ms`; how many."""
-        expired = [producer_id for producer_id, state in self._states.items() if state.updated_ms < before_ms]
+        return self.forget(self.expired(before_ms), before_ms)
+
+    def expired(self, before_ms: int) -> list[int]:
+        """Ids of the producers that have not appended since `before_ms`."""
+        return [producer_id for producer_id, state in self._states.items() if state.updated_ms < before_ms]
+
+    def forget(self, expired: Iterable[int], before_ms: int) -> int:
+        """Those of them that have still not appended since `before_ms`; how many."""
+        forgotten = 0
         for producer_id in expired:
-            del self._states[producer_id]
-        return len(expired)
+            state = self._states.get(producer_id)
+            if state is not None and state.updated_ms < before_ms:
+                del self._states[producer_id]
+                forgotten += 1
+        return forgotten
+
+
+class StagedProducers:
+    """What the batches of one append make of the producers, as long as they are not written. It holds the states of
+    those alone that the append is from: there may be many others."""
+
+    __slots__ = ("_before", "met")
+
+    def __init__(self, before: ProducerStates) -> None:
+        self._before = before
+        self.met: dict[int, ProducerState] = {}
+
+    def get(self, producer_id: int) -> ProducerState | None:
+        return self.met.get(producer_id) or self._before.get(producer_id)
+
+    def check(self, header: BatchHeader) -> ErrorCode | Duplicate:
+        """See `ProducerStates.check`."""
+        return _verdict(self.get(header.producer_id), header)
+
+    def update(self, header: BatchHeader, base_offset: int, now_ms: int = 0) -> None:
+        """See `ProducerStates.update`."""
+        if header.producer_id != NO_PRODUCER_ID:
+            self.met[header.producer_id] = _after(self.get(header.producer_id), header, base_offset, now_ms)
+
+
+def _verdict(state: ProducerState | None, header: BatchHeader) -> ErrorCode | Duplicate:
+    if header.producer_id == NO_PRODUCER_ID:
+        return ErrorCode.NONE
+    if state is not None:
+        return state.check(header)
+    return ErrorCode.NONE if header.base_sequence == 0 else ErrorCode.UNKNOWN_PRODUCER_ID
+
+
+def _after(state: ProducerState | None, header: BatchHeader, base_offset: int, now_ms: int) -> ProducerState:
+    batch = ProducerBatch(
+        header.base_sequence, header.last_sequence, base_offset, base_offset + header.last_offset_delta
+    )
+    if state is None or state.epoch != header.producer_epoch:
+        return ProducerState(header.producer_epoch, (batch,), now_ms)
+    return ProducerState(header.producer_epoch, (*state.batches[1 - BATCHES_KEPT :], batch), now_ms)
 
 
 def next_sequence(sequence: int) -> int:

@@ -83,6 +83,9 @@ class LogReleasing(LogRolling):
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self._file_epochs(self.log_start_offset)
+        pending = self.pending_snapshots.first()
+        if pending is not None and pending <= self._segments_from(self.log_start_offset)[0].base_offset:
+            self.write_snapshots()  # soon it alone knows of the producers whose records go
         # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.
         self.epochs.truncate_from_start(self.log_start_offset - 1)
         released = False
@@ -91,7 +94,12 @@ class LogReleasing(LogRolling):
                 with self.structure:  # cleaned segments may be about to replace these
                     if len(self.segments) < 2 or self.segments[1].base_offset > self.log_start_offset:
                         break
-                    self.removable += self.segments.pop(0).mark_deleted()
+                    segment = self.segments.pop(0)
+                    being_renamed = self.let_go_meanwhile is not None
+                    if self.let_go_meanwhile is not None:
+                        self.let_go_meanwhile.append(segment)
+                if not being_renamed:
+                    self.removable += segment.mark_deleted()
                 released = True
             if released:
                 producer_snapshots.remove_needless(self.directory, self.segments)

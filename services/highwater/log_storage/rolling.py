@@ -46,8 +46,10 @@ class LogRolling(LogCore):
     def _undo(self, active: Segment, size_bytes: int) -> None:
         """Back to the last good position, or offline: the log end in memory is never ahead of the file."""
         try:
-            while self.segments[-1] is not active:
-                self.segments.pop().remove()
+            with self.structure:
+                while self.segments[-1] is not active:
+                    self.segments.pop().remove()
+            self.pending_snapshots.drop_above(self.log_end_offset)
             producer_snapshots.remove_above(self.directory, self.log_end_offset)
             if active.size_bytes > size_bytes:
                 active.truncate(size_bytes, self.log_end_offset)
@@ -69,14 +71,12 @@ class LogRolling(LogCore):
             or segment.full
             or not segment.takes(first.last_offset)
         ):
-            producers = self.producers
-            if start:
-                producers = producers.copy()
-                for batch in batches[:start]:
-                    producers.update(batch.header, batch.base_offset, now_ms)
+            producers = self.producers.copy()
+            for batch in batches[:start]:
+                producers.update(batch.header, batch.base_offset, now_ms)
             # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
             contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
-            segment = self.roll(segment.end_offset if contiguous else first.base_offset, producers)
+            segment = self._roll(segment.end_offset if contiguous else first.base_offset, producers)
             self._appended_since = (segment, now_ms)
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
@@ -101,10 +101,18 @@ class LogRolling(LogCore):
         return age_ms > roll_after_ms
 
     def roll(self, base_offset: int, producers: ProducerStates) -> Segment:
-        """Begins a new segment at `base_offset`, below which `producers` is what is known of them. Raises `OSError`,
-        `CorruptBatchError`."""
+        """Begins a new segment at `base_offset`, below which `producers` is what is known of them: its snapshot is
+        written when this returns. Raises `OSError`, `CorruptBatchError`."""
+        segment = self._roll(base_offset, producers.copy())
+        self.pending_snapshots.write(self.directory, self._wall_offset_ms)
+        return segment
+
+    def _roll(self, base_offset: int, producers: ProducerStates) -> Segment:
+        """The same; the snapshot of `producers`, which nobody changes any more, is pending."""
         self.segments[-1].seal()
-        producer_snapshots.write(self.directory, base_offset, producers, self._wall_offset_ms)
+        if self.pending_snapshots.full:  # they come faster than they are written
+            self.pending_snapshots.write(self.directory, self._wall_offset_ms)
+        self.pending_snapshots.add(base_offset, producers)
         segment = self._new_segment(base_offset)
         with self.structure:
             self.segments.append(segment)

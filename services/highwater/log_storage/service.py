@@ -13,6 +13,7 @@ from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCle
 from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.scrubber import Scrubber
@@ -29,6 +30,7 @@ from highwater.v1 import log_storage_pb2_grpc
 SERVICE_NAME = "highwater.v1.LogStorage"
 THREADS = 8  # for fsync, recovery and large reads
 HOUSEKEEPING_MS = 1_000
+PRODUCERS_INLINE = 1_000  # of a log are looked through in the loop; more are in a thread
 
 _log = get_logger("log_storage")
 
@@ -162,7 +164,17 @@ class LogStorageService:
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
         for hosted in self._manager:
             if hosted.log is not None and not hosted.busy:
-                hosted.log.producers.expire(before_ms)
+                await self._expire_producers(hosted, hosted.log, before_ms)
+
+    async def _expire_producers(self, hosted: HostedLog, log: Log, before_ms: int) -> None:
+        producers = log.producers
+        if len(producers) <= PRODUCERS_INLINE:
+            producers.expire(before_ms)
+            return
+        looked_at = producers.copy()
+        expired = await asyncio.get_running_loop().run_in_executor(self._threads, looked_at.expired, before_ms)
+        if hosted.log is log and not hosted.busy:
+            log.producers.forget(expired, before_ms)
 
     async def _look_after_dirs(self) -> None:
         """Notices a directory that is gone, and one that was full and has space again."""

@@ -68,6 +68,7 @@ class LogTruncation(LogCore):
             raise self.fail(error) from error
 
     def _drop_batches(self, cut: int) -> None:
+        self.pending_snapshots.drop_above(cut)
         producer_snapshots.remove_above(self.directory, cut)
         # Newest first, so that a crash on the way leaves a prefix.
         while len(self.segments) > 1 and self.segments[-1].base_offset >= cut:
@@ -99,6 +100,7 @@ class LogTruncation(LogCore):
 
     def _restore_producers(self, cut: int) -> None:
         """Those that wrote above the cut are what they were below it; of the others all is known."""
+        self.write_snapshots()  # those below the cut
         outlive = [(who, state) for who, state in self.producers.items() if state.batches[-1].last_offset < cut]
         now_ms = max(state.updated_ms for _, state in self.producers.items())
         self.producers = producer_snapshots.restore(self.directory, self.segments, cut, now_ms, self._wall_offset_ms)
@@ -133,6 +135,7 @@ class LogTruncation(LogCore):
     def _replace_segments(self, base_offset: int) -> None:
         try:
             self.damage.cut(NO_OFFSET)
+            self.pending_snapshots.drop_above(NO_OFFSET)
             producer_snapshots.remove_above(self.directory, NO_OFFSET)
             with self.structure:
                 while self.segments:

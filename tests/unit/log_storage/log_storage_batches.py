@@ -56,11 +56,16 @@ def make_log(directory: Path, config: LogConfig | None = None, known: Checkpoint
 
 
 def lead(log: Log, records: bytes, epoch: int = 1) -> Appended:
-    return log.append_as_leader(records, epoch, log.log_end_offset, 0)
+    """With the snapshots of producers, which the service has written in a thread."""
+    appended = log.append_as_leader(records, epoch, log.log_end_offset, 0)
+    log.write_snapshots()
+    return appended
 
 
 def follow(log: Log, records: bytes, epoch: int = 1, *, high_watermark: int = -1, log_start: int = -1) -> Appended:
-    return log.append_as_follower(records, epoch, log.log_end_offset, high_watermark, log_start, 0)
+    appended = log.append_as_follower(records, epoch, log.log_end_offset, high_watermark, log_start, 0)
+    log.write_snapshots()
+    return appended
 
 
 def read_all(log: Log) -> list[BatchHeader]:

@@ -53,7 +53,9 @@ def job_of(log: Log) -> CleanJob:
 def test_what_is_said_between_the_processes(answer: Answer) -> None:
     assert answer_from_json(answer_to_json(answer)) == answer
     assert "\n" not in answer_to_json(answer)
-    job = CleanJob("/data/t-0", (SegmentFile(0, 100, 7),), 3, 100, NOW, 0, 1 << 20, 1 << 10, 4096, ((7, 55),))
+    job = CleanJob(
+        "/data/t-0", (SegmentFile(0, 100, 7),), 3, 100, NOW, 0, 1 << 20, 1 << 10, 4096, True, bytes(range(32))
+    )
     assert CleanJob.from_json(job.to_json()) == job
 
 

@@ -95,7 +95,7 @@ class Cleaner:
         self._moved = moved
         self._seed = secrets.randbits(128) if seed is None else seed
         self._map = OffsetMap(limits.map_bytes, limits.load_factor, max(1, job.end_offset - job.first_dirty_offset))
-        self._last_offsets = dict(job.producers)
+        self._last_offsets = dict(np.frombuffer(job.producers, dtype="<i8").reshape(-1, 2).tolist())
         self._epoch = _NO_EPOCH  # of the batch before, in the log as it was
         self._file_position = 0  # of the present chunk
         self.counts = PassCounts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -29,16 +30,19 @@ class CleanJob:
     index_max_bytes: int
     index_interval_bytes: int
     contiguous: bool = False  # no offset is missing between two batches, unless one has been lost
-    producers: tuple[tuple[int, int], ...] = ()  # of each producer that the log knows: its id, its last offset
+    # Of each producer that the log knows, as int64, little-endian: its id, its last offset.
+    producers: bytes = b""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        fields = asdict(self)
+        fields["producers"] = b64encode(self.producers).decode()  # there may be many
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> CleanJob:
         fields = json.loads(line)
         fields["segments"] = tuple(SegmentFile(*segment) for segment in fields["segments"])
-        fields["producers"] = tuple((producer, offset) for producer, offset in fields["producers"])
+        fields["producers"] = b64decode(fields["producers"])
         return cls(**fields)
 
 

@@ -4,7 +4,10 @@ place of the old ones."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from highwater.log_storage import producer_snapshots
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, CleanJob, SegmentFile
@@ -17,6 +20,7 @@ from highwater.log_storage.compaction.cleaner_selection import (
     log_to_clean,
 )
 from highwater.log_storage.log import Log
+from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import CLEANED_SUFFIX
 
@@ -49,16 +53,37 @@ def as_seen(key: Key, log: Log, wall_clock_ms: int) -> LogToClean[Key]:
     )
 
 
-def due_job(log: Log, wall_clock_ms: int) -> tuple[CleanJob, Mapping[int, Segment]] | None:
-    """`clean_job` of what is due now; None where nothing is (any more): between the choice of a log and its pass
-    retention or DeleteRecords may have taken what was chosen. Raises `CorruptBatchError`, `OSError`."""
+class DueJob(NamedTuple):
+    """A pass over a log as it was at one moment. `complete` may run in a thread: there may be many producers."""
+
+    job: CleanJob  # without the producers
+    present: Mapping[int, Segment]
+    producers: ProducerStates  # a copy
+
+    def complete(self) -> CleanJob:
+        return replace(self.job, producers=_last_offsets(self.producers))
+
+
+def due_job(log: Log, wall_clock_ms: int) -> DueJob | None:
+    """What is due now; None where nothing is (any more): between the choice of a log and its pass retention or
+    DeleteRecords may have taken what was chosen. Raises `CorruptBatchError`, `OSError`."""
     seen = as_seen(None, log, wall_clock_ms)
-    return clean_job(log, seen.range, wall_clock_ms) if seen.due else None
+    if not seen.due:
+        return None
+    job, present = _job_without_producers(log, seen.range, wall_clock_ms)
+    return DueJob(job, present, log.producers.copy())
 
 
 def clean_job(log: Log, cleanable: CleanableRange, wall_clock_ms: int) -> tuple[CleanJob, Mapping[int, Segment]]:
     """A pass over the log, and its segments by their base offsets. `cleanable` is a range of the log as it is now, and
     not empty."""
+    job, present = _job_without_producers(log, cleanable, wall_clock_ms)
+    return replace(job, producers=_last_offsets(log.producers)), present
+
+
+def _job_without_producers(
+    log: Log, cleanable: CleanableRange, wall_clock_ms: int
+) -> tuple[CleanJob, Mapping[int, Segment]]:
     first_dirty_offset, end_offset = cleanable
     assert first_dirty_offset < end_offset
     segments = [segment for segment in log.segments[:-1] if segment.base_offset < end_offset]
@@ -77,9 +102,13 @@ def clean_job(log: Log, cleanable: CleanableRange, wall_clock_ms: int) -> tuple[
         index_max_bytes=log.config.index_max_bytes,
         index_interval_bytes=log.config.index_interval_bytes,
         contiguous=log.contiguous,
-        producers=tuple((who, state.batches[-1].last_offset) for who, state in log.producers.items()),
     )
     return job, dict(zip(bases, segments, strict=True))
+
+
+def _last_offsets(producers: ProducerStates) -> bytes:
+    numbers = (number for who, state in producers.items() for number in (who, state.batches[-1].last_offset))
+    return np.fromiter(numbers, dtype="<i8", count=2 * len(producers)).tobytes()
 
 
 def swap_in(log: Log, cleaned: CleanedGroup, present: Mapping[int, Segment]) -> bool:

@@ -183,7 +183,7 @@ class LogCleaner:
         due = due_job(log, wall_clock_ms())
         if due is None:
             return None
-        job, present = due
+        job, present = await self._in_thread(due.complete), due.present
         try:
             async for answer in worker.run(job):
                 match answer:

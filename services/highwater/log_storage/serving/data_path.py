@@ -98,6 +98,9 @@ class DataPath(ServicerCore):
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
                 result.log_append_time_ms = appended.log_append_time_ms
+                log = hosted.online()
+                if log.pending_snapshots and log.pending_snapshots.claim():
+                    self._to_thread(log.write_snapshots)
             except LogError as error:
                 refuse(result, error)
             if hosted is not None:

@@ -58,6 +58,8 @@ class Durability(ServicerCore):
         async with hosted.maintenance:
             log = hosted.online()
             began_ms = monotonic_ms()
+            if log.pending_snapshots:
+                await self._in_thread(log.write_snapshots)
             flush = log.begin_flush()
             try:
                 with self._fsync.time():
