@@ -36,25 +36,33 @@ class LogReplacing(LogCore):
             for segment in reversed(new):
                 segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
             fsync_directory(self.directory)
-            with self.structure:
-                replaced = self._exchange(old, new)
+            replaced = self._exchange(old, new)
             fsync_directory(self.directory)
         except OSError as error:
             raise self.fail(error) from error
         return replaced
 
     def _exchange(self, old: Sequence[Segment], new: Sequence[Segment]) -> bool:
-        place = self.segments.index(old[0]) if old[0] in self.segments else len(self.segments)
-        if self.segments[place:-1][: len(old)] != [*old]:  # a raised log start has taken the first ones
+        with self.structure:
+            place = self.segments.index(old[0]) if old[0] in self.segments else len(self.segments)
+            replaced = self.segments[place:-1][: len(old)] == [*old]
+            if replaced:
+                # Another list: who walks over the present one beside this meets all of `old`.
+                self.segments = [*self.segments[:place], *new, *self.segments[place + len(old) :]]
+                self.let_go_meanwhile = []
+        if not replaced:  # a raised log start has taken the first ones
             for segment in new:
                 segment.remove()
             return False
-        # Another list: who walks over the present one beside this meets all of `old`.
-        self.segments = [*self.segments[:place], *new, *self.segments[place + len(old) :]]
+        # There may be many, and an append that rolls is not to wait for them.
         for segment in old:
             self.removable += segment.mark_deleted()
         for segment in reversed(new):
             segment.change_suffix(SWAP_SUFFIX, "")
+        with self.structure:
+            let_go, self.let_go_meanwhile = self.let_go_meanwhile, None
+        for segment in let_go or ():
+            self.removable += segment.mark_deleted()
         return True
 
     def _remove_earlier_cleaned(self, new: Sequence[Segment]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,6 +96,50 @@ def test_nothing_is_replaced_once_one_of_them_has_gone(tmp_path: Path) -> None:
     active = log.segments[-2:]
     assert not log.replace_segments(active, cleaned(log, active, [6, 9]))  # the active segment is never replaced
     assert log.log_end_offset == 10
+
+
+def test_neither_a_roll_nor_a_raised_log_start_waits_for_the_renaming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They happen in the event loop, in the middle of an append; the renames in a thread."""
+    log = filled(tmp_path)
+    old = log.segments[1:4]
+    new = cleaned(log, old, [3, 7])
+    begun, go_on = threading.Event(), threading.Event()
+    mark_deleted = Segment.mark_deleted
+
+    def mark_slowly(segment: Segment) -> list[Path]:
+        if segment is old[0]:
+            begun.set()
+            assert go_on.wait(20)
+        return mark_deleted(segment)
+
+    monkeypatch.setattr(Segment, "mark_deleted", mark_slowly)
+    replaced: list[bool] = []
+    replacing = threading.Thread(target=lambda: replaced.append(log.replace_segments(old, new)))
+    replacing.start()
+    assert begun.wait(20)
+
+    assert log.structure.acquire(timeout=10), "a roll would wait"
+    log.structure.release()
+    log.roll(10, log.producers)
+    first = log.segments[0]
+    log.raise_high_watermark(log.log_end_offset)
+    log.raise_log_start(8)  # what has just been put in goes as well, though its files have no names yet
+
+    assert not replaced
+    assert [segment.base_offset for segment in log.segments] == [8, 10]
+    go_on.set()
+    replacing.join()
+    assert replaced == [True]
+    assert not list(tmp_path.glob("*.swap")) + list(tmp_path.glob("*.cleaned"))
+    assert {path.name[:20] for path in tmp_path.glob("*.log")} == {f"{base:020d}" for base in (8, 10)}
+    assert first.path.with_name(first.path.name + ".deleted") in log.removable
+    log.remove_deleted()
+    assert not list(tmp_path.glob("*.deleted"))
+    lead(log, batch())
+    log.close()
+    assert offsets(make_log(tmp_path, SMALL, Checkpointed(True, 11, 8, 10))) == [8, 9, 10]
 
 
 @pytest.mark.parametrize("split_at", [None, 5])
