@@ -15,7 +15,7 @@ from log_storage_batches import make_log
 
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.cleaning import as_seen, due_job, swap_in
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -32,6 +32,22 @@ CONFIG = LogConfig(
     min_cleanable_ratio=0.0,
     delete_retention_ms=1000,
 )
+
+
+SHORT_KEYS = st.integers(0, 6).map(lambda number: b"key-%d" % number)
+
+
+def keys_of(lengths: list[int]) -> st.SearchStrategy[bytes]:
+    """Alike up to their last byte. They are hashed in other ways by their length."""
+    return st.builds(
+        lambda length, last: (b"k" * 4096)[: max(length - 1, 0)] + last[: min(length, 1)],
+        st.sampled_from(lengths),
+        st.sampled_from([b"a", b"b"]),
+    )
+
+
+def records_with(keys: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[bytes | None, bytes | None]]]:
+    return st.lists(st.tuples(keys, st.one_of(st.none(), st.binary(max_size=60))), min_size=1, max_size=8)
 
 
 def encode(records: list[tuple[bytes | None, bytes | None]], columnar: bool, codec: Codec, **options: Any) -> bytes:
@@ -79,13 +95,9 @@ class CleanerMachine(RuleBasedStateMachine):
         self.log.truncate_fully_and_start_at(start)
 
     @rule(
-        records=st.lists(
-            st.tuples(
-                st.one_of(st.none(), st.integers(0, 6).map(lambda number: b"key-%d" % number)),
-                st.one_of(st.none(), st.binary(max_size=60)),
-            ),
-            min_size=1,
-            max_size=8,
+        records=st.one_of(
+            records_with(st.one_of(st.none(), SHORT_KEYS, keys_of([0, 1, 255, 256, 257, 300, 4096]))),
+            records_with(keys_of([256, 257, 300])),  # a batch of long keys alone
         ),
         columnar=st.booleans(),
         codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
@@ -129,25 +141,38 @@ class CleanerMachine(RuleBasedStateMachine):
         slots=st.sampled_from([3, 5, 11, 1000, 1000]),
         io_bytes=st.sampled_from([64, 400, 1 << 19]),
         swaps=st.sampled_from([0, 0, 0, 1, 2]),
+        deleted=st.sampled_from([None, None, None, (0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0)]),
     )
-    def clean(self, all_of_it: bool, slots: int, io_bytes: int, swaps: int) -> None:
-        """A pass; also one of which only the first groups are swapped in before it is stopped."""
+    def clean(self, all_of_it: bool, slots: int, io_bytes: int, swaps: int, deleted: tuple[int, float] | None) -> None:
+        """A pass; also one of which only the first groups are swapped in before it is stopped, and one beside which
+        records are deleted: between the choice and its beginning, or before its first segment is put in."""
         if all_of_it:
             self.roll()
             self.commit(1.0)
         cleanable = as_seen(None, self.log, self.now_ms).range
         if cleanable.first_dirty_offset == cleanable.end_offset:
             return
+        if deleted is not None and deleted[0] == 0:
+            self._delete(deleted[1])
         before = records_of(self.log)
         limits = PassLimits(map_bytes=slots * ENTRY_BYTES, io_bytes=io_bytes)
-        job, present = clean_job(self.log, cleanable, self.now_ms)
+        due = due_job(self.log, self.now_ms)
+        if due is None:
+            assert deleted is not None
+            return
+        job, present = due.complete(), due.present
         groups: list[CleanedGroup] = []
         report = run_pass(job, limits, groups.append, lambda moved: None)  # type: ignore[arg-type]
         whole = swaps == 0 or swaps >= len(groups)
+        if deleted is not None and deleted[0] == 1:
+            self._delete(deleted[1])
         for group in groups if whole else groups[:swaps]:
-            assert swap_in(self.log, group, present)
+            if not swap_in(self.log, group, present):
+                assert deleted is not None
+                whole = False
+                break
         if whole:
-            assert cleanable.first_dirty_offset < report.cleaned_to <= cleanable.end_offset
+            assert job.first_dirty_offset < report.cleaned_to <= job.end_offset
             self.log.cleaned_to = report.cleaned_to
         else:
             for path in self.directory.glob("*.cleaned"):
@@ -159,6 +184,9 @@ class CleanerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.log.high_watermark > self.log.log_start_offset)
     @rule(share=st.floats(0, 1))
     def delete_records(self, share: float) -> None:
+        self._delete(share)
+
+    def _delete(self, share: float) -> None:
         span = self.log.high_watermark - self.log.log_start_offset
         self.log.raise_log_start(self.log.log_start_offset + round(span * share))
 

@@ -30,7 +30,7 @@ from highwater.log_storage.segment import Segment
 from highwater.records import BatchHeader, Record, decode, iter_batches, read_header
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=150, index_max_bytes=120)
-KEYS = (b"a", b"b", b"c", b"d", b"e")
+KEYS = (b"a", b"", b"k" * 256, b"k" * 257, b"k" * 300)  # hashed in all the ways there are
 
 
 class Stored(NamedTuple):
