@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.disk import Trouble
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import LogCore
@@ -25,22 +27,56 @@ class LogReplacing(LogCore):
         `old` or all of `new`. Who reads one of `old` still has its file open. Appends and reads may go on meanwhile, in
         another thread; a flush, truncation or retention may not (`HostedLog.maintenance`).
 
-        Raises `LogError` (LOG_STORAGE_ERROR): the log is offline then."""
+        Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then unless descriptors were lacking; STORAGE_FULL,
+        where nothing has been replaced. `new` are removed where the log stays online."""
         assert new[0].base_offset == old[0].base_offset
         assert old[-1].end_offset <= self.recovery_point
         self.check_online()
         try:
-            self.note_gaps()
-            self._remove_earlier_cleaned(new)
-            # The first one last: while it is `.cleaned`, recovery knows that nothing has been replaced.
-            for segment in reversed(new):
-                segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
-            fsync_directory(self.directory)
+            self.disk.using_reserve(lambda: self._prepare(new))
+        except OSError as error:
+            raise self._give_up(new, error) from error
+        try:
             replaced = self._exchange(old, new)
-            fsync_directory(self.directory)
+            self.disk.using_reserve(lambda: fsync_directory(self.directory))
         except OSError as error:
             raise self.fail(error) from error
         return replaced
+
+    def _prepare(self, new: Sequence[Segment]) -> None:
+        """May be repeated. Raises `OSError`."""
+        self.note_gaps()
+        self._remove_earlier_cleaned(new)
+        # The first one last: while it is `.cleaned`, recovery knows that nothing has been replaced.
+        for segment in reversed(new):
+            if segment.path.name.endswith(CLEANED_SUFFIX):
+                segment.change_suffix(CLEANED_SUFFIX, SWAP_SUFFIX)
+        fsync_directory(self.directory)
+
+    def _give_up(self, new: Sequence[Segment], error: OSError) -> LogError:
+        """Nothing has been replaced: as long as no `.swap` is left the log goes on as it is."""
+        refusal = self._fail_unless_passing(error)
+        if self.failure is None:
+            try:
+                self._take_back(new)
+            except OSError as again:
+                return self.fail(again)
+        return refusal
+
+    def _take_back(self, new: Sequence[Segment]) -> None:
+        """Removes `new`, so that a crash on the way leaves all of `old`. Raises `OSError`."""
+        first = new[0]
+        if first.path.name.endswith(SWAP_SUFFIX):
+            first.change_suffix(SWAP_SUFFIX, CLEANED_SUFFIX)
+            try:
+                fsync_directory(self.directory)
+            except OSError as error:
+                if self.disk.note(error) not in (Trouble.FULL, Trouble.LACKING):
+                    raise
+                self._entries_synced = False  # the next flush does it
+        for segment in new[1:]:
+            segment.remove()
+        first.remove()
 
     def _exchange(self, old: Sequence[Segment], new: Sequence[Segment]) -> bool:
         with self.structure:
@@ -54,15 +90,15 @@ class LogReplacing(LogCore):
             for segment in new:
                 segment.remove()
             return False
-        # There may be many, and an append that rolls is not to wait for them.
+        # There may be many, and an append that rolls is not to wait for them. Each may be repeated.
         for segment in old:
-            self.removable += segment.mark_deleted()
+            self.removable += self.disk.using_reserve(segment.mark_deleted)
         for segment in reversed(new):
-            segment.change_suffix(SWAP_SUFFIX, "")
+            self.disk.using_reserve(partial(segment.change_suffix, SWAP_SUFFIX, ""))
         with self.structure:
             let_go, self.let_go_meanwhile = self.let_go_meanwhile, None
         for segment in let_go or ():
-            self.removable += segment.mark_deleted()
+            self.removable += self.disk.using_reserve(segment.mark_deleted)
         return True
 
     def _remove_earlier_cleaned(self, new: Sequence[Segment]) -> None:

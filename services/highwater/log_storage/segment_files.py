@@ -22,11 +22,12 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 def mark_deleted(paths: Iterable[Path]) -> list[Path]:
-    """Renames those that are there to `.deleted`; the new paths. Raises `OSError`."""
-    present = [path for path in paths if path.exists()]
-    renamed = [path.with_name(path.name + DELETED_SUFFIX) for path in present]
-    rename(present, renamed)
-    return renamed
+    """Renames those that are there to `.deleted`; the new paths, also of those that have been renamed before. Raises
+    `OSError`."""
+    paths = list(paths)
+    renamed = [path.with_name(path.name + DELETED_SUFFIX) for path in paths]
+    rename(paths, renamed)
+    return [path for path in renamed if path.exists()]
 
 
 def rename(paths: Iterable[Path], targets: Iterable[Path]) -> None:
