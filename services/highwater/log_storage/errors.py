@@ -13,3 +13,11 @@ class LogError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+class DamagedError(LogError):
+    """A read that met what is not what was written (CORRUPT_MESSAGE), in the segment that begins at `base_offset`."""
+
+    def __init__(self, base_offset: int, message: str) -> None:
+        super().__init__(ErrorCode.CORRUPT_MESSAGE, message)
+        self.base_offset = base_offset

@@ -16,6 +16,8 @@ from highwater.telemetry.log import get_logger, pairs
 
 STEP_BYTES = 1 << 20  # read between two calls of `has_read`
 
+AGAIN_MS = 10_000
+
 _log = get_logger("log_storage.examining")
 
 
@@ -67,6 +69,61 @@ class Examiner:
             await self._has_read(max((reader.size_bytes if after < 0 else after) - position, 0))
             position = after
         return found
+
+
+class Inquest:
+    """Finds out, where reads of a log have met damage, what of that segment is damaged: scrubbing would only once it is
+    sealed, and later. One segment of a log at a time, and one that came out sound not again for `AGAIN_MS`."""
+
+    def __init__(self, threads: Executor, found: Callable[[], None], now_ms: Callable[[], int]) -> None:
+        """`found` is called after each segment."""
+        self._examiner = Examiner(threads, _at_once)
+        self._found = found
+        self._now_ms = now_ms
+        self._sound_ms: dict[HostedLog, int] = {}  # when reads of it were last followed up, in vain
+        self._running: dict[HostedLog, asyncio.Task[None]] = {}
+
+    def begin(self, hosted: HostedLog, base_offset: int) -> None:
+        """A read met damage in the segment that begins there."""
+        log = hosted.log
+        if log is None or hosted.offline_reason or hosted in self._running:
+            return
+        segment = next((each for each in log.segments.copy() if each.base_offset == base_offset), None)
+        if segment is None or segment in log.damage:
+            return
+        if self._now_ms() - self._sound_ms.get(hosted, -AGAIN_MS) < AGAIN_MS:
+            return
+        task = asyncio.create_task(self._run(hosted, log, segment), name=f"inquest-{hosted.directory.name}")
+        self._running[hosted] = task
+        task.add_done_callback(lambda _: self._running.pop(hosted, None))
+
+    async def settle(self) -> None:
+        """Waits for those that are under way."""
+        while self._running:
+            await asyncio.wait(self._running.values())
+
+    async def stop(self) -> None:
+        """Ends those that are under way."""
+        for task in self._running.values():
+            task.cancel()
+        await self.settle()
+
+    async def _run(self, hosted: HostedLog, log: Log, segment: Segment) -> None:
+        self._sound_ms.pop(hosted, None)
+        try:
+            await self._examiner.examine(hosted, log, segment)
+        except Exception as error:  # it is begun again by a later read
+            if isinstance(error, OSError):
+                log.disk.note(error)
+            _log.warning("%s: what a read met is not known: %s", hosted.directory, error)
+        if segment not in log.damage:
+            self._sound_ms = {each: ms for each, ms in self._sound_ms.items() if self._now_ms() - ms < AGAIN_MS}
+            self._sound_ms[hosted] = self._now_ms()
+        self._found()
+
+
+async def _at_once(size_bytes: int) -> None:
+    await asyncio.sleep(0)
 
 
 def _end_of(log: Log, segment: Segment) -> int:

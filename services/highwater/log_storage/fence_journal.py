@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class FenceJournalError(ValueError):
 
 class FenceJournal:
     """The fences of one log directory. A write that fails is cut off again (no space: a later one may succeed). After
-    an fsync has failed, or the cut, it refuses all others, because what is on disk is no longer known."""
+    an fsync has failed, or the cut, it refuses all others, because what is on disk is no longer known. Several
+    threads may write to it."""
 
     def __init__(self, path: Path, *, clean: bool = False) -> None:
         """Reads the file and writes it anew; `clean` as for `read_fences`. Raises `OSError`, `FenceJournalError`."""
@@ -39,6 +41,7 @@ class FenceJournal:
         self._failure: OSError | None = None
         self._unwritten: dict[PartitionKey, Fence] = {}
         self._descriptor = -1
+        self._writing = threading.Lock()
         self._rewrite()
 
     @property
@@ -56,20 +59,22 @@ class FenceJournal:
     def record(self, raised: Mapping[PartitionKey, Fence]) -> None:
         """Makes these fences durable; they are in `fences` from the start, so that what they shut out is shut out at
         once. Where that fails they are not `written`, until a later call has written them too. Raises `OSError`."""
-        self.fences.update(raised)
-        self._unwritten.update(raised)
-        due = dict(self._unwritten)
-        self._append(_entry(key, fence) for key, fence in due.items())
-        for key in due:
-            del self._unwritten[key]
+        with self._writing:
+            self.fences.update(raised)
+            self._unwritten.update(raised)
+            due = dict(self._unwritten)
+            self._append(_entry(key, fence) for key, fence in due.items())
+            for key in due:
+                del self._unwritten[key]
 
     def forget(self, keys: Iterable[PartitionKey]) -> None:
         """Drops the fences of deleted logs. Raises `OSError`."""
-        known = [key for key in keys if self.fences.pop(key, None) is not None]
-        for key in known:
-            self._unwritten.pop(key, None)
-        if known:
-            self._append([key.topic_id.hex(), key.partition, _FORGOTTEN, 0, "", ""] for key in known)
+        with self._writing:
+            known = [key for key in keys if self.fences.pop(key, None) is not None]
+            for key in known:
+                self._unwritten.pop(key, None)
+            if known:
+                self._append([key.topic_id.hex(), key.partition, _FORGOTTEN, 0, "", ""] for key in known)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -117,7 +122,7 @@ class FenceJournal:
             self._rewrite_bytes = self._size_bytes + REWRITE_BYTES
 
     def _rewrite(self) -> None:
-        replace_file(self._path, _line(_entry(*item) for item in sorted(self.fences.items())))
+        replace_file(self._path, _line(_entry(*item) for item in sorted(self.fences.copy().items())))
         before = self._descriptor
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         if before >= 0:

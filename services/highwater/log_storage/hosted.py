@@ -54,6 +54,8 @@ class HostedLog:
         self.flushed_ms = 0  # monotonic: when all that had been appended was last on disk
         self._idle = asyncio.Event()
         self._idle.set()
+        self._fences_free = asyncio.Event()
+        self._fences_free.set()
         self.maintenance = asyncio.Lock()
         self.cleaning = Cleaning()
         self.abort_cleaning: Callable[[], None] | None = None  # while the log is being cleaned
@@ -103,6 +105,21 @@ class HostedLog:
         """Waits until nobody has the log alone."""
         while self.busy:
             await self._idle.wait()
+
+    @property
+    def fences_held(self) -> bool:
+        """Whether no fence of the log may be set now: it is about to go, or to another directory with its fence."""
+        return not self._fences_free.is_set()
+
+    def hold_fences(self) -> None:
+        self._fences_free.clear()
+
+    def free_fences(self) -> None:
+        self._fences_free.set()
+
+    async def fences_free(self) -> None:
+        """Waits until its fence may be set."""
+        await self._fences_free.wait()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:

@@ -176,7 +176,8 @@ class LogManager(LogLoading, LogMoving):
         if hosted.log is not None:  # nor may a snapshot come into a directory that is made anew under its name
             hosted.log.pending_snapshots.drop_above(NO_OFFSET)
         try:
-            self._let_go(hosted.directory)
+            removable = self._mark_deleted(hosted.directory)
+            fsync_directory(hosted.log_dir.path)
         except OSError as error:
             hosted.log_dir.disk.note(error)
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
@@ -189,7 +190,7 @@ class LogManager(LogLoading, LogMoving):
         except OSError as error:
             # The log is gone, and makes the room that may be lacking. Its fence is of an id that does not come again.
             _log.warning("after the deletion of %s: %s", hosted.directory, error)
-        return self.removable.pop()
+        return removable
 
     def _rewrite_stale(self, log_dir: LogDir) -> None:
         self.write_checkpoints(log_dir)

@@ -162,7 +162,11 @@ class LogMoving(LogRegistry):
 
     def _let_go(self, directory: Path) -> None:
         """Renames a log's directory to `.deleted`; it is `removable` then. Raises `OSError`."""
+        self.removable.append(self._mark_deleted(directory))
+        fsync_directory(directory.parent)
+
+    def _mark_deleted(self, directory: Path) -> Path:
+        """Renames a log's directory to `.deleted`; its new path. Raises `OSError`."""
         target = directory.with_name(f"{directory.name[:200]}.{secrets.token_hex(4)}{DELETED}")
         directory.rename(target)
-        self.removable.append(target)
-        fsync_directory(directory.parent)
+        return target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class LogRegistry:
     def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.config = config
         self.log_dirs: list[LogDir] = []
-        self.removable: list[Path] = []  # directories that were renamed to `.deleted`, to be removed
+        self.removable: deque[Path] = deque()  # directories that were renamed to `.deleted`, to be removed
         self.offline_logs = 0  # as `count_offline` last found, and the next
         self.damaged_logs = 0
         self._now_ms = now_ms

@@ -30,19 +30,31 @@ class Fencing(ServicerCore):
         """RULES 3.1, 3.2. A raised fence shuts out the writes of the earlier one from the moment it is decided, so
         the log stands still while the fence goes to disk; the state in the answer is read after that."""
         response = log_storage_pb2.FenceEpochResponse(incarnation=self._incarnation)
-        async with self._fencing:
-            raised: dict[LogDir, dict[PartitionKey, Fence]] = {}
-            refused: list[LogError | None] = []
-            for asked in request.partitions:
-                try:
-                    self._propose(request, asked, raised)
-                    refused.append(None)
-                except LogError as error:
-                    refused.append(error)
-            await self._record(raised)
-            for asked, refusal in zip(request.partitions, refused, strict=True):
-                await self._answer_fence(request, asked, refusal, response.results.add(partition=asked.partition))
+        refused = await self._raise_fences(request)
+        for asked, refusal in zip(request.partitions, refused, strict=True):
+            await self._answer_fence(request, asked, refusal, response.results.add(partition=asked.partition))
         return response
+
+    async def _raise_fences(self, request: log_storage_pb2.FenceEpochRequest) -> list[LogError | None]:
+        """Decides on the fences and writes those that are raised; what was refused of them."""
+        while True:
+            asked_of = [self._manager.find(key_of(asked.partition)) for asked in request.partitions]
+            for hosted in asked_of:
+                if hosted is not None:
+                    await hosted.fences_free()
+            async with self._fencing:
+                if any(hosted is not None and hosted.fences_held for hosted in asked_of):
+                    continue  # since then
+                raised: dict[LogDir, dict[PartitionKey, Fence]] = {}
+                refused: list[LogError | None] = []
+                for asked in request.partitions:
+                    try:
+                        self._propose(request, asked, raised)
+                        refused.append(None)
+                    except LogError as error:
+                        refused.append(error)
+                await self._record(raised)
+                return refused
 
     def _propose(
         self,
@@ -54,11 +66,9 @@ class Fencing(ServicerCore):
             raise LogError(ErrorCode.INVALID_REQUEST, "a fence has the role LEADER or FOLLOWER and an epoch from 0 on")
         hosted = self._manager.get(key_of(asked.partition))
         log = hosted.online()
-        role = Role(request.role)
-        replica_manager = request.replica_manager_incarnation if role is Role.LEADER else ""
-        proposed = Fence(asked.leader_epoch, role, replica_manager, self._incarnation)
+        proposed = self._asked_fence(request, asked)
         verdict = propose(hosted.fence, proposed)
-        behind_log = role is Role.LEADER and asked.leader_epoch < log.last_epoch
+        behind_log = proposed.role is Role.LEADER and asked.leader_epoch < log.last_epoch
         if verdict is FenceVerdict.REFUSED or behind_log:
             raise LogError(
                 ErrorCode.STALE_FENCE,
@@ -67,6 +77,11 @@ class Fencing(ServicerCore):
         if verdict is FenceVerdict.RAISED or not hosted.log_dir.fences.written(hosted.key):
             hosted.log_dir.fences.fences[hosted.key] = proposed
             raised.setdefault(hosted.log_dir, {})[hosted.key] = proposed
+
+    def _asked_fence(self, request: log_storage_pb2.FenceEpochRequest, asked: log_storage_pb2.FencePartition) -> Fence:
+        role = Role(request.role)
+        replica_manager = request.replica_manager_incarnation if role is Role.LEADER else ""
+        return Fence(asked.leader_epoch, role, replica_manager, self._incarnation)
 
     async def _record(self, raised: dict[LogDir, dict[PartitionKey, Fence]]) -> None:
         """One fdatasync a log directory. What could not be written is not `fences.written`."""
@@ -91,13 +106,18 @@ class Fencing(ServicerCore):
                 raise refused
             if hosted is None:
                 raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "the log was deleted meanwhile")
+            await hosted.idle()
+            if self._manager.find(hosted.key) is not hosted:
+                raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "the log was deleted meanwhile")
+            proposed = self._asked_fence(request, asked)
+            if propose(hosted.fence, proposed) is not FenceVerdict.UNCHANGED:  # by a later call
+                raise LogError(ErrorCode.STALE_FENCE, f"{proposed} is not the fence any more: it is {hosted.fence}")
             if not hosted.log_dir.fences.written(hosted.key):
                 full = hosted.log_dir.disk.full
                 raise LogError(
                     ErrorCode.STORAGE_FULL if full else ErrorCode.LOG_STORAGE_ERROR,
                     f"fences cannot be written in {hosted.log_dir.path}: see the log",
                 )
-            await hosted.idle()
             log = hosted.online()
             if request.role == LEADER:
                 log.become_leader(asked.leader_epoch)

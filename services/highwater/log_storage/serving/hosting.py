@@ -17,15 +17,17 @@ class Hosting(ServicerCore):
         self, request: log_storage_pb2.CreateLogRequest, context: Any
     ) -> log_storage_pb2.CreateLogResponse:
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
+        key = key_of(request.partition)
         with Answering(response):
-            async with self._fencing:
-                response.created = await self._in_thread(
-                    self._manager.create,
-                    request.topic,
-                    key_of(request.partition),
-                    dict(request.config),
-                    request.newer_than_incarnation == self._incarnation,
-                )
+            async with self._hosting:
+                if self._manager.find(key) is None:
+                    new = request.newer_than_incarnation == self._incarnation
+                    response.created = await self._in_thread(
+                        self._manager.create, request.topic, key, dict(request.config), new
+                    )
+                    return response
+            hosted = await self._idle(request.partition)
+            hosted.configure(self._manager.config.with_topic(dict(request.config)))
         return response
 
     async def DeleteLog(
@@ -34,14 +36,15 @@ class Hosting(ServicerCore):
         response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
         key = key_of(request.partition)
         with Answering(response):
-            async with self._fencing:
-                hosted = self._manager.find(key)
-                if hosted is not None:
-                    async with hosted.alone():
+            hosted = self._manager.find(key)
+            if hosted is not None:
+                # First the log, for which a flush may have to end; other logs are not held up by that.
+                async with hosted.alone(), self._unfenced(hosted), self._hosting:
+                    if self._manager.find(key) is hosted:
                         removable = await self._in_thread(self._manager.delete, key, request.leader_epoch)
-                    if removable is not None:
-                        self._to_thread(remove_tree, removable)
-                    self._remove_left()
+                        if removable is not None:
+                            self._to_thread(remove_tree, removable)
+                self._remove_left()
         return response
 
     async def DescribeLogs(

@@ -112,12 +112,13 @@ class Moving(ServicerCore):
         return len(records)
 
     async def _swap(self, hosted: HostedLog, future: FutureLog) -> None:
-        async with self._fencing, hosted.alone():
+        async with hosted.alone():
             if hosted.future is not future:
                 return
             while await self._copy(hosted, future):
                 pass
-            await self._in_thread(self._manager.swap, hosted)
+            async with self._unfenced(hosted):
+                await self._in_thread(self._manager.swap, hosted)
         self._remove_left()
 
     async def _give_up(self, hosted: HostedLog, future: FutureLog) -> None:

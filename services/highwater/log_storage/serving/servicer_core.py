@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from highwater.log_storage.errors import DamagedError
+from highwater.log_storage.examining import Inquest
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.serving.answers import key_of
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
@@ -29,20 +32,34 @@ class ServicerCore:
         self._manager = manager
         self._incarnation = incarnation
         self._threads = threads
-        self._fencing = asyncio.Lock()  # one FenceEpoch, CreateLog or DeleteLog at a time
+        # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
+        self._fencing = asyncio.Lock()  # while fences are decided on and written; take it last
+        self._hosting = asyncio.Lock()  # while a log is made or deleted
         self._in_threads: set[asyncio.Future[Any]] = set()
+        self.inquest = Inquest(threads, manager.count_offline, monotonic_ms)
         self._fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
     async def settle(self) -> None:
         """Waits for what is under way in threads: also for callers that have gone away, and removals."""
+        await self.inquest.stop()
         while self._in_threads:
             await asyncio.wait(self._in_threads)
 
     def _remove_left(self) -> None:
         """Removes, in threads, the directories that deletions and moves have left."""
-        removable, self._manager.removable = self._manager.removable, []
-        for directory in removable:
-            self._to_thread(remove_tree, directory)
+        removable = self._manager.removable
+        while removable:
+            self._to_thread(remove_tree, removable.popleft())
+
+    @contextlib.asynccontextmanager
+    async def _unfenced(self, hosted: HostedLog) -> AsyncIterator[None]:
+        """No fence of this log is set meanwhile, of others they are. The caller has the log `alone`."""
+        async with self._fencing:  # those that are under way are written
+            hosted.hold_fences()
+        try:
+            yield
+        finally:
+            hosted.free_fences()
 
     async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
@@ -50,6 +67,15 @@ class ServicerCore:
         if hosted.busy:
             await hosted.idle()
         return hosted
+
+    @contextlib.contextmanager
+    def _following_up(self, hosted: HostedLog) -> Iterator[None]:
+        """Where a read meets damage, it is found out what of the log is damaged, and made known (RULES 7.6)."""
+        try:
+            yield
+        except DamagedError as error:
+            self.inquest.begin(hosted, error.base_offset)
+            raise
 
     async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
         return await to_its_end(self._to_thread(function, *arguments))
