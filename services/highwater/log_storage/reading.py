@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from highwater.errors import ErrorCode
 from highwater.log_storage.disk import Disk
 from highwater.log_storage.epochs import EpochEnd
-from highwater.log_storage.errors import LogError
+from highwater.log_storage.errors import DamagedError, LogError
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.lookups import FoundOffset, find_offset
 from highwater.log_storage.segment import Segment
@@ -29,7 +29,7 @@ class ReadPlan:
         try:
             return self.segment.read(self.position, self.max_bytes, self.max_offset)
         except CorruptBatchError as error:
-            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.segment.path}: {error}") from None
+            raise DamagedError(self.segment.base_offset, f"{self.segment.path}: {error}") from None
         except OSError as error:
             raise self.disk.refusal(error, str(self.segment.path)) from error
 
@@ -89,6 +89,7 @@ class LogReading(LogCore):
     def _plan(self, offset: int, bound: int, max_bytes: int) -> ReadPlan | None:
         if offset >= bound:
             return None
+        segment = self.segments[-1]
         try:
             for segment in self._segments_from(offset):
                 found = segment.position_of(offset)
@@ -102,7 +103,7 @@ class LogReading(LogCore):
                         return None
                     return ReadPlan(self.disk, segment, position, max_bytes, bound)
         except CorruptBatchError as error:
-            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
+            raise DamagedError(segment.base_offset, f"{self.directory}: {error}") from None
         except OSError as error:
             raise self._refusal(error) from error
         return None
@@ -114,7 +115,8 @@ class LogReading(LogCore):
         try:
             return find_offset(self.segments, self.epochs, self.log_start_offset, bound, timestamp)
         except CorruptBatchError as error:
-            raise LogError(ErrorCode.CORRUPT_MESSAGE, f"{self.directory}: {error}") from None
+            # In whichever segment: the sealed ones are scrubbed.
+            raise DamagedError(self.segments[-1].base_offset, f"{self.directory}: {error}") from None
         except OSError as error:
             raise self._refusal(error) from error
 

@@ -106,14 +106,16 @@ class Segment:
             self._walk_tail()
         except (_WrongIndexError, FileNotFoundError):
             self.resume()
-        self.end_offset = end_offset
+        finally:  # also where a batch cannot be read: it ends where it did
+            self.end_offset = end_offset
 
     @property
     def newest_ms(self) -> int:
-        """The age of the segment counts from here: its largest timestamp, else (no batch has one) when its file was
-        last written. Raises `CorruptBatchError`, `OSError`."""
-        if self.max_timestamp >= 0:
-            return self.max_timestamp
+        """The age of the segment counts from here: its largest timestamp, else (no batch has one, or not all can be
+        read) when its file was last written. Raises `OSError`."""
+        with suppress(CorruptBatchError):
+            if self.max_timestamp >= 0:
+                return self.max_timestamp
         return os.fstat(self._opened().number).st_mtime_ns // 1_000_000
 
     @property

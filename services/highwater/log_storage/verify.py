@@ -196,6 +196,7 @@ class _LogWalk:
         self.next_offset = 0
         self.last_epoch = -1
         self.epoch_starts: dict[int, int] = {}
+        self._first_batch: BatchHeader | None = None
 
     def segment(self, path: Path) -> Iterator[VerifiedFile]:
         """The segment and its indexes."""
@@ -241,6 +242,7 @@ class _LogWalk:
             verified.problems.append(
                 f"position {position}: leader epoch {header.partition_leader_epoch} comes after {self.last_epoch}"
             )
+        self._first_batch = self._first_batch or header
         self.next_offset = max(self.next_offset, header.next_offset)
         self.last_epoch = max(self.last_epoch, header.partition_leader_epoch)
         self.epoch_starts.setdefault(header.partition_leader_epoch, header.base_offset)
@@ -276,7 +278,11 @@ class _LogWalk:
             return verified
         for epoch, start_offset in cache.entries if cache is not None else ():
             found = self.epoch_starts.get(epoch, start_offset)
-            if found != start_offset and start_offset >= (self.first_offset or 0):
+            if (
+                found != start_offset
+                and start_offset >= (self.first_offset or 0)
+                and not self._begins_inside(start_offset)
+            ):
                 verified.problems.append(
                     f"leader epoch {epoch} begins at {start_offset}; its first batch is at {found}"
                 )
@@ -284,6 +290,12 @@ class _LogWalk:
         for epoch in sorted(self.epoch_starts.keys() - told) if clean else ():
             verified.problems.append(f"leader epoch {epoch}, which begins at {self.epoch_starts[epoch]}, is missing")
         return verified
+
+    def _begins_inside(self, start_offset: int) -> bool:
+        """Whether the log starts there, inside its first batch: a follower whose leader's log did takes that for the
+        beginning of its epoch, too."""
+        first = self._first_batch
+        return first is not None and first.base_offset < start_offset <= first.last_offset
 
     def snapshot(self, path: Path) -> VerifiedFile:
         verified = VerifiedFile(path)

@@ -167,12 +167,13 @@ class DataPath(ServicerCore):
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
             hosted = answering.hosted = await self._idle(request.partition)
-            plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
-            if plan is not None:
-                inline = request.max_bytes <= INLINE_READ_BYTES
-                records = plan.run() if inline else await self._in_thread(plan.run)
-                response.records = records
-                self._read_bytes.inc(len(records))
+            with self._following_up(hosted):
+                plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
+                if plan is not None:
+                    inline = request.max_bytes <= INLINE_READ_BYTES
+                    records = plan.run() if inline else await self._in_thread(plan.run)
+                    response.records = records
+                    self._read_bytes.inc(len(records))
         return response
 
     async def ListOffsets(
@@ -181,7 +182,8 @@ class DataPath(ServicerCore):
         response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation, offset=NO_OFFSET, timestamp=-1)
         with Answering(response):
             hosted = await self._idle(request.partition)
-            found = hosted.online().list_offset(request.timestamp, request.max_offset)
+            with self._following_up(hosted):
+                found = hosted.online().list_offset(request.timestamp, request.max_offset)
             response.offset, response.timestamp, response.leader_epoch = found
         return response
 

@@ -17,6 +17,7 @@ from highwater.v1 import common_pb2, log_storage_pb2
 
 MAX_BATCHES = 5_000  # of a page
 MAX_CHECKED_BYTES = 32 << 20  # of a page whose CRCs are checked
+TRIES = 3  # of a page whose segments are replaced while it is read
 MAX_DAMAGED = 100  # ranges of a page; what is beyond comes with the next one
 
 
@@ -76,13 +77,25 @@ class Listing(ServicerCore):
     async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, checked: bool) -> ListedBatches:
         if offset >= log.log_end_offset:
             return ListedBatches(next_offset=log.log_end_offset)
-        segments, position = log.place_of(offset)
-        try:
-            return await self._in_thread(_page_of, segments, position, offset, limit, checked)
-        except OSError as error:
-            if segments[0] not in log.segments:  # let go meanwhile, or put another in its place: to be asked again
-                return ListedBatches(next_offset=max(offset, log.log_start_offset))
-            raise log.disk.refusal(error, str(hosted.directory)) from error
+        for _ in range(TRIES):
+            offset = max(offset, log.log_start_offset)
+            segments, position = log.place_of(offset)
+            cuts = [segment.cuts for segment in segments]
+            try:
+                page = await self._in_thread(_page_of, segments, position, offset, limit, checked)
+            except OSError as error:
+                if _as_it_was(log, segments, cuts):
+                    raise log.disk.refusal(error, str(hosted.directory)) from error
+                continue
+            if _as_it_was(log, segments, cuts):
+                return page
+        return ListedBatches(next_offset=offset)  # to be asked again
+
+
+def _as_it_was(log: Log, segments: Sequence[Segment], cuts: Sequence[int]) -> bool:
+    """Whether these were not cut, let go or replaced meanwhile: what was read under their names would be others'."""
+    present = set(log.segments.copy())
+    return all(segment in present for segment in segments) and cuts == [segment.cuts for segment in segments]
 
 
 def _between(known: Sequence[DamagedRange], offset: int, page: ListedBatches) -> list[DamagedRange]:

@@ -1,0 +1,136 @@
+"""What looks like damage and is none: a page of batches across a swap, a log that starts inside its first batch, a
+segment that retention cannot decode."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_storage_batches import batch, follow, lead
+from test_log_storage_replacing import SMALL, cleaned
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.serving import listing
+from highwater.log_storage.serving.answers import key_proto
+from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.verify import verify
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.errors import from_proto
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+KEY = PartitionKey(b"t" * 16, 0)
+
+
+def opened(path: Path, config: LogConfig = SMALL) -> LogManager:
+    manager = LogManager([path], config, broker_id=1)
+    manager.load()
+    return manager
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Of five segments, stopped cleanly: none is open after a start."""
+    manager = opened(tmp_path)
+    manager.log_dirs[0].record_boot()
+    manager.create("t", KEY, {})
+    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    log = manager.get(KEY).online()
+    for number in range(10):
+        lead(log, batch(value=b"x" * 300, timestamp=1_000 + number))
+    log.raise_high_watermark(10)
+    assert len(log.segments) == 5
+    manager.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("times", [1, 99])
+@pytest.mark.parametrize("change", ["swap", "truncate", "retain"])
+async def test_a_page_of_batches_across_a_change(
+    data: Path, monkeypatch: pytest.MonkeyPatch, change: str, times: int
+) -> None:
+    manager = opened(data)
+    log, threads = manager.get(KEY).online(), ThreadPoolExecutor(2)
+    servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
+    real, changes = listing._page_of, 0
+
+    def meanwhile(*arguments: Any) -> Any:
+        nonlocal changes
+        changes += 1
+        if changes <= times:
+            if change == "swap" and changes == 1:
+                old = log.segments[1:3]
+                assert log.replace_segments(old, cleaned(log, old, [3]))
+            elif change == "truncate":
+                log.truncate_to(log.log_end_offset - 1)
+            elif change == "retain" and changes == 1:
+                log.raise_log_start(5)
+        return real(*arguments)
+
+    monkeypatch.setattr(listing, "_page_of", meanwhile)
+    offset, found = 0, []
+    while offset < log.log_end_offset:
+        request = log_storage_pb2.LogListBatchesRequest(
+            partition=key_proto(KEY), offset=offset, max_batches=100, check_crcs=True
+        )
+        answer = await servicer.ListBatches(request, None)
+        assert from_proto(answer.error) is ErrorCode.NONE
+        assert list(answer.batches.damaged) == []
+        found += answer.batches.base_offsets
+        offset = answer.batches.next_offset
+    expected = {"swap": [0, 1, 3, 6, 7, 8, 9], "truncate": list(range(log.log_end_offset)), "retain": [5, 6, 7, 8, 9]}
+    assert found == expected[change]
+    await servicer.settle()
+    threads.shutdown()
+    manager.unlock()
+
+
+def test_verify_of_a_follower_that_starts_inside_its_first_batch(tmp_path: Path) -> None:
+    manager = opened(tmp_path)
+    manager.log_dirs[0].record_boot()
+    manager.create("t", KEY, {})
+    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.FOLLOWER, "", "ls")})
+    log = manager.get(KEY).online()
+    log.truncate_fully_and_start_at(13)
+    follow(log, batch(5, base_offset=10, epoch=1), high_watermark=13, log_start=13)
+    assert log.segments[0].base_offset == 10
+    assert log.log_start_offset == 13
+    manager.close()
+    assert [(file.path.name, file.problems) for file in verify(tmp_path) if file.problems] == []
+
+
+def test_verify_still_sees_an_epoch_that_begins_elsewhere(tmp_path: Path) -> None:
+    manager = opened(tmp_path)
+    manager.log_dirs[0].record_boot()
+    manager.create("t", KEY, {})
+    manager.log_dirs[0].record_fences({KEY: Fence(2, Role.LEADER, "rm", "ls")})
+    log = manager.get(KEY).online()
+    lead(log, batch(5), 1)
+    lead(log, batch(5), 2)
+    manager.close()
+    (tmp_path / "t-0" / "leader-epoch-checkpoint").write_bytes(b"0\n2\n1 0\n2 7\n")
+    assert any("leader epoch 2 begins at 7" in " ".join(file.problems) for file in verify(tmp_path))
+
+
+@pytest.mark.parametrize("position", [-1, 16])
+def test_retention_goes_on_over_a_segment_that_cannot_be_decoded(data: Path, position: int) -> None:
+    path = data / "t-0" / f"{2:020}.log"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 + 16 if position < 0 else position] ^= 0xFF  # the last batch's magic, or the first's
+    path.write_bytes(content)
+    (data / "t-0" / f"{2:020}.index").unlink()
+    manager = opened(data)
+    hosted = manager.get(KEY)
+    manager.create("t", KEY, {"retention.ms": "-1", "retention.bytes": "800"})
+    log = hosted.online()
+    segment = log.segments[1]
+    while manager.retain(hosted, 0):
+        pass
+    assert segment.end_offset == 4
+    assert log.log_start_offset == 6
+    manager.unlock()
