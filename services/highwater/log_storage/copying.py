@@ -81,7 +81,7 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
         self.epochs = source.epochs.copy()
         self.producers = source.producers.copy()
         self._last_epoch = source.last_epoch
-        self.log_start_offset = source.log_start_offset
+        self.log_start_offset, self.log_start_due = source.log_start_offset, source.log_start_due
         self.high_watermark = source.high_watermark
         self.release_segments()
         self.close()

@@ -95,7 +95,8 @@ class Log(LogReading, LogCopying, LogReplacing):
         leader_log_start_offset: int,
         now_ms: int,
     ) -> Appended:
-        """Writes a leader's batches as they are, then takes its high watermark and log start (RULES 4.6).
+        """Writes a leader's batches as they are, then takes its high watermark (RULES 4.6). Its log start is due then
+        (`log_start_due`): once it is on disk, `reach_log_start` follows.
 
         Raises `LogError`: OFFSET_MISMATCH, CORRUPT_MESSAGE, LOG_STORAGE_ERROR.
         """
@@ -120,7 +121,7 @@ class Log(LogReading, LogCopying, LogReplacing):
             self.log_end_offset = batches[-1].last_offset + 1
         self.raise_high_watermark(leader_high_watermark)
         if leader_log_start_offset > self.log_start_offset:
-            self._raise_log_start(min(leader_log_start_offset, self.high_watermark))
+            self.log_start_due = max(self.log_start_due, min(leader_log_start_offset, self.high_watermark))
         return appended
 
     def _first_offset(self, given: Sequence[appending.GivenBatch]) -> int:

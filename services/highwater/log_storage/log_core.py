@@ -60,6 +60,9 @@ class LogCore:
         self.producers = producers
         self.log_end_offset = segments[-1].end_offset
         self.log_start_offset = log_start_offset
+        # A follower's log start is to be here: on disk first, as the leader, once told of it, answers for it.
+        self.log_start_due = log_start_offset
+        self.log_start_filed = NO_OFFSET  # up to here the due one is known to be in the checkpoint
         self.high_watermark = max(log_start_offset, min(high_watermark, self.log_end_offset))  # RULES 4.6
         self._high_watermark_at_start = self.high_watermark
         self.recovery_point = min(recovery_point, self.log_end_offset)

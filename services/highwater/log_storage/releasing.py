@@ -26,6 +26,13 @@ class LogReleasing(LogRolling):
         if offset > self.log_start_offset:
             self._raise_log_start(offset)
 
+    def reach_log_start(self, offset: int) -> None:
+        """Raises the log start to what is due of `offset`, once that is in the checkpoint. Raises `LogError`
+        (LOG_STORAGE_ERROR)."""
+        offset = min(offset, self.log_start_due)
+        if offset > self.log_start_offset:
+            self._raise_log_start(offset)
+
     def _raise_log_start(self, offset: int) -> None:
         self.log_start_offset = max(self.log_start_offset, offset)
         self.release_segments()

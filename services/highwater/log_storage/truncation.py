@@ -89,6 +89,7 @@ class LogTruncation(LogCore):
             self._find_epochs()
         self._last_epoch = self.epochs.last_epoch_below(cut)
         self.log_start_offset = min(self.log_start_offset, cut)
+        self.log_start_due = min(self.log_start_due, cut)
         if not self.producers.outlives(cut):
             self._restore_producers(cut)
 
@@ -118,6 +119,8 @@ class LogTruncation(LogCore):
         self.synced_offset = min(self.synced_offset, cut)
         self.high_watermark = min(self.high_watermark, cut)
         self.log_start_offset = min(self.log_start_offset, cut)
+        self.log_start_due = min(self.log_start_due, cut)
+        self.log_start_filed = min(self.log_start_filed, cut)
         return changed
 
     def truncate_fully_and_start_at(self, offset: int, epochs: LeaderEpochCache | None = None) -> None:
@@ -128,7 +131,8 @@ class LogTruncation(LogCore):
         self._filed_epochs = frozenset({NO_EPOCH})
         self.producers.clear()
         self._last_epoch = self.epochs.latest_epoch
-        self.log_start_offset = self.high_watermark = offset
+        self.log_start_offset = self.log_start_due = self.high_watermark = offset
+        self.log_start_filed = NO_OFFSET
         self._set_end(offset)
         self.recovery_point = self.synced_offset = offset
 

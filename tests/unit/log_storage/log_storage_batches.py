@@ -65,6 +65,7 @@ def lead(log: Log, records: bytes, epoch: int = 1) -> Appended:
 def follow(log: Log, records: bytes, epoch: int = 1, *, high_watermark: int = -1, log_start: int = -1) -> Appended:
     appended = log.append_as_follower(records, epoch, log.log_end_offset, high_watermark, log_start, 0)
     log.write_snapshots()
+    log.reach_log_start(log.log_start_due)
     return appended
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import grpc.aio
 
 from highwater.errors import ErrorCode
+from highwater.log_storage import checkpoints
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log import Appended
+from highwater.log_storage.log import Appended, Log
 from highwater.log_storage.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.serving.answers import Answering, fill_log, key_of, refuse
 from highwater.log_storage.serving.fencing import FOLLOWER, LEADER, admit
 from highwater.log_storage.serving.servicer_core import ServicerCore, wall_clock_ms
+from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -31,8 +35,12 @@ INLINE_APPEND_BYTES = 1 << 20
 MAX_UNSYNCED = 256
 
 
+_log = get_logger("log_storage.data_path")
+
+
 class _Unsynced(NamedTuple):
-    """An append's answer, and what has to be on disk before it is given: logs, up to which offset, whose result."""
+    """An append's answer, and what has to be on disk before it is given: logs, up to which offset (`NO_OFFSET`: not the
+    batches, but the log start that is due), whose result."""
 
     response: log_storage_pb2.AppendResponse
     to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
@@ -43,6 +51,7 @@ class DataPath(ServicerCore):
         super().__init__(manager, incarnation, threads, metrics)
         appended = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
         self._appended_by_role = {role: appended.labels(role.name.lower()) for role in Role}
+        self._log_starts: dict[LogDir, asyncio.Lock] = {}  # held while they are written
         self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
 
     async def Append(self, request_iterator: Any, context: Any) -> None:
@@ -106,8 +115,8 @@ class DataPath(ServicerCore):
             if hosted is not None:
                 fill_log(result.log, hosted)
                 # Refused or not: whoever is told where the log ends takes all below for appended.
-                if hosted.log is not None and not hosted.offline_reason and hosted.log.must_sync:
-                    to_sync.append((hosted, hosted.log.log_end_offset, result))
+                if hosted.log is not None and not hosted.offline_reason:
+                    to_sync += _due(hosted, hosted.log, result)
         response.offline_logs = self._manager.offline_logs
         response.damaged_logs = self._manager.damaged_logs
         return _Unsynced(response, to_sync)
@@ -118,9 +127,35 @@ class DataPath(ServicerCore):
 
     async def _sync_result(self, hosted: HostedLog, log_end_offset: int, result: log_storage_pb2.AppendResult) -> None:
         try:
-            await self._sync(hosted, log_end_offset)
+            if log_end_offset != NO_OFFSET:
+                await self._sync(hosted, log_end_offset)
+            await self._reach_log_start(hosted)
+            # And no more of the log's state as it is now: later appends may not be on disk yet.
+            result.log.log_start_offset = hosted.online().log_start_offset
         except LogError as error:
             refuse(result, error)
+
+    async def _reach_log_start(self, hosted: HostedLog) -> None:
+        """Raises a follower's log start to what is due. It is on disk first: DeleteRecords is answered once all have
+        told that they start there. Logs of a directory that are due together are written together. Where that fails
+        the log start stays, and the fetcher asks again. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        log, log_dir = hosted.online(), hosted.log_dir
+        due = log.log_start_due
+        if due <= log.log_start_offset:
+            return
+        async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
+            if log.log_start_filed < due:
+                logs = [each.log for each in self._manager.in_directory(log_dir) if each.log is not None]
+                written = [(each, each.log_start_due) for each in logs if each.log_start_due > each.log_start_offset]
+                try:
+                    await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+                except LogError as error:
+                    _log.error("%s", error)
+                    return
+                for each, offset in written:
+                    each.log_start_filed = min(offset, each.log_start_due)
+        await hosted.idle()
+        hosted.online().reach_log_start(due)
 
     def _append_one(
         self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
@@ -195,3 +230,13 @@ class DataPath(ServicerCore):
             hosted = await self._idle(request.partition)
             response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
         return response
+
+
+def _due(
+    hosted: HostedLog, log: Log, result: log_storage_pb2.AppendResult
+) -> Iterator[tuple[HostedLog, int, log_storage_pb2.AppendResult]]:
+    """What of the log has to be on disk before the result is given (`_Unsynced`)."""
+    if log.must_sync:
+        yield hosted, log.log_end_offset, result
+    elif log.log_start_due > log.log_start_offset:
+        yield hosted, NO_OFFSET, result

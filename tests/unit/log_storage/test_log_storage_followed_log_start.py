@@ -1,0 +1,153 @@
+"""A follower's log start is on disk before it is answered for: DeleteRecords waits for that, and what it has deleted is
+not back after a crash."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_storage_batches import batch
+
+from highwater.log_storage import checkpoints
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_registry import LogRegistry
+from highwater.log_storage.serving.answers import key_proto
+from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.metadata.models import PartitionKey
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+KEYS = [PartitionKey(b"t" * 16, partition) for partition in range(4)]
+END = 6
+
+
+class Follower:
+    def __init__(self, directory: Path) -> None:
+        self.manager = LogManager([directory], LogConfig(segment_bytes=500), broker_id=1)
+        self.manager.load()
+        for key in KEYS:
+            self.manager.create("t", key, {})
+            self.manager.log_dirs[0].record_fences({key: Fence(1, Role.FOLLOWER, "", "ls")})
+            log = self.manager.get(key).online()
+            for offset in range(END):
+                log.append_as_follower(batch(base_offset=offset, epoch=1, value=b"x" * 150), 1, offset, offset, 0, 0)
+        self.threads = ThreadPoolExecutor(2)
+        self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
+        self.log = self.manager.get(KEYS[0]).online()
+
+    async def told(self, log_start: int, keys: list[PartitionKey] = KEYS[:1]) -> list[log_storage_pb2.AppendResult]:
+        """The leader has nothing new but its log start."""
+        request = log_storage_pb2.AppendRequest(
+            role=log_storage_pb2.FOLLOWER,
+            partitions=[
+                log_storage_pb2.AppendPartition(
+                    partition=key_proto(key),
+                    leader_epoch=1,
+                    expected_offset=END,
+                    leader_high_watermark=END,
+                    leader_log_start_offset=log_start,
+                )
+                for key in keys
+            ],
+        )
+        return list((await self.servicer.append(request)).results)
+
+
+@pytest.fixture
+async def follower(tmp_path: Path) -> AsyncIterator[Follower]:
+    made = Follower(tmp_path)
+    yield made
+    await made.servicer.settle()
+    made.threads.shutdown()
+    made.manager.unlock()
+
+
+def on_disk(directory: Path) -> dict[Any, int]:
+    return checkpoints.read_offsets(directory / checkpoints.LOG_STARTS)
+
+
+async def test_it_is_on_disk_before_the_answer(follower: Follower, tmp_path: Path) -> None:
+    (result,) = await follower.told(4)
+    assert result.log.log_start_offset == follower.log.log_start_offset == 4
+    assert on_disk(tmp_path)["t", 0] == 4
+    assert follower.log.segments[0].base_offset > 0
+
+
+async def test_nothing_goes_and_nobody_is_told_before_it_is_on_disk(
+    follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LogRegistry.write_checkpoint
+    seen = []
+
+    def watched(*arguments: Any) -> None:
+        seen.append((follower.log.state.log_start_offset, sorted(tmp_path.glob("t-0/*.deleted"))))
+        write(*arguments)
+
+    monkeypatch.setattr(LogRegistry, "write_checkpoint", watched)
+    await follower.told(5)
+    assert seen == [(0, [])]
+    assert follower.log.log_start_offset == 5
+
+
+async def test_a_checkpoint_that_cannot_be_written_leaves_the_log_start(
+    follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(LogRegistry, "write_checkpoint", full)
+    (result,) = await follower.told(4)
+    assert not result.HasField("error")  # the append itself was made
+    assert result.log.log_start_offset == 0
+    assert follower.log.removable == []
+    monkeypatch.undo()
+    (result,) = await follower.told(4)
+    assert result.log.log_start_offset == 4
+
+
+async def test_logs_that_are_due_together_are_written_together(
+    follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, writes = LogRegistry.write_checkpoint, []
+
+    def counted(*arguments: Any) -> None:
+        writes.append(arguments)
+        write(*arguments)
+
+    monkeypatch.setattr(LogRegistry, "write_checkpoint", counted)
+    results = await follower.told(3, KEYS)
+    assert [result.log.log_start_offset for result in results] == [3] * len(KEYS)
+    assert set(on_disk(tmp_path).values()) == {3}
+    assert len(writes) == 1
+
+
+async def test_a_truncation_takes_back_what_was_due(follower: Follower, tmp_path: Path) -> None:
+    log = follower.log
+    log.append_as_follower(b"", 1, END, END, 5, 0)
+    assert log.log_start_due == 5
+    follower.manager.truncate(follower.manager.get(KEYS[0]), 2, 9)
+    log.reach_log_start(5)
+    assert log.log_start_offset == 0 or log.log_start_offset <= log.log_end_offset == 2
+    follower.manager.write_checkpoints(follower.manager.log_dirs[0])
+    assert on_disk(tmp_path)["t", 0] <= 2
+
+
+async def test_the_answer_tells_no_later_log_end(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was appended meanwhile has an answer of its own, once it is on disk."""
+    write = LogRegistry.write_checkpoint
+
+    def meanwhile(*arguments: Any) -> None:
+        follower.log.append_as_follower(batch(base_offset=END, epoch=1), 1, END, END, 0, 0)
+        write(*arguments)
+
+    monkeypatch.setattr(LogRegistry, "write_checkpoint", meanwhile)
+    (result,) = await follower.told(4)
+    assert follower.log.log_end_offset == END + 1
+    assert result.log.log_start_offset == 4
+    assert result.log.log_end_offset == END
