@@ -58,6 +58,12 @@ def page_cache_intact(record: BootRecord | None, present: Boot, clean: bool) -> 
     return not clean and record is not None and not record.tail_lost and record.boot == present
 
 
+def flushes_every_append(flush_messages: int) -> bool:
+    """Whether a log with this `flush.messages` has nothing that was answered and is not on disk. The record of its
+    directory must cease to say so of all of them before one is configured otherwise."""
+    return flush_messages == 1
+
+
 class Cut(Enum):
     """What recovery has to cut off a log."""
 

@@ -94,12 +94,21 @@ class HostedLog:
         return self.log
 
     def configure(self, config: LogConfig) -> None:
-        """Takes what the topic's configuration comes to. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        """Takes what the topic's configuration comes to. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         log = self.online()
+        self.allow_unflushed(config)
         if config != log.config:
             self.uncleanable = ""
         log.config = config
         self.configured = True
+
+    def allow_unflushed(self, config: LogConfig) -> None:
+        """What `configure` has to write to disk first (RULES 7.2). Raises `LogError` (LOG_STORAGE_ERROR,
+        STORAGE_FULL)."""
+        try:
+            self.log_dir.may_hold_unflushed(config.flush_messages)
+        except OSError as error:
+            raise self.log_dir.disk.refusal(error, f"cannot write the boot record in {self.log_dir.path}") from error
 
     async def idle(self) -> None:
         """Waits until nobody has the log alone."""

@@ -53,7 +53,9 @@ class LogDir:
         self.stale_checkpoints = False  # they may have entries of logs that are gone
         self.unhosted: list[Path] = []  # the logs' directories in it of which nobody knows whose they are, or what for
         self._broker_id = broker_id
+        # Whether every log in it flushes every append, as far as this process has been told.
         self._flush_every_message = flush_every_message
+        self._claims_every = False  # whether the boot record says so
         self._at_start: dict[str, Mapping[TopicPartition, int]] = {}  # what the checkpoints said
         self._write_lock = threading.Lock()
         self._record_lock = threading.Lock()
@@ -87,6 +89,7 @@ class LogDir:
                 f"data dir {self.path} belongs to broker {self.record.broker_id}, this is {self._broker_id}: set "
                 f"log.dirs to directories of its own"
             )
+        self._claims_every = self.record is not None and self.record.flush_every_message
         self.clean = (self.path / CLEAN_SHUTDOWN).exists()
         self.properties = meta_properties.read(self.path)
         if not self.properties.directory_id:
@@ -110,7 +113,7 @@ class LogDir:
         # Before the mark goes: a crash after this start is a crash under this boot.
         synced = self.clean or (self.record is not None and self.record.flush_every_message)
         try:
-            self._write_record(self._flush_every_message and synced)
+            self._write_record(flush_every_message=synced)
         except OSError as error:
             self._give_up(f"data dir {self.path} cannot be used: {error.strerror or error}")
 
@@ -141,8 +144,18 @@ class LogDir:
     def record_boot(self) -> None:
         """Ends `tail_lost`: this boot and mount are the ones last used. Everything must be on disk; what is not,
         because a write has failed since the start, the next start has lost. Raises `OSError`."""
-        self._write_record(self._flush_every_message)
-        self.tail_lost = False
+        with self._record_lock:
+            self._replace_record(self._flush_every_message, bool(self.disk.doubt))
+            self.tail_lost = False
+
+    def may_hold_unflushed(self, flush_messages: int) -> None:
+        """Before one of its logs takes this `flush.messages`: the boot record must not say of all that they flush every
+        append where one does not; durable when it returns. Until the next start it stays so. Raises `OSError`."""
+        if boot.flushes_every_append(flush_messages):
+            return
+        self._flush_every_message = False
+        if self._claims_every:
+            self._write_record(flush_every_message=False)
 
     def lose_tail(self, reason: str) -> None:
         """What had been written before the start is not all there; durable when it returns, for recovery to cut what is
@@ -185,12 +198,14 @@ class LogDir:
 
     def _write_record(self, flush_every_message: bool) -> None:
         with self._record_lock:
-            self._replace_record(flush_every_message, bool(self.disk.doubt))
+            lost = self.tail_lost or bool(self.disk.doubt)
+            self._replace_record(flush_every_message and self._flush_every_message, lost)
 
     def _replace_record(self, flush_every_message: bool, tail_lost: bool) -> None:
         """Under the lock."""
         record = BootRecord(self._broker_id, self.present_boot, flush_every_message, self._directory_ids, tail_lost)
         boot.write_record(self.path, record)
+        self._claims_every = flush_every_message
 
     def record_fences(self, raised: Mapping[PartitionKey, Fence]) -> None:
         """Makes fences durable (`FenceJournal.record`). Raises `OSError`."""

@@ -86,6 +86,7 @@ class LogManager(LogLoading, LogMoving):
         try:
             if log_dir.must_forget():  # a log of this name may have an entry that the new one must not inherit
                 self._rewrite_stale(log_dir)
+            log_dir.may_hold_unflushed(config.flush_messages)
             directory = self._make_directory(log_dir, topic, key)
             log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
         except OSError as error:

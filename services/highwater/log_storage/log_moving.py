@@ -118,6 +118,7 @@ class LogMoving(LogRegistry):
         log.take_over(source)
         fence = hosted.fence
         try:
+            target.may_hold_unflushed(source.config.flush_messages)
             if fence is not None:
                 target.record_fences({hosted.key: fence})
             self.write_checkpoints(target)

@@ -39,6 +39,8 @@ class Cutting(ServicerCore):
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
+                if hosted.online().must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
+                    await self._sync_held(hosted, hosted.online().log_end_offset)
         return response
 
     async def DropDamaged(

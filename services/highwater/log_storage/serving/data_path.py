@@ -114,7 +114,7 @@ class DataPath(ServicerCore):
                 refuse(result, error)
             if hosted is not None:
                 fill_log(result.log, hosted)
-                # Refused or not: whoever is told where the log ends takes all below for appended.
+                # A refused one too: the log end in its answer is taken for acknowledged (RULES 4.1).
                 if hosted.log is not None and not hosted.offline_reason:
                     to_sync += _due(hosted, hosted.log, result)
         response.offline_logs = self._manager.offline_logs
@@ -134,6 +134,7 @@ class DataPath(ServicerCore):
             result.log.log_start_offset = hosted.online().log_start_offset
         except LogError as error:
             refuse(result, error)
+            result.log.offline = bool(hosted.offline_reason)
 
     async def _reach_log_start(self, hosted: HostedLog) -> None:
         """Raises a follower's log start to what is due. It is on disk first: DeleteRecords is answered once all have
@@ -180,23 +181,6 @@ class DataPath(ServicerCore):
         else:
             raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as LEADER or as FOLLOWER")
         return appended
-
-    async def _sync(self, hosted: HostedLog, appended_up_to: int) -> None:
-        """`flush.messages`: the batches to disk before the append is answered. All appends that have been made when it
-        begins share it."""
-        async with hosted.maintenance:
-            log = hosted.online()
-            if log.synced_offset >= appended_up_to:
-                return
-            began_ms = monotonic_ms()
-            sync = log.begin_sync()
-            try:
-                with self._fsync.time():
-                    await self._in_thread(sync.run)
-            except OSError as error:
-                raise log.flush_failed(error) from error
-            log.finish_sync(sync)
-            hosted.flushed_ms = began_ms
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)

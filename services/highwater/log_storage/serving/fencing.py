@@ -33,6 +33,8 @@ class Fencing(ServicerCore):
         refused = await self._raise_fences(request)
         for asked, refusal in zip(request.partitions, refused, strict=True):
             await self._answer_fence(request, asked, refusal, response.results.add(partition=asked.partition))
+        # The log end in the answer is taken for acknowledged (RULES 4.1). Others may be fenced meanwhile.
+        await asyncio.gather(*map(self._sync_fenced, response.results))
         return response
 
     async def _raise_fences(self, request: log_storage_pb2.FenceEpochRequest) -> list[LogError | None]:
@@ -55,6 +57,17 @@ class Fencing(ServicerCore):
                         refused.append(error)
                 await self._record(raised)
                 return refused
+
+    async def _sync_fenced(self, result: log_storage_pb2.FenceResult) -> None:
+        """Where `flush.messages` says so: what the log held as it was fenced goes to disk."""
+        hosted = self._manager.find(key_of(result.partition))
+        if result.error.code or hosted is None or hosted.log is None or not hosted.log.must_sync:
+            return
+        try:
+            await self._sync(hosted, result.log.log_end_offset)
+        except LogError as error:
+            refuse(result, error)
+            result.log.offline = bool(hosted.offline_reason)
 
     def _propose(
         self,

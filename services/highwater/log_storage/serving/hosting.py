@@ -86,5 +86,7 @@ class Hosting(ServicerCore):
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
         with Answering(response):
             hosted = await self._idle(request.partition)
-            hosted.configure(self._manager.config.with_topic(dict(request.config)))
+            config = self._manager.config.with_topic(dict(request.config))
+            await self._in_thread(hosted.allow_unflushed, config)  # it may write to disk
+            hosted.configure(config)
         return response

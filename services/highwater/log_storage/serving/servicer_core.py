@@ -86,6 +86,27 @@ class ServicerCore:
         work.add_done_callback(self._in_threads.discard)
         return work
 
+    async def _sync(self, hosted: HostedLog, log_end_offset: int) -> None:
+        """`flush.messages`: the batches below `log_end_offset` to disk, before that is answered. All appends that have
+        been made when it begins share it. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        async with hosted.maintenance:
+            await self._sync_held(hosted, log_end_offset)
+
+    async def _sync_held(self, hosted: HostedLog, log_end_offset: int) -> None:
+        """The same, by whoever has the log's `maintenance`."""
+        log = hosted.online()
+        if log.synced_offset >= log_end_offset:
+            return
+        began_ms = monotonic_ms()
+        sync = log.begin_sync()
+        try:
+            with self._fsync.time():
+                await self._in_thread(sync.run)
+        except OSError as error:
+            raise log.flush_failed(error) from error
+        log.finish_sync(sync)
+        hosted.flushed_ms = began_ms
+
     async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:
             await self._in_thread(self._manager.write_checkpoint, log_dir, name)
