@@ -5,9 +5,10 @@ the thin shells of the servers, their surroundings (etcd, network, disks), the f
 
 Production code here: `Partition` and `Leadership`, `Broker`, `HostedPartition`, `AppendPipeline`, the purgatories, the
 tail cache, `Fetching`'s answers to replicas; `Follower` and `Rotation`; `Cluster`, elections, `Outbox`, `FastPath`; the
-fence, the epoch cache and the producer states; the SDK's `PartitionQueue`. Shells of the simulation's own: processes,
-calls and streams, registration, LeaderAndIsr, etcd, and a log in memory.
+fence, the epoch cache and the producer states, and whether a tail is lost; the SDK's `PartitionQueue`. Shells of the
+simulation's own: processes, calls and streams, registration, LeaderAndIsr, etcd, and a log in memory.
 
-Not simulated: DeleteRecords and anything else that raises a log start, retention, compaction, storage errors short of a
-crash, several log directories, several fetchers a leader, changes of assignment, compaction of etcd's history.
+Not simulated: DeleteRecords and anything else that raises a log start, retention, compaction, storage errors that end
+before log-storage does, several log directories, several fetchers a leader, changes of assignment, compaction of etcd's
+history.
 """

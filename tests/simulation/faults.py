@@ -111,6 +111,59 @@ class Faults:
         node.held = True
         self._later(self._outage_ms() + 200, self._bring_back, node)
 
+    def _fail_disk(self) -> None:
+        """RULES 7.2: an operation ends with EIO, and what was not flushed is gone when log-storage is started again,
+        under the same boot. As `lose tail` one at a time."""
+        world = self._world
+        node = self._node()
+        storage = node.storage
+        others = [each for each in world.nodes.values() if each is not node]
+        if node.held or node.disk.tail_lost or storage is None or not storage.alive:
+            return
+        if not all(map(self._is_whole, others)):
+            return
+        remembers = self._random.random() < 0.3
+        self._say("fail disk", node.broker_id, "remembers" if remembers else "forgets")
+        node.disk.fail(remembers)
+        if self._random.random() < 0.7:
+            for key in list(node.disk.logs):
+                self._later(int(self._random.expovariate(1 / 300)), self._tell_offline, node, key)
+        self._later(self._outage_ms(), self._start_storage_again, node, storage)
+
+    def _strand(self) -> None:
+        """A broker stands still while the others go on, and then is the only one there is: an unclean election across
+        a large gap. Then it may go as well."""
+        world = self._world
+        nodes = list(world.nodes.values())
+        if any(node.held for node in nodes):
+            return
+        behind = self._node()
+        self._say("strand", behind.broker_id)
+        self._hold(behind)
+        gap_ms = 1000 + self._outage_ms()
+        self._later(gap_ms, self._strand_others, behind)
+
+    def _hold(self, node: Node) -> None:
+        if not node.held:
+            node.kill()
+            node.held = True
+
+    def _strand_others(self, behind: Node) -> None:
+        others = [node for node in self._world.nodes.values() if node is not behind and not node.held]
+        for node in others:
+            self._hold(node)
+        self._bring_back(behind)
+        alone_ms = 2 * self._world.settings.session_ms
+        for node in others:
+            self._later(alone_ms + int(self._random.random() * 500), self._bring_back, node)
+        self._later(alone_ms + 500 + self._outage_ms(), self._kill_for_good, behind)
+
+    def _kill_for_good(self, node: Node) -> None:
+        if not node.held:
+            self._say("kill broker", node.broker_id)
+            self._hold(node)
+            self._later(2 * self._world.settings.session_ms, self._bring_back, node)
+
     def _damage_log(self) -> None:
         """RULES 7.6: scrubbing finds that a batch of a log is not what was written."""
         node = self._node()

@@ -49,7 +49,9 @@ class History:
         self.names: dict[tuple[str, int], PartitionKey] = {}
         self.dead: set[PartitionKey] = set()  # of topics that are marked for deletion
         self.unclean_allowed = False
-        self.unclean: set[PartitionKey] = set()  # had an unclean election, as their topic allows: 1 no longer holds
+        # The last unclean election that their topic allows: only what was committed since, under its epoch or a higher
+        # one, is still promised.
+        self.unclean: dict[PartitionKey, int] = {}
         self.acknowledged = 0
         self.consumed = 0
         self.elections = 0
@@ -96,16 +98,20 @@ class History:
             self._cut.pop((member, key), None)
         self._in_etcd[key, new.leader_epoch] = new.leader
         if new.leader_epoch == new.unclean_epoch and (old is None or old.unclean_epoch != new.unclean_epoch):
-            self._unclean_election(key, new.leader)
+            self._unclean_election(key, new.leader_epoch)
         if old is None or new.isr != old.isr or new.elr != old.elr:
             self._check_holders(key, (*new.isr, *new.elr), "1 (every ISR member holds it)")
 
-    def _unclean_election(self, key: PartitionKey, leader: int) -> None:
+    def _unclean_election(self, key: PartitionKey, leader_epoch: int) -> None:
         if not self.unclean_allowed:
             return  # then it must not have cost anything
-        self.unclean.add(key)
+        self.unclean[key] = leader_epoch
         self._committed.pop(key, None)
         self._offset_of.pop(key, None)
+
+    def _is_past(self, key: PartitionKey, leader_epoch: int) -> bool:
+        """Whether nothing is promised (any more) of what is done under this leader epoch."""
+        return key in self.dead or leader_epoch < self.unclean.get(key, -1)
 
     # Leadership (1, 5)
 
@@ -166,17 +172,24 @@ class History:
     def tail_recorded(self, broker_id: int, broker_epoch: int) -> None:
         """Every state has taken note of it (RULES 7.2): from here on what this broker is in, it holds. A late write of
         an earlier registration says nothing of a loss since."""
+        self._must_hold(broker_id, broker_epoch, "1 (lost tail)")
+
+    def registered_whole(self, broker_id: int, broker_epoch: int) -> None:
+        """Without a word of a lost tail: so it has lost nothing that counts."""
+        self._must_hold(broker_id, broker_epoch, "1 (registered as whole)")
+
+    def _must_hold(self, broker_id: int, broker_epoch: int, invariant: str) -> None:
         for replica, lost in list(self._lost_tails.items()):
             if replica[0] == broker_id and broker_epoch > lost.revision:
                 del self._lost_tails[replica]
                 state = self.states[replica[1]]
                 if broker_id in (*state.isr, *state.elr):
-                    self._check_holders(replica[1], (broker_id,), "1 (lost tail)")
+                    self._check_holders(replica[1], (broker_id,), invariant)
 
-    def acked(self, key: PartitionKey, batch: Batch, base_offset: int, broker_id: int) -> None:
+    def acked(self, key: PartitionKey, batch: Batch, base_offset: int, broker_id: int, leader_epoch: int) -> None:
         """A broker answers for it with `acks=all`."""
         self._note("acked", broker_id, key, base_offset, batch.payload)
-        if key in self.dead or key in self.unclean:
+        if self._is_past(key, leader_epoch):
             return
         self.acknowledged += 1
         known = self._offset_of[key].setdefault(batch.payload, base_offset)
@@ -184,17 +197,19 @@ class History:
             raise InvariantError("1 (once)", f"{key}: {batch} was acknowledged at {known} and now at {base_offset}")
         self._commit(key, base_offset, batch)
 
-    def consumer_read(self, key: PartitionKey, batches: Iterable[Batch], high_watermark: int) -> None:
+    def consumer_read(
+        self, key: PartitionKey, batches: Iterable[Batch], high_watermark: int, leader_epoch: int
+    ) -> None:
         for batch in batches:
             if batch.next_offset > high_watermark:
                 raise InvariantError("3", f"a consumer of {key} got {batch}, the high watermark is {high_watermark}")
-            if key not in self.dead and key not in self.unclean:
+            if not self._is_past(key, leader_epoch):
                 self.consumed += 1
                 self._commit(key, batch.base_offset, batch)
 
     def latest_shown(self, key: PartitionKey, leader_epoch: int, latest: int) -> None:
         """`latest` for consumers never goes back (RULES 5.7), zombies that nobody has told aside."""
-        if key in self.dead or key in self.unclean or self.states[key].leader_epoch != leader_epoch:
+        if self._is_past(key, leader_epoch) or self.states[key].leader_epoch != leader_epoch:
             return
         if latest < max((batch.next_offset for batch in self._committed[key].values()), default=0):
             raise InvariantError("3 (latest goes back)", f"{key}: {latest}, more was committed")
@@ -247,13 +262,13 @@ class History:
     ) -> None:
         """`members`: each broker in the ISR or in that of a pending proposal, and the broker epoch of its fetches that
         this leader goes by (-1: it fetched nothing)."""
-        if key in self.dead:
+        if self._is_past(key, leader_epoch):
             return
         self._grows(("leader", broker_id, manager, key, leader_epoch), offset)
         for member in {*members, *self.states[key].isr}:
             log = self._disks[member].logs.get(key)
             end = 0 if log is None else log.log_end_offset
-            if end >= offset or key in self.unclean:
+            if end >= offset:
                 continue
             broker_epoch = members.get(member, -1)
             if not (

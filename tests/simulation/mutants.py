@@ -19,10 +19,14 @@ from highwater.controller.cluster import Cluster
 from highwater.errors import ErrorCode
 from highwater.fetcher import actions as fetcher_actions
 from highwater.fetcher.follower import Follower, FollowerState
+from highwater.log_storage import boot
+from highwater.log_storage.boot import Boot, BootRecord
+from highwater.log_storage.boot import tail_lost as real_tail_lost
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
 from highwater.metadata import etcd_errors
-from highwater.replica_manager.actions import HighWatermarkAdvanced, WriteIsr
+from highwater.metadata.models import PartitionState
+from highwater.replica_manager.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.append_pipeline import AppendPipeline
 from highwater.replica_manager.damaged_logs import DamagedLogs
 from highwater.replica_manager.hosted import HostedPartition
@@ -32,9 +36,12 @@ from highwater.replica_manager.partition import Partition
 from highwater.replica_manager.replica import Replica
 
 from . import storage
+from .replica_control import Control
 from .run import Result, run_seed
 from .settings import Settings, draw
 from .world import STEPS
+
+real_start_following = Partition._start_following
 
 Patches = Callable[[], list[Any]]
 
@@ -311,6 +318,7 @@ def _lost_tails(settings: Settings) -> None:
     settings.outage_ms = 150
     settings.fault_gap_ms = 200
     settings.flush = 0.01
+    settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
     settings.session_ms = 3000
     settings.produce_gap_ms = 400
     settings.partition = replace(settings.partition, session_grace_ms=200, replica_lag_time_max_ms=1000)
@@ -427,6 +435,66 @@ def _lost_watches(settings: Settings) -> None:
     _weights(settings, change_configuration=1, lose_watch=2, kill_broker=0.1)
 
 
+# 7.2
+
+
+def _believed_by_its_boot() -> list[Any]:
+    def tail_lost(record: BootRecord | None, present: Boot, clean: bool) -> bool:
+        return real_tail_lost(None if record is None else replace(record, tail_lost=False), present, clean)
+
+    return [
+        patch.object(boot, "tail_lost", tail_lost),
+        patch.object(boot, "recovery_shows_loss", lambda *found: ""),
+        patch.object(Control, "_doubt", staticmethod(lambda remembered, incarnation: None)),
+    ]
+
+
+def _believed_as_recovered() -> list[Any]:
+    return [patch.object(boot, "recovery_shows_loss", lambda *found: "")]
+
+
+def _spoken_for() -> list[Any]:
+    return [patch.object(boot, "flushes_every_append", lambda flush_messages: True)]
+
+
+def _disks(settings: Settings) -> None:
+    _three(settings)
+    settings.flush = 0.01
+    settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
+    settings.produce_gap_ms = 60
+    settings.fault_gap_ms = 200
+    settings.outage_ms = 300
+    _weights(settings, fail_disk=1, kill_fetcher=0.5)
+
+
+def _overridden(settings: Settings) -> None:
+    _disks(settings)
+    settings.flush_messages, settings.topic_flush_messages = 1, 1000
+    _weights(settings, lose_tail=1, kill_fetcher=0.5)
+
+
+# 7.4
+
+
+def _old_lineage() -> list[Any]:
+    def start_following(self: Partition, state: PartitionState, answer: FenceAnswer) -> Any:
+        known = max(self._high_watermark, answer.high_watermark, answer.log_start_offset)
+        actions = real_start_following(self, state, answer)
+        self._high_watermark = min(known, answer.log_end_offset)
+        return actions
+
+    return [patch.object(Partition, "_start_following", start_following)]
+
+
+def _unclean_across_gaps(settings: Settings) -> None:
+    _three(settings)
+    settings.unclean = True
+    settings.produce_gap_ms = 60
+    settings.session_ms, settings.outage_ms, settings.fault_gap_ms = 1500, 600, 300
+    settings.slow, settings.slow_ms = 0.2, 200
+    _weights(settings, strand=1, kill_manager=0.3, prefer_leaders=0.3)
+
+
 MUTANTS = (
     Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
@@ -447,6 +515,10 @@ MUTANTS = (
     Mutant(
         "a configuration found by re-listing told to nobody", "8.4", _relisted_in_silence, ("liveness",), _lost_watches
     ),
+    Mutant("a failed disk believed under the same boot", "7.2", _believed_by_its_boot, ("1", "2"), _disks),
+    Mutant("recovery that cuts without a word", "7.2", _believed_as_recovered, ("1", "2"), _disks),
+    Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), _overridden),
+    Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), _unclean_across_gaps),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),

@@ -90,6 +90,12 @@ class Control:
             self.owner.spawn(self._report(epoch, registration))
 
     async def _report(self, epoch: int, registration: BrokerRegistration) -> None:
+        owner, etcd = self.owner, self.owner.world.etcd
+        described = await owner.storage_client.call("on_describe")
+        if described is not None and described[3]:  # RULES 7.2: etcd remembers it where the disk cannot
+            put = (Put(("doubted", owner.broker.broker_id), described[0]),)
+            while await owner.etcd(etcd.txn, (), put) is None:
+                await owner.sleep(100)
         await self._update(epoch, tail_lost=registration.tail_lost)
 
     def register_anew(self) -> None:
@@ -113,11 +119,12 @@ class Control:
     async def _register_once(self) -> bool:
         owner = self.owner
         broker, storage, etcd = owner.broker, owner.storage_client, owner.world.etcd
+        key = ("broker", broker.broker_id)
         described = await storage.call("on_describe")
         probed = await storage.call("on_probe")
         if described is None or probed is None:
             return False
-        incarnation, tail_lost, _ = described
+        incarnation, tail_lost, _, _ = described
         self.storage_seen(incarnation)
         self.storage_seen(probed)
         self._due = False
@@ -125,19 +132,20 @@ class Control:
             return False
         broker.registration_lost()
         self._let_go()
+        found = await owner.etcd(etcd.get, (key, ("doubted", broker.broker_id)))
+        if found is None:
+            return False
+        doubt = self._doubt(found[0][1], incarnation)
         registration = BrokerRegistration(
             broker.broker_id,
             f"b{broker.broker_id}",
             owner.incarnation,
             incarnation,
-            tail_lost=tail_lost,
+            tail_lost=tail_lost or doubt is not None,
             shutting_down=self.shutting_down,
             offline_log_reports=self.offline_log_reports,
         )
-        key = ("broker", broker.broker_id)
-        found = await owner.etcd(etcd.get, (key,))
-        if found is None:
-            return False
+        self._doubt_revision = 0 if doubt is None else doubt.mod_revision
         if found[0][0] is not None:
             # RULES 1.4: two transactions, or the create revision would stay.
             gone = await owner.etcd(etcd.txn, (Compare(key, "create", found[0][0].create_revision),), (Delete(key),))
@@ -163,6 +171,11 @@ class Control:
             return True  # log-storage restarted meanwhile; registered again at once
         self._hold(lease, epoch, registration, sent_ms)
         return True
+
+    @staticmethod
+    def _doubt(remembered: Any, incarnation: str) -> Any:
+        """What etcd remembers of a disk that an earlier log-storage used (RULES 7.2)."""
+        return None if remembered is None or remembered.value == incarnation else remembered
 
     def _hold(self, lease: int, epoch: int, registration: BrokerRegistration, sent_ms: int) -> None:
         owner = self.owner
@@ -226,8 +239,12 @@ class Control:
             await owner.sleep(300)
         if registration.tail_lost and not await self._update(epoch, tail_lost=False):
             return
+        doubt_revision = self._doubt_revision
         if owner.broker.broker_epoch == epoch:
-            owner.storage_client.call("on_record_boot")
+            recorded = await owner.storage_client.call("on_record_boot")
+            if recorded == registration.log_storage_incarnation and doubt_revision:
+                key = ("doubted", broker_id)
+                await owner.etcd(etcd.txn, (Compare(key, "mod", doubt_revision),), (Delete(key),))
 
     async def _update(self, epoch: int, *, tail_lost: bool) -> bool:
         """Writes the registration anew under the same broker epoch and lease."""
@@ -387,7 +404,9 @@ class Control:
         return await self._create(name, key)
 
     async def _create(self, name: str, key: PartitionKey) -> ErrorCode:
-        answer = await self.owner.storage_client.call("on_create", name, key)
+        answer = await self.owner.storage_client.call(
+            "on_create", name, key, self.owner.world.settings.topic_flush_messages
+        )
         if answer is None:
             return ErrorCode.LOG_STORAGE_ERROR
         self.storage_seen(answer[1])

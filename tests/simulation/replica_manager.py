@@ -71,20 +71,25 @@ class SimulatedBroker(Broker):
                 owner.world.history.leads(
                     self.broker_id, self.incarnation, action.incarnation, hosted.key, action.leader_epoch
                 )
+                self._check_high_watermark(hosted, partition.high_watermark)
             elif isinstance(action, act.HighWatermarkAdvanced):
-                owner.world.history.leader_high_watermark(
-                    self.broker_id,
-                    self.incarnation,
-                    hosted.key,
-                    partition.leader_epoch,
-                    action.offset,
-                    {
-                        member: partition.followers[member].broker_epoch if member in partition.followers else -1
-                        for member in partition.maximal_isr
-                    },
-                )
+                self._check_high_watermark(hosted, action.offset)
         super().perform(hosted, actions)
         partition.check_invariants()
+
+    def _check_high_watermark(self, hosted: HostedPartition, offset: int) -> None:
+        partition = hosted.partition
+        self._owner.world.history.leader_high_watermark(
+            self.broker_id,
+            self.incarnation,
+            hosted.key,
+            partition.leader_epoch,
+            offset,
+            {
+                member: partition.followers[member].broker_epoch if member in partition.followers else -1
+                for member in partition.maximal_isr
+            },
+        )
 
     def _publish_soon(self) -> None:
         if not self._publishing:
@@ -432,7 +437,7 @@ class ReplicaManager(Process):
 
             def committed(error: ErrorCode) -> None:
                 if error is ErrorCode.NONE:
-                    self.world.history.acked(hosted.key, batch, answer.base_offset, self.broker.broker_id)
+                    self.world.history.acked(hosted.key, batch, answer.base_offset, self.broker.broker_id, leader_epoch)
                 reply(Produced(error, answer.base_offset))
 
             hosted.await_commit(leader_epoch, answer.last_offset + 1, deadline_ms, committed)
@@ -492,7 +497,7 @@ class ReplicaManager(Process):
         bound = partition.consumer_bound()
         if bound > offset:
             _, error, batches = await self.read(hosted, offset, bound)
-        self.world.history.consumer_read(key, batches, bound)
+        self.world.history.consumer_read(key, batches, bound, epoch)
         reply((error, batches, epoch))
 
     def on_latest(self, reply: Callable[[Any], None], key: PartitionKey) -> None:

@@ -10,6 +10,8 @@ from random import Random
 
 from highwater.replica_manager.actions import PartitionSettings
 
+from .storage import SELDOM
+
 FAULTS = (
     "kill manager",
     "kill storage",
@@ -40,6 +42,8 @@ FAULTS = (
     "damage log",
     "fail log",
     "late appends",
+    "fail disk",
+    "strand",
 )
 
 
@@ -72,6 +76,8 @@ class Settings:
     late: float = 0.0
     watch_lag_ms: int = 10
     flush: float = 0.1
+    flush_messages: int = SELDOM  # of the brokers; 1: every append waits for the disk
+    topic_flush_messages: int | None = None  # the topics' own
     # Faults: how often, and the weight of each
     fault_gap_ms: int = 500
     outage_ms: int = 2000
@@ -123,4 +129,9 @@ def draw(random: Random) -> Settings:
     settings.weights = {fault: random.random() ** 2 for fault in FAULTS if random.random() < 0.45}
     if settings.unclean or min(settings.min_insync_replicas, factor) < 2:
         settings.weights.pop("lose tail", None)  # RULES 7.5 promises nothing then
+        settings.weights.pop("fail disk", None)
+    if not settings.unclean:
+        settings.weights.pop("strand", None)
+    settings.flush_messages = random.choice((SELDOM, SELDOM, 1))
+    settings.topic_flush_messages = random.choice((None, None, 1, 1000))
     return settings

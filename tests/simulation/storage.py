@@ -7,9 +7,12 @@ and the sequences are checked, what a truncation may drop, what an answer says.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.log_storage import boot
+from highwater.log_storage.boot import Boot, BootRecord, Cut
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
 from highwater.log_storage.log_state import LogState
@@ -21,6 +24,7 @@ from .history import History
 from .scheduler import Process, Scheduler
 
 Reply = Callable[[Any], None]
+SELDOM = 1 << 62  # `flush.messages` by default
 
 
 class Batch:
@@ -94,7 +98,9 @@ class Log:
         self.high_watermark = 0
         self.epochs = LeaderEpochCache()
         self.producers = ProducerStates()
-        self.flushed = 0  # what is below survives the machine
+        self.flushed = 0  # what is below survives the machine, and a disk that fails
+        self.flush_messages = SELDOM  # 1: no append is answered before it is flushed
+        self.cut = Cut.NOTHING  # what a start has to cut off
         self.high_watermark_written = 0  # in the checkpoint
         self.offline = False  # until log-storage is started again (RULES 7.7)
         self.damaged_from: int | None = None  # what stands from this batch on is not what was written
@@ -149,27 +155,63 @@ class Log:
         for batch in self.batches:
             if batch.leader_epoch != self.epochs.latest_epoch:
                 self.epochs.assign(batch.leader_epoch, batch.base_offset)
-        self.high_watermark = min(self.high_watermark_written, self.log_end_offset)
+        self.high_watermark = self.high_watermark_written = min(self.high_watermark_written, self.log_end_offset)
+        self.cut = Cut.NOTHING
+
+    def lose(self, random: Callable[[], float]) -> bool:
+        """Of what was not flushed some prefix is left, whatever the checkpoint says; whether anything is gone."""
+        kept = self.flushed + int(random() * (self.log_end_offset - self.flushed + 1))
+        cut, written = self.batch_start(kept), self.high_watermark_written
+        if cut == self.log_end_offset:
+            return False
+        self.drop_from(cut)
+        self.high_watermark_written = written
+        return True
 
 
 class Disk:
-    """What outlives the process, and all but its unflushed part the machine."""
+    """What outlives the process, and all but its unflushed part the machine. `flush_messages` is the broker's."""
 
-    def __init__(self, broker_id: int) -> None:
+    def __init__(self, broker_id: int, flush_messages: int = SELDOM) -> None:
         self.broker_id = broker_id
+        self.flush_messages = flush_messages
+        self.boots = 0  # of the kernel
+        self.clean = False  # the mark of a clean stop
+        self.record: BootRecord | None = BootRecord(broker_id, self.boot, flush_messages == 1)
+        self.failed = (
+            False  # the kernel cannot write to it, and drops what it had taken, until log-storage starts again
+        )
         self.logs: dict[PartitionKey, Log] = {}
         self.names: dict[tuple[str, int], PartitionKey] = {}
         self.fences: dict[PartitionKey, Fence] = {}
-        self.tail_lost = False  # RULES 7.2: an unclean stop of the machine since the boot was last recorded
+        self.tail_lost = False  # in truth: something may be gone that the broker has not got back yet
+
+    @property
+    def boot(self) -> Boot:
+        return Boot(str(self.boots), "disk")
 
     def lose_tail(self, random: Callable[[], float]) -> None:
-        """The machine stopped: of what was not flushed some prefix is left."""
+        """The machine stopped."""
         self.tail_lost = True
+        self.boots += 1
         for log in self.logs.values():
-            kept = log.flushed + int(random() * (log.log_end_offset - log.flushed + 1))
-            cut = log.batch_start(kept)
-            if cut < log.log_end_offset:
-                log.drop_from(cut)
+            log.lose(random)
+
+    def fail(self, remembers: bool) -> None:
+        """An operation ended with EIO. `remembers`: the disk can still take so much."""
+        self.failed = self.tail_lost = True
+        for log in self.logs.values():
+            log.offline = True
+        if remembers and self.record is not None:
+            self.record = replace(self.record, tail_lost=True)
+
+    def drop_pages(self, random: Callable[[], float], *, remembered: bool) -> None:
+        """What the failed disk has not taken is gone, as the next start finds. Where nobody remembers that it failed,
+        it is a page in the midst of a log, so that recovery has something to see."""
+        self.failed = False
+        for log in self.logs.values():
+            if log.lose(random) and not remembered:
+                log.cut = Cut.MORE
 
 
 class LogStorage(Process):
@@ -180,30 +222,59 @@ class LogStorage(Process):
         self.disk = disk
         self.incarnation = incarnation
         self._history = history
+        self.tail_lost = False  # as this start finds it (RULES 7.2)
+        self._may_claim = disk.flush_messages == 1
+        self._recover()
+
+    def _recover(self) -> None:
+        """As `LogDir` and `recovery.py`."""
+        disk = self.disk
+        self.tail_lost = boot.tail_lost(disk.record, disk.boot, disk.clean)
+        page_cache = boot.page_cache_intact(disk.record, disk.boot, disk.clean)
+        if not self.tail_lost:
+            synced = disk.clean or (disk.record is not None and disk.record.flush_every_message)
+            disk.record = BootRecord(disk.broker_id, disk.boot, self._may_claim and synced)
         for log in disk.logs.values():
+            reason = boot.recovery_shows_loss(page_cache, log.cut, 0, log.high_watermark_written, log.log_end_offset)
+            if reason and not disk.clean and not self.tail_lost:
+                self.tail_lost = True
+                disk.record = BootRecord(disk.broker_id, disk.boot, False, (), tail_lost=True)
             log.reopen()
+            log.flush_messages = disk.flush_messages
+        disk.clean = False
 
     def on_describe(self, reply: Reply) -> None:
         logs = [(log.key, log.topic) for log in self.disk.logs.values()]
-        reply((self.incarnation, self.disk.tail_lost, logs))
+        reply((self.incarnation, self.tail_lost, logs, self.disk.failed))
 
     def on_probe(self, reply: Reply) -> None:
         reply(self.incarnation)
 
     def on_record_boot(self, reply: Reply) -> None:
-        for log in self.disk.logs.values():
-            log.flushed = log.log_end_offset
-        self.disk.tail_lost = False
+        disk = self.disk
+        if not disk.failed:
+            for log in disk.logs.values():
+                log.flushed = log.log_end_offset
+            disk.record = BootRecord(disk.broker_id, disk.boot, self._may_claim)
+            disk.tail_lost = self.tail_lost = False
         reply(self.incarnation)
 
-    def on_create(self, reply: Reply, topic: str, key: PartitionKey) -> None:
+    def on_create(self, reply: Reply, topic: str, key: PartitionKey, flush_messages: int | None) -> None:
+        """`flush_messages`: the topic's, None where it has none."""
         disk = self.disk
+        flush_messages = disk.flush_messages if flush_messages is None else flush_messages
+        if not boot.flushes_every_append(flush_messages):
+            self._may_claim = False
+            if disk.record is not None and not disk.failed:
+                disk.record = replace(disk.record, flush_every_message=False)
         if key not in disk.logs:
             if (topic, key.partition) in disk.names:
                 reply((ErrorCode.INCONSISTENT_TOPIC_ID, self.incarnation))
                 return
             disk.logs[key] = Log(key, topic)
             disk.names[topic, key.partition] = key
+            disk.logs[key].offline = disk.failed
+        disk.logs[key].flush_messages = flush_messages
         reply((ErrorCode.NONE, self.incarnation))
 
     def on_delete(self, reply: Reply, key: PartitionKey, leader_epoch: int) -> None:
@@ -271,6 +342,7 @@ class LogStorage(Process):
             return self._appended(verdict, log)
         stamped = batch.stamped(log.log_end_offset, leader_epoch)
         log.append(stamped)
+        self._sync(log)
         self._history.appended(self.disk.broker_id, log, leader_epoch)
         return self._appended(ErrorCode.NONE, log, stamped.base_offset, stamped.last_offset)
 
@@ -307,8 +379,13 @@ class LogStorage(Process):
         for batch in batches:
             log.append(batch)
             self._history.appended(self.disk.broker_id, log, leader_epoch)
+        self._sync(log)
         self._raise_high_watermark(log, high_watermark)
         return ErrorCode.NONE, log.state, self.incarnation
+
+    def _sync(self, log: Log) -> None:
+        if log.flush_messages == 1:
+            log.flushed = log.log_end_offset
 
     def _raise_high_watermark(self, log: Log, high_watermark: int) -> None:
         raised = max(log.high_watermark, min(high_watermark, log.log_end_offset))  # RULES 4.6
@@ -392,10 +469,14 @@ class LogStorage(Process):
 
     def flush(self, key: PartitionKey) -> None:
         log = self.disk.logs.get(key)
-        if log is not None:
+        if log is not None and not self.disk.failed:
             log.flushed = log.log_end_offset
 
     def stop_cleanly(self) -> None:
+        if self.disk.failed:
+            self.kill()
+            return
+        self.disk.clean = not self.tail_lost and not any(log.offline for log in self.disk.logs.values())
         for log in self.disk.logs.values():
             log.flushed = log.log_end_offset
         self.checkpoint()

@@ -34,7 +34,7 @@ class Node:
     def __init__(self, world: World, broker_id: int) -> None:
         self.world = world
         self.broker_id = broker_id
-        self.disk = Disk(broker_id)
+        self.disk = Disk(broker_id, world.settings.flush_messages)
         self.storage: LogStorage | None = None
         self.manager: ReplicaManager | None = None
         self.fetcher: Fetcher | None = None
@@ -58,6 +58,12 @@ class Node:
     def start_storage(self) -> None:
         if self.storage is None or not self.storage.alive:
             self.world.history.storage_started(self.broker_id)
+            if self.disk.failed:
+                etcd = self.world.etcd
+                told = self.disk.record is None or self.disk.record.tail_lost
+                remembered = told or ("doubted", self.broker_id) in etcd.entries
+                self.world.history.losing_tail(self.broker_id, etcd.revision)
+                self.disk.drop_pages(self.world.scheduler.random.random, remembered=remembered)
             self.storage = LogStorage(
                 self.world.scheduler, self.disk, self.world.history, f"s{self.broker_id}.{self.world.count()}"
             )
@@ -140,6 +146,16 @@ class World:
             self.history.tail_recorded(key[1], new.value)
         elif key[0] == "broker":
             self.note("broker", key[1], None if new is None else new.create_revision, writer)
+            if new is not None:
+                self._registered(new)
+
+    def _registered(self, entry: Any) -> None:
+        node = self.nodes[entry.key[1]]
+        storage = node.storage
+        if entry.value.tail_lost or storage is None or not storage.alive or node.disk.failed:
+            return
+        if storage.incarnation == entry.value.log_storage_incarnation:
+            self.history.registered_whole(node.broker_id, entry.create_revision)
 
     def ask_controller(self, asker: Process, method: str, *args: Any) -> Future:
         entry = self.etcd.entries.get(("controller",))
