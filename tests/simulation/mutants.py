@@ -488,6 +488,8 @@ def _old_lineage() -> list[Any]:
 
 def _unclean_across_gaps(settings: Settings) -> None:
     _three(settings)
+    settings.min_insync_replicas = 1
+    settings.partition = replace(settings.partition, min_insync_replicas=1)
     settings.unclean = True
     settings.produce_gap_ms = 60
     settings.session_ms, settings.outage_ms, settings.fault_gap_ms = 1500, 600, 300
