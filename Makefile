@@ -3,7 +3,8 @@
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
-#   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults)
+#   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
+#                     FAULTS=disk,power only such)
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
@@ -41,7 +42,8 @@ test-spark: $(SPARK_VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev
-	$(BIN)/python tests/integration/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(FAULTS),--faults $(FAULTS))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -146,12 +146,13 @@ class LocalCluster:
         assert self._lock is not None
         self._take_socket_directory(self._lock)
         host, wanted = self.settings.host, self.settings
+        etcd_host = self._host("etcd")
         ports = self._broker_ports()
         inner = len(SERVICES) * wanted.brokers if wanted.tcp_only else 0
         self._free_ports = free_ports(2 + wanted.controllers + inner, host)
         etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
-        self.etcd = f"{host}:{etcd_client}"
-        self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, host))
+        self.etcd = f"{etcd_host}:{etcd_client}"
+        self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, etcd_host))
         # All settings are checked before anything starts.
         for controller in range(wanted.controllers):
             self._add_controller(controller)
@@ -165,7 +166,7 @@ class LocalCluster:
         for broker in range(1, len(ports) + 1):
             self.start_broker(broker)
         progress("brokers")
-        self.bootstrap = ",".join(f"{host}:{port}" for port in ports)
+        self.bootstrap = ",".join(self.addresses[f"replica-manager-{n}"] for n in range(1, len(ports) + 1))
         self._await("brokers", self._all_serve, deadline, list(self.processes))
         (self.settings.data / "cluster.json").write_text(
             json.dumps({"bootstrap": self.bootstrap, "pids": {n: p.pid for n, p in self.processes.items()}}, indent=1)
@@ -185,8 +186,12 @@ class LocalCluster:
                 )
         return ports
 
+    def _host(self, process: str) -> str:
+        """The address of the machine that this process is on. Tests spread them over several."""
+        return self.settings.host
+
     def _add_controller(self, controller: int) -> None:
-        address = f"{self.settings.host}:{self._free_ports.pop()}"
+        address = f"{self._host(controller_name(controller))}:{self._free_ports.pop()}"
         self._add_service(
             controller_name(controller),
             "controller",
@@ -195,7 +200,7 @@ class LocalCluster:
 
     def _add_broker(self, broker: int, port: int) -> None:
         storage, manager, fetcher = (self._inner_address(f"{broker}-{service}") for service in SERVICES)
-        address = f"{self.settings.host}:{port}"
+        address = f"{self._host(f'replica-manager-{broker}')}:{port}"
         common = {"broker.id": str(broker)}
         log_dirs = ",".join(map(str, self.log_dirs(broker)))
         self._add_service(f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": log_dirs})
