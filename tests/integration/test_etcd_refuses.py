@@ -45,7 +45,7 @@ async def no_space(etcd: LocalEtcd) -> AsyncIterator[Callable[[], asyncio.Future
 
 
 def registration() -> BrokerRegistration:
-    return BrokerRegistration(1, "b:1", "start 1", "log-storage 1")
+    return BrokerRegistration(1, "127.0.0.1:1", "start 1", "log-storage 1")
 
 
 def controller_settings(etcd: LocalEtcd, keys: Keys) -> ControllerSettings:
@@ -62,7 +62,7 @@ def controller_settings(etcd: LocalEtcd, keys: Keys) -> ControllerSettings:
 
 def candidate(store: Store, keys: Keys) -> ControllerElection:
     return ControllerElection(
-        store, keys, controller_id=1, address="c:1", incarnation="start 1", session_timeout_ms=1_000
+        store, keys, controller_id=1, address="127.0.0.1:1", incarnation="start 1", session_timeout_ms=1_000
     )
 
 

@@ -16,6 +16,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
 from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.control import Sender
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.storage import LogStorage, StorageError
 
@@ -51,6 +52,29 @@ async def test_a_topic_deleted_while_its_broker_was_cut_off_is_cleaned_up_there(
     await eventually(gone, "the replica has ended and its log is deleted")
     assert hosted(cluster, kept)
     assert log_directory(cluster, kept).exists()
+
+
+async def test_a_topic_deleted_out_of_the_controllers_reach_is_cleaned_up_when_a_new_one_tells_what_there_is(
+    cluster: TestCluster,
+) -> None:
+    """Registered all the time; the controller that elected meanwhile finds nothing of the topic left to stop."""
+    topic, kept = await cluster.create_topic("doomed"), await cluster.create_topic("orders")
+    await cluster.delete_topic(topic)
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    before = cluster[0].broker_epoch
+    there = manager.broker.metadata.by_id(kept.key.topic_id)
+    assert there is not None
+    await manager.control.update_metadata(
+        Sender(7, cluster.controller_epoch + 1), "", [], [there], full=True, deleted=[]
+    )
+
+    async def gone() -> bool:
+        return not hosted(cluster, topic) and not log_directory(cluster, topic).exists()
+
+    await eventually(gone, "the replica has ended and its log is deleted")
+    assert cluster[0].broker_epoch == before
+    assert hosted(cluster, kept)
 
 
 async def test_a_deletion_that_failed_is_tried_again_although_the_topic_is_gone(

@@ -45,7 +45,9 @@ async def test_a_watch_that_meets_what_it_cannot_read_goes_on_when_that_is_mende
     await eventually(failed, "the watch fails")
     assert not manager.failed.done()
     await cluster.store.txn((), (Delete(cluster.keys.broker(9)),))
-    await cluster.store.put(cluster.keys.broker(8), BrokerRegistration(8, "b:8", "start", "log-storage").to_json())
+    await cluster.store.put(
+        cluster.keys.broker(8), BrokerRegistration(8, "127.0.0.1:1", "start", "log-storage").to_json()
+    )
 
     async def seen() -> bool:
         return 8 in manager.broker.live_brokers

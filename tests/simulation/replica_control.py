@@ -320,7 +320,10 @@ class Control:
             reply(ErrorCode.STALE_CONTROLLER_EPOCH)
             return
         self.owner.broker.learn_brokers(_endpoints(brokers))
-        self.owner.broker.metadata.update(topics, full=full, deleted=deleted)
+        broker = self.owner.broker
+        broker.metadata.update(topics, full=full, deleted=deleted)
+        if full and any(broker.metadata.by_id(key.topic_id) is None for key in broker.hosted):
+            self.owner.spawn(self._delete_strays())
         reply(ErrorCode.NONE)
 
     def _take(self, request: Callable[[], Any]) -> None:

@@ -76,7 +76,7 @@ class Outcomes:
 
 
 class Control:
-    """`remained` is called where a log that was to be deleted is still there."""
+    """`remained` is called where a log is still there that was to be deleted, or that may be nobody's any more."""
 
     def __init__(
         self,
@@ -170,6 +170,10 @@ class Control:
         self._broker.metadata.set_controller(sender.controller_id, controller_address)
         self._broker.learn_brokers(endpoints)
         self._broker.metadata.update(topics, full=full, deleted=deleted)
+        if full and any(self._broker.metadata.by_id(key.topic_id) is None for key in self._broker.hosted):
+            # Deleted while this broker was out of the controllers' reach, but not of etcd's: it is registered as ever,
+            # and a controller that was elected meanwhile does not know the topic any more, to stop its replicas (9.2).
+            self._remained()
         return Outcomes(ErrorCode.NONE)
 
     async def _refusal(self, sender: Sender) -> Outcomes | None:
