@@ -167,6 +167,7 @@ class ReplicaManagerService:
         supervisor.run_forever("watch-brokers", self._watch_brokers)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
+        await self._report_readiness()  # the health name is there from the first moment on
         supervisor.run_every("readiness", RETRY_S, self._report_readiness)
         supervisor.run_every("mend-logs", MEND_S, self._mend_logs)
         supervisor.run_every("strays", STRAYS_S, self._strays.tick, expected=(StoreError, StorageUnavailableError))
