@@ -291,7 +291,7 @@ class Cluster:
         self.metadata.merge(answer)
         present = {broker.address for broker in self.metadata.brokers.values()}
         for address in (former - present - set(self._bootstrap)) & self._connections.keys():
-            task = asyncio.create_task(self._connections.pop(address).close())
+            task = self._tasks.run_once("closing", self._connections.pop(address).close)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -12,6 +12,7 @@ from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_reader import SegmentReader
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 STEP_BYTES = 1 << 20  # read between two calls of `has_read`
@@ -82,6 +83,7 @@ class Inquest:
         self._now_ms = now_ms
         self._sound_ms: dict[HostedLog, int] = {}  # when reads of it were last followed up, in vain
         self._running: dict[HostedLog, asyncio.Task[None]] = {}
+        self._tasks = TaskSupervisor()
 
     def begin(self, hosted: HostedLog, base_offset: int) -> None:
         """A read met damage in the segment that begins there."""
@@ -93,7 +95,7 @@ class Inquest:
             return
         if self._now_ms() - self._sound_ms.get(hosted, -AGAIN_MS) < AGAIN_MS:
             return
-        task = asyncio.create_task(self._run(hosted, log, segment), name=f"inquest-{hosted.directory.name}")
+        task = self._tasks.run_once("inquest", lambda: self._run(hosted, log, segment))
         self._running[hosted] = task
         task.add_done_callback(lambda _: self._running.pop(hosted, None))
 
@@ -103,10 +105,8 @@ class Inquest:
             await asyncio.wait(self._running.values())
 
     async def stop(self) -> None:
-        """Ends those that are under way."""
-        for task in self._running.values():
-            task.cancel()
-        await self.settle()
+        """Ends those that are under way; none is begun afterwards."""
+        await self._tasks.stop()
 
     async def _run(self, hosted: HostedLog, log: Log, segment: Segment) -> None:
         self._sound_ms.pop(hosted, None)
