@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from highwater.metadata.models import PartitionKey
+from highwater.metadata.models import PartitionKey, PartitionState
 
 from .controllers import Controller
 from .etcd import ETCD, Put
@@ -21,6 +21,7 @@ class Faults:
         self._world = world
         self._random = world.scheduler.random
         self._over = False
+        self._stranded: Node | None = None
 
     def begin(self) -> None:
         self._world.scheduler.after(800, self._next)
@@ -132,16 +133,13 @@ class Faults:
 
     def _strand(self) -> None:
         """A broker stands still while the others go on, and then is the only one there is: an unclean election across
-        a large gap. Then it may go as well."""
-        world = self._world
-        nodes = list(world.nodes.values())
-        if any(node.held for node in nodes):
+        a large gap. The others follow it; once one of them is ahead of another it goes as well."""
+        if self._stranded is not None or any(node.held for node in self._world.nodes.values()):
             return
-        behind = self._node()
+        behind = self._stranded = self._node()
         self._say("strand", behind.broker_id)
         self._hold(behind)
-        gap_ms = 1000 + self._outage_ms()
-        self._later(gap_ms, self._strand_others, behind)
+        self._later(2000 + self._outage_ms(), self._strand_others, behind)
 
     def _hold(self, node: Node) -> None:
         if not node.held:
@@ -149,14 +147,58 @@ class Faults:
             node.held = True
 
     def _strand_others(self, behind: Node) -> None:
+        session_ms = self._world.settings.session_ms
         others = [node for node in self._world.nodes.values() if node is not behind and not node.held]
+        self._say("strand others", [node.broker_id for node in others])
         for node in others:
-            self._hold(node)
+            if self._random.random() < 0.7 and node.manager is not None and node.fetcher is not None:
+                node.held = True  # but for its log-storage, which goes on knowing its high watermarks
+                node.manager.kill()
+                node.fetcher.kill()
+            else:
+                self._hold(node)
         self._bring_back(behind)
-        alone_ms = 2 * self._world.settings.session_ms
+        self._when(partial(self._leads_unclean, behind), 4 * session_ms, self._follow_stranded, behind, others)
+
+    def _follow_stranded(self, behind: Node, others: list[Node]) -> None:
         for node in others:
-            self._later(alone_ms + int(self._random.random() * 500), self._bring_back, node)
-        self._later(alone_ms + 500 + self._outage_ms(), self._kill_for_good, behind)
+            self._later(int(self._random.random() * 100), self._bring_back, node)
+        limit_ms = 1000 + self._world.settings.session_ms + 2 * self._outage_ms()
+        self._when(partial(self._followed_unevenly, behind), limit_ms, self._end_stranded, behind)
+
+    def _end_stranded(self, behind: Node) -> None:
+        self._stranded = None
+        self._kill_for_good(behind)
+
+    def _when(self, holds: Callable[[], bool], limit_ms: int, run: Callable[..., Any], *args: Any) -> None:
+        """At once where it holds, or as soon as it does; at the latest when the limit is over."""
+        if limit_ms <= 0 or holds():
+            run(*args)
+        else:
+            self._later(10, self._when, holds, limit_ms - 10, run, *args)
+
+    def _led_unclean(self, node: Node) -> Iterator[tuple[PartitionKey, tuple[int, ...], PartitionState]]:
+        """What it leads since the last unclean election, with the replicas in order of preference."""
+        world = self._world
+        for name, assignment in world.topics.items():
+            for number, replicas in enumerate(assignment.replicas):
+                entry = world.etcd.entries.get(("state", name, number))
+                if entry is None or entry.value.leader != node.broker_id:
+                    continue
+                if entry.value.leader_epoch == entry.value.unclean_epoch:
+                    yield PartitionKey(assignment.topic_id, number), replicas, entry.value
+
+    def _leads_unclean(self, node: Node) -> bool:
+        return any(self._led_unclean(node))
+
+    def _followed_unevenly(self, leader: Node) -> bool:
+        """Whether the member of the ISR that is elected next is ahead of another, as far as the disks go."""
+        for key, replicas, state in self._led_unclean(leader):
+            members = [self._world.nodes[each] for each in replicas if each in state.isr and each != leader.broker_id]
+            ends = [node.disk.logs[key].log_end_offset for node in members if key in node.disk.logs and not node.held]
+            if ends and ends[0] > min(ends):
+                return True
+        return False
 
     def _kill_for_good(self, node: Node) -> None:
         if not node.held:

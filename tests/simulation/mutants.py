@@ -491,10 +491,12 @@ def _unclean_across_gaps(settings: Settings) -> None:
     settings.min_insync_replicas = 1
     settings.partition = replace(settings.partition, min_insync_replicas=1)
     settings.unclean = True
+    settings.brokers, settings.topics, settings.partitions = 3, 1, 1
     settings.produce_gap_ms = 60
-    settings.session_ms, settings.outage_ms, settings.fault_gap_ms = 1500, 600, 300
+    settings.session_ms, settings.outage_ms, settings.fault_gap_ms = 800, 600, 300
+    settings.loss = settings.stream_break = 0.0
     settings.slow, settings.slow_ms = 0.2, 200
-    _weights(settings, strand=1, kill_manager=0.3, prefer_leaders=0.3)
+    _weights(settings, strand=1, kill_manager=0.05, prefer_leaders=0.1)
 
 
 MUTANTS = (
