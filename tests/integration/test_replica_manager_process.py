@@ -147,6 +147,19 @@ async def test_it_does_not_serve_before_log_storage_answers(
             assert await process.wait() == 0
 
 
+async def test_sigterm_ends_it_while_it_waits_for_etcd(keys: Keys, tmp_path: Path) -> None:
+    async with running("127.0.0.1:1", keys.cluster, tmp_path) as process:
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            while b"waiting for etcd" not in await process.stderr.readline():
+                pass
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            _, stderr = await process.communicate()
+        assert process.returncode == 0
+        assert b"Traceback" not in stderr
+
+
 async def test_a_bad_setting_is_one_sentence(etcd: LocalEtcd, keys: Keys, tmp_path: Path) -> None:
     async with running(etcd.address, keys.cluster, tmp_path, log_storage="nowhere") as process:
         _, stderr = await process.communicate()

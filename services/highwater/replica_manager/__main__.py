@@ -16,8 +16,15 @@ from highwater.telemetry.log import configure
 
 async def serve(settings: ReplicaManagerSettings, stop: asyncio.Event) -> None:
     service = ReplicaManagerService(settings)
-    await service.start()
     stopping = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(service.start())
+    await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it waits for etcd, perhaps for long
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await service.stop()
+        return
+    await starting
     await asyncio.wait((stopping, service.failed), return_when=asyncio.FIRST_COMPLETED)
     if service.failed.done():
         stopping.cancel()
