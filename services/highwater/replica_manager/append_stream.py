@@ -222,7 +222,7 @@ class AppendStream:
             if response is EOF:
                 return
             response = cast(log_storage_pb2.AppendResponse, response)
-            sent = self._sent.popleft()
+            sent = self._sent[0]  # it stays there until it can be settled: what raises before breaks the stream
             if sent.correlation_id != response.correlation_id or len(sent.appends) != len(response.results):
                 raise RuntimeError(
                     f"log-storage answered append {response.correlation_id} with {len(response.results)} results where "
@@ -236,6 +236,7 @@ class AppendStream:
             if response.damaged_logs != self._damaged_logs:
                 self._damaged_logs = response.damaged_logs
                 self._seen_damaged_logs(response.damaged_logs)
+            self._sent.popleft()
             if sent.probe is not None and not sent.probe.done():
                 sent.probe.set_result(response.incarnation)
             for append, result in zip(sent.appends, response.results, strict=True):

@@ -10,7 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from highwater.replica_manager.append_stream import AppendStream, StorageUnavailableError
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.append_stream import Append, AppendAnswer, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2
 
@@ -59,3 +60,47 @@ async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path
         probing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await probing
+
+
+@pytest.mark.parametrize("mistake", ["another message's answer", "who is told raises"])
+async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(tmp_path: Path, mistake: str) -> None:
+    """The stream breaks, and the appends of just that message were forgotten: their partition, and the producers there,
+    waited for ever."""
+    address = f"unix:{tmp_path}/log-storage"
+
+    async def append(request_iterator: Any, context: Any) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            wrong = bool(request.partitions)
+            await context.write(
+                log_storage_pb2.AppendResponse(
+                    correlation_id=request.correlation_id + (wrong and mistake == "another message's answer"),
+                    incarnation="unheard of" if wrong else "one",
+                    results=[log_storage_pb2.AppendResult() for _ in request.partitions],
+                )
+            )
+
+    def told(incarnation: str) -> None:
+        assert incarnation == "one", "a mistake of ours"
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        append,
+        request_deserializer=log_storage_pb2.AppendRequest.FromString,
+        response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
+    )
+    server.add_insecure_port(address)
+    await server.start()
+    async with open_channel(address) as channel:
+        stream = AppendStream(channel, told)
+        stream.start()
+        assert await stream.probe(10) == "one"
+        settled: asyncio.Future[AppendAnswer | None] = asyncio.get_running_loop().create_future()
+        stream.send(Append(PartitionKey(b"a" * 16, 0), 1, 0, b"records", settled.set_result))
+        async with asyncio.timeout(5):
+            assert await settled is None
+        assert await stream.probe(10) == "one"  # over a new stream
+        await stream.stop()
+    await server.stop(None)
