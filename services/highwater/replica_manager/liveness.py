@@ -143,6 +143,14 @@ class Liveness:
             registration = self._registrar.registration
             return registration is not None and await self._registrar.update(replace(registration, **changes))
 
+    async def _ordinary(self, broker_epoch: int) -> bool:
+        """Whether the registration under this broker epoch says no more that a tail is lost."""
+        async with self._updating:
+            registration = self._registrar.registration
+            if registration is None or self._registrar.broker_epoch != broker_epoch:
+                return False
+            return await self._registrar.update(replace(registration, tail_lost=False))
+
     async def stop(self, *, deregister: bool) -> None:
         for task in (self._running, self._tail, self._reporting):
             if task is not None:
@@ -163,6 +171,8 @@ class Liveness:
         # RULES 1.4, 3.5: what was led under the old incarnation is led no more.
         self._broker.broker_epoch = None
         self._broker.log_storage_restarted(incarnation)
+        if self._tail is not None:
+            self._tail.cancel()  # what a start has found is not settled by what was settled before it
         self._due.set()
 
     def _lost(self) -> None:
@@ -244,9 +254,9 @@ class Liveness:
             try:
                 if registration.tail_lost:
                     await self._tail_settled(broker_epoch)
-                if registration.tail_lost and not await self._update(tail_lost=False):
+                if registration.tail_lost and not await self._ordinary(broker_epoch):
                     return
-                await self._broker.storage.record_boot()
+                await self._broker.storage.record_boot(registration.log_storage_incarnation)
                 await forget_doubted(self._store, self._keys, doubted)
                 return
             except (StorageUnavailableError, StoreError) as error:

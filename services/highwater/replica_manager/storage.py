@@ -297,9 +297,10 @@ class LogStorage:
         self._seen(response.incarnation)
         return [_error(result.error) for result in response.results]
 
-    async def record_boot(self) -> None:
-        """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2)."""
-        await self._flush(log_storage_pb2.FlushRequest(record_boot=True))
+    async def record_boot(self, incarnation: str) -> None:
+        """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2): of this incarnation alone, as
+        another one may have found that more is lost."""
+        await self._flush(log_storage_pb2.FlushRequest(record_boot=True, incarnation=incarnation))
 
     async def record_cluster(self, cluster_id: str) -> None:
         """Records whose logs these are (RULES 9.3)."""
@@ -308,6 +309,8 @@ class LogStorage:
     async def _flush(self, request: log_storage_pb2.FlushRequest) -> None:
         response = await _answered(self._stub.Flush(request, timeout=60))
         self._seen(response.incarnation)
+        if request.incarnation not in ("", response.incarnation):
+            raise StorageUnavailableError("log-storage was started again")
         for refused in response.errors:
             raise StorageUnavailableError(f"log-storage: {refused.error.message}")
 

@@ -32,6 +32,8 @@ class Durability(ServicerCore):
 
     async def Flush(self, request: log_storage_pb2.FlushRequest, context: Any) -> log_storage_pb2.FlushResponse:
         response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
+        if request.incarnation not in ("", self._incarnation):
+            return response
         keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager]
         failed: set[LogDir] = set()
         for key in keys:
