@@ -79,7 +79,7 @@ class Description:
     incarnation: str
     logs: tuple[LogDescription, ...]
     tail_lost: bool  # in any log directory (RULES 7.2)
-    cluster_ids: frozenset[str]  # of the log directories; "" where one has none yet (RULES 9.3)
+    cluster_ids: frozenset[str]  # of the log directories; "" where one in use has none yet (RULES 9.3)
     # Ids of log directories: of those that may have lost what was written since the start, and of those in use that
     # have not (RULES 7.2).
     doubted_dirs: frozenset[str] = frozenset()
@@ -272,7 +272,11 @@ class LogStorage:
                 for log in response.logs
             ),
             any(directory.tail_lost for directory in response.log_dirs),
-            frozenset(directory.cluster_id for directory in response.log_dirs),
+            frozenset(
+                directory.cluster_id
+                for directory in response.log_dirs
+                if directory.cluster_id or not directory.error.code
+            ),
             frozenset(directory.directory_id for directory in response.log_dirs if directory.doubted),
             frozenset(
                 directory.directory_id
@@ -299,20 +303,30 @@ class LogStorage:
 
     async def record_boot(self, incarnation: str) -> None:
         """Flushes everything and records the boot, which ends "tail lost" (RULES 7.2): of this incarnation alone, as
-        another one may have found that more is lost."""
-        await self._flush(log_storage_pb2.FlushRequest(record_boot=True, incarnation=incarnation))
+        another one may have found that more is lost. It stays unrecorded, until log-storage's next start,
+        of a directory with a log that is offline."""
+        unflushed = await self._flush(log_storage_pb2.FlushRequest(record_boot=True, incarnation=incarnation))
+        if unflushed:
+            described = await self.describe()
+            for log in described.logs:
+                if log.key in unflushed and not log.offline:
+                    raise StorageUnavailableError(f"log-storage: {unflushed[log.key]}")
 
     async def record_cluster(self, cluster_id: str) -> None:
         """Records whose logs these are (RULES 9.3)."""
         await self._flush(log_storage_pb2.FlushRequest(cluster_id=cluster_id))
 
-    async def _flush(self, request: log_storage_pb2.FlushRequest) -> None:
+    async def _flush(self, request: log_storage_pb2.FlushRequest) -> dict[PartitionKey, str]:
+        """Why single logs are not on disk. Raises `StorageUnavailableError` also where a directory in use took less
+        than was asked."""
         response = await _answered(self._stub.Flush(request, timeout=60))
         self._seen(response.incarnation)
         if request.incarnation not in ("", response.incarnation):
             raise StorageUnavailableError("log-storage was started again")
         for refused in response.errors:
-            raise StorageUnavailableError(f"log-storage: {refused.error.message}")
+            if not refused.HasField("partition"):
+                raise StorageUnavailableError(f"log-storage: {refused.error.message}")
+        return {from_key(refused.partition): refused.error.message for refused in response.errors}
 
 
 async def _answered(call: Awaitable[_Response]) -> _Response:
