@@ -338,7 +338,7 @@ async def test_a_slow_broker_is_waited_for_at_the_start(
     await (await starting).stop()
     slow.awake.clear()
     with pytest.raises(RequestTimedOutError, match=slow.address):
-        await Consumer(bootstrap=[slow.address], request_timeout_ms=300).start()
+        await Consumer(bootstrap=[slow.address], request_timeout_ms=300, max_block_ms=300).start()
     slow.awake.set()
 
 
