@@ -28,7 +28,7 @@ class RepeatableError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What `begin_sync` found to be written. `run` may be called in a thread; then `finish_sync`."""
+    """What `begin_sync` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_sync`."""
 
     segments: Sequence[Segment]
     directory: Path | None  # whose entries have changed since they were last on disk
@@ -61,7 +61,7 @@ def _opened(segment: Segment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What `begin_flush` found to be written. `run` may be called in a thread; then `finish_flush`."""
+    """What `begin_flush` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_flush`."""
 
     sync: Sync
     write_epochs: Callable[[], None]
@@ -85,7 +85,7 @@ class LogFlushing(LogCore):
         return Flush(self._begin_sync(self.recovery_point), self.write_epochs)
 
     def finish_flush(self, flush: Flush) -> None:
-        """After `flush.run`; the log must not have been truncated in between."""
+        """After it was written out; the log must not have been truncated in between."""
         self.recovery_point = max(self.recovery_point, flush.sync.log_end_offset)
         self.finish_sync(flush.sync)
 
@@ -93,15 +93,20 @@ class LogFlushing(LogCore):
         """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""
         self.check_online()
         flush = self.begin_flush()
-        try:
-            flush.run()
-        except OSError as error:
-            raise self.flush_failed(error) from error
+        self.write_out(flush)
         self.finish_flush(flush)
 
-    def flush_failed(self, error: OSError) -> LogError:
-        """What `Flush.run` or `Sync.run` ended with. No space for an index, or no descriptor, is no reason to go
-        offline: the recovery point stays, and the next flush writes it."""
+    def write_out(self, due: Sync | Flush) -> None:
+        """Runs it; may be called in a thread. A failure counts there and then, whether anybody still waits for it or
+        not: the kernel tells of it once, and the next fdatasync would succeed. Raises `LogError` as `flush`."""
+        try:
+            due.run()
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def _flush_failed(self, error: OSError) -> LogError:
+        """No space for an index, or no descriptor, is no reason to go offline: the recovery point stays, and the next
+        flush writes it."""
         self._entries_synced = False
         return self._fail_unless_passing(error) if isinstance(error, RepeatableError) else self._sync_failed(error)
 
@@ -126,7 +131,7 @@ class LogFlushing(LogCore):
         return Sync(self._segments_from(offset), directory, self.log_end_offset)
 
     def finish_sync(self, sync: Sync) -> None:
-        """After `sync.run`."""
+        """After it was written out."""
         self.synced_offset = max(self.synced_offset, sync.log_end_offset)
 
     def close(self) -> None:

@@ -63,11 +63,8 @@ class Durability(ServicerCore):
             if log.pending_snapshots:
                 await self._in_thread(log.write_snapshots)
             flush = log.begin_flush()
-            try:
-                with self._fsync.time():
-                    await self._in_thread(flush.run)
-            except OSError as error:
-                raise log.flush_failed(error) from error
+            with self._fsync.time():
+                await self._in_thread(log.write_out, flush)
             log.finish_flush(flush)
             hosted.flushed_ms = began_ms
 

@@ -99,11 +99,8 @@ class ServicerCore:
             return
         began_ms = monotonic_ms()
         sync = log.begin_sync()
-        try:
-            with self._fsync.time():
-                await self._in_thread(sync.run)
-        except OSError as error:
-            raise log.flush_failed(error) from error
+        with self._fsync.time():
+            await self._in_thread(log.write_out, sync)
         log.finish_sync(sync)
         hosted.flushed_ms = began_ms
 
