@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_disk import FaultyDisk
 from log_storage_batches import batch
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.serving import data_path
 from highwater.log_storage.serving.answers import key_proto
 from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
@@ -110,3 +112,44 @@ async def test_a_directory_that_could_not_be_synced_is_synced_later_though_the_c
     monkeypatch.setattr(os, "fsync", fsync)
     assert not (await servicer.append(appending(1))).results[0].error.code
     assert str(hosted.directory) in synced
+
+
+async def test_a_sync_that_could_not_begin_tells_of_no_log_end_that_is_not_on_disk(
+    served: tuple[HostedLog, LogStorageServicer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader takes the log end in any definite answer for its own, and commits by it (RULES 4.1)."""
+    hosted, servicer = served
+    disk = FaultyDisk(tmp_path, monkeypatch)
+    disk.fail(("open",), errno.EMFILE)
+    (result,) = (await servicer.append(appending(0))).results
+    assert disk.met
+    assert result.error.code == Code.LOG_STORAGE_ERROR
+    assert not result.log.offline
+    assert hosted.online().log_end_offset == 1
+    assert result.log.log_end_offset == hosted.online().synced_offset == 0
+    disk.heal()
+    (result,) = (await servicer.append(appending(0))).results  # as the answer says
+    assert result.error.code == Code.OFFSET_MISMATCH
+    assert result.log.log_end_offset == hosted.online().synced_offset == 1
+    (result,) = (await servicer.append(appending(1))).results
+    assert not result.error.code
+    assert result.log.log_end_offset == 2
+
+
+async def test_an_append_to_a_disk_that_fails_before_the_sync_is_not_answered_as_taken(
+    served: tuple[HostedLog, LogStorageServicer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads may find at any time that the directory has failed."""
+    hosted, servicer = served
+    real = data_path.fill_log
+
+    def fill_log(target: log_storage_pb2.LogState, of: HostedLog) -> None:
+        real(target, of)
+        of.log_dir.disk.fail("found by another thread")
+
+    monkeypatch.setattr(data_path, "fill_log", fill_log)
+    (result,) = (await servicer.append(appending(0))).results
+    assert hosted.log is not None
+    assert hosted.log.synced_offset == 0
+    assert result.error.code == Code.LOG_STORAGE_ERROR
+    assert result.log.offline

@@ -114,8 +114,9 @@ class DataPath(ServicerCore):
                 refuse(result, error)
             if hosted is not None:
                 fill_log(result.log, hosted)
-                # A refused one too: the log end in its answer is taken for acknowledged (RULES 4.1).
-                if hosted.log is not None and not hosted.offline_reason:
+                # A refused one too: the log end in its answer is taken for acknowledged (RULES 4.1). One that was taken
+                # in any case: since then another thread may have found that the disk has failed.
+                if hosted.log is not None and not (result.error.code and hosted.offline_reason):
                     to_sync += _due(hosted, hosted.log, result)
         response.offline_logs = self._manager.offline_logs
         response.damaged_logs = self._manager.damaged_logs
@@ -135,6 +136,9 @@ class DataPath(ServicerCore):
         except LogError as error:
             refuse(result, error)
             result.log.offline = bool(hosted.offline_reason)
+            if log_end_offset != NO_OFFSET and hosted.log is not None:
+                # No log end that is not on disk: it is taken for acknowledged, whatever the answer.
+                result.log.log_end_offset = min(result.log.log_end_offset, hosted.log.synced_offset)
 
     async def _reach_log_start(self, hosted: HostedLog) -> None:
         """Raises a follower's log start to what is due. It is on disk first: DeleteRecords is answered once all have
