@@ -153,9 +153,12 @@ class LogDir:
         append where one does not; durable when it returns. Until the next start it stays so. Raises `OSError`."""
         if boot.flushes_every_append(flush_messages):
             return
-        self._flush_every_message = False
-        if self._claims_every:
-            self._write_record(flush_every_message=False)
+        if not self._flush_every_message and not self._claims_every:
+            return
+        with self._record_lock:  # a record that is being written may be about to claim it
+            self._flush_every_message = False
+            if self._claims_every:
+                self._replace_record(flush_every_message=False, tail_lost=self.tail_lost or bool(self.disk.doubt))
 
     def lose_tail(self, reason: str) -> None:
         """What had been written before the start is not all there; durable when it returns, for recovery to cut what is

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 from faulty_disk import SYNCS, FaultyDisk
 from log_storage_batches import batch, hosting, lead
-from log_storage_client import FOLLOWER, LEADER, key, running
+from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import boot
@@ -23,6 +25,7 @@ from highwater.v1 import log_storage_pb2
 KEY, OTHER = PartitionKey(b"t" * 16, 0), PartitionKey(b"u" * 16, 0)
 EVERY = LogConfig(flush_messages=1)
 SELDOM = {"flush.messages": "1000"}
+PATIENCE_S = 0.2  # for what must not happen
 
 
 def begun(data: Path, config: LogConfig = EVERY) -> LogManager:
@@ -183,3 +186,34 @@ async def test_a_refused_append_answers_a_log_end_that_is_on_disk(
         assert refused.error.code == ErrorCode.OFFSET_MISMATCH
         assert refused.log.log_end_offset == 8
         assert synced.count == 1
+
+
+def test_a_record_that_is_being_written_speaks_for_no_log_that_is_configured_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail is settled in a thread, beside the controller's instructions."""
+    manager = begun(tmp_path)
+    manager.create("t", KEY, SELDOM)
+    manager.unlock()
+    manager = started(tmp_path)  # the record claims nothing
+    manager.create("t", KEY, {"flush.messages": "1"})
+    assert not claims_every(tmp_path)
+    writing, go_on, real = threading.Event(), threading.Event(), boot.write_record
+
+    def slowly(directory: Path, record: boot.BootRecord) -> None:
+        writing.set()
+        assert go_on.wait(DEADLINE_S)
+        real(directory, record)
+
+    monkeypatch.setattr(boot, "write_record", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        recorded = threads.submit(manager.log_dirs[0].record_boot)
+        assert writing.wait(DEADLINE_S)
+        configured = threads.submit(manager.create, "t", KEY, SELDOM)
+        wait([configured], timeout=PATIENCE_S)
+        go_on.set()
+        recorded.result(DEADLINE_S)
+        configured.result(DEADLINE_S)
+    manager.unlock()
+    assert not claims_every(tmp_path)
+    assert lost_after_a_power_failure(tmp_path, monkeypatch)
