@@ -80,10 +80,12 @@ class LogReading(LogCore):
             return segments, 0
         try:
             found = segments[0].position_of(offset)
-        except CorruptBatchError:
+        except (CorruptBatchError, OSError) as error:
+            if segments[0].released:  # another thread has put another one in its place
+                return self.place_of(offset)
+            if isinstance(error, OSError):
+                raise self._refusal(error) from error
             found = None
-        except OSError as error:
-            raise self._refusal(error) from error
         return segments, 0 if found is None else found[0]
 
     def _plan(self, offset: int, bound: int, max_bytes: int) -> ReadPlan | None:
@@ -102,23 +104,28 @@ class LogReading(LogCore):
                     if header.base_offset >= bound:
                         return None
                     return ReadPlan(self.disk, segment, position, max_bytes, bound)
-        except CorruptBatchError as error:
+        except (CorruptBatchError, OSError) as error:
+            if segment.released:  # another thread has put another one in its place
+                return self._plan(offset, bound, max_bytes)
+            if isinstance(error, OSError):
+                raise self._refusal(error) from error
             raise DamagedError(segment.base_offset, f"{self.directory}: {error}") from None
-        except OSError as error:
-            raise self._refusal(error) from error
         return None
 
     def list_offset(self, timestamp: int, max_offset: int = -1) -> FoundOffset:
         """See `lookups.find_offset`. Raises `LogError`: CORRUPT_MESSAGE, LOG_STORAGE_ERROR."""
         self.check_online()
         bound = self.log_end_offset if max_offset < 0 else min(max_offset, self.log_end_offset)
+        segments = self.segments.copy()
         try:
-            return find_offset(self.segments, self.epochs, self.log_start_offset, bound, timestamp)
-        except CorruptBatchError as error:
+            return find_offset(segments, self.epochs, self.log_start_offset, bound, timestamp)
+        except (CorruptBatchError, OSError) as error:
+            if any(segment.released for segment in segments):  # another thread has put others in their place
+                return self.list_offset(timestamp, max_offset)
+            if isinstance(error, OSError):
+                raise self._refusal(error) from error
             # In whichever segment: the sealed ones are scrubbed.
             raise DamagedError(self.segments[-1].base_offset, f"{self.directory}: {error}") from None
-        except OSError as error:
-            raise self._refusal(error) from error
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
         self.check_online()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -127,9 +128,17 @@ class Segment:
         return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     def _opened(self) -> Descriptor:
-        if self._file is None:
-            self._file = Descriptor(self.path, os.O_RDWR)
-        return self._file
+        file = self._file
+        if file is None:
+            file = Descriptor(self.path, os.O_RDWR)
+            self._check_not_released()
+            self._file = file
+        return file
+
+    def _check_not_released(self) -> None:
+        """Its names may be those of another segment's files by now. Raises `FileNotFoundError`."""
+        if self.released:
+            raise FileNotFoundError(errno.ENOENT, "not part of the log any more", str(self.path))
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -267,6 +276,7 @@ class Segment:
 
     def rebuild_indexes(self) -> None:
         """Makes both indexes from the batches. Raises `CorruptBatchError`, `OSError`."""
+        self._check_not_released()
         self.offset_index.reset()
         self.time_index.reset()
         self._forget_notes()

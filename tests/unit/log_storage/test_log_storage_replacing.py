@@ -235,3 +235,29 @@ def test_a_log_takes_another_directory_s_place(tmp_path: Path) -> None:
     again = make_log(tmp_path / "events-0", SMALL, Checkpointed(True, 11, 3, 10))
     assert again.state == log.state
     assert not (tmp_path / "events-0.future").exists()
+
+
+@pytest.mark.parametrize("read_from", [0, 2, None])
+def test_who_looks_into_segments_while_they_are_replaced_meets_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_from: int | None
+) -> None:
+    """Since a start nobody has used them: they are opened by names that have become those of others."""
+    filled(tmp_path).close()
+    log = make_log(tmp_path, SMALL, Checkpointed(True, 10, 0, 10))
+    twin = make_log(tmp_path, SMALL, Checkpointed(True, 10, 0, 10))  # what the cleaner reads
+    old, new = log.segments[0:4], cleaned(twin, twin.segments[0:4], [7])
+    method = "position_of" if read_from is not None else "first_at_or_after"
+    real = getattr(Segment, method)
+
+    def replace_first(segment: Segment, argument: int) -> object:
+        monkeypatch.setattr(Segment, method, real)
+        assert log.replace_segments(old, new)  # as the cleaner's thread does
+        return real(segment, argument)
+
+    monkeypatch.setattr(Segment, method, replace_first)
+    if read_from is not None:
+        assert read_header(log.read(read_from, -1, 1)).base_offset == 7
+    else:
+        assert log.list_offset(1_002).offset == 7
+    assert offsets(log) == [7, 8, 9]
+    assert all(path.exists() for segment in log.segments for path in segment.paths())
