@@ -122,7 +122,7 @@ async def test_an_etcd_that_hangs_meets_the_deadline(own_etcd: LocalEtcd) -> Non
         await store.put("/a", b"")
         own_etcd.signal(signal.SIGSTOP)
         # On a busy machine its other threads run on for a while, and answer.
-        os.waitid(os.P_PID, own_etcd.pid, os.WSTOPPED | os.WNOWAIT)
+        await asyncio.to_thread(os.waitid, os.P_PID, own_etcd.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             with pytest.raises(OutcomeUnknown):
                 await store.put("/a", b"1", timeout_s=0.3)
