@@ -265,7 +265,7 @@ class World:
             if node.held:
                 node.kill()  # it was about to stop, or to start
                 node.held = False
-            if node.storage is not None and any(log.offline for log in node.disk.logs.values()):
+            if node.storage is not None and (node.disk.failed or any(log.offline for log in node.disk.logs.values())):
                 node.storage.kill()
             node.start()
         self._run_until(lambda: self._all_in_sync() == "", deadline_ms, self._all_in_sync)
