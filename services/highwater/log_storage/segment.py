@@ -53,6 +53,7 @@ class Segment:
         self.path = directory / file_name(base_offset, LOG_SUFFIX + suffix)
         # Closed when nobody refers to it any more: a flush or a read may still use the file of a removed segment.
         self._file: Descriptor | None = None
+        self.released = False  # its files may be gone: it is not part of the log any more
         if create:
             self._file = Descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self.size_bytes = self._opened().size_bytes if size_bytes is None else size_bytes
@@ -71,7 +72,6 @@ class Segment:
         self._learned = end_offset is None  # whether these are known
         self._bytes_since_entry = 0
         self.cuts = 0  # how often bytes were cut off its end: who reads it beside that has read what is no batch
-        self.released = False  # its files may be gone: it is not part of the log any more
         self._indexes_checked = create
         if create:
             self.offset_index.reset()
