@@ -160,11 +160,11 @@ class LogStorageService:
     async def _checkpoint(self) -> None:
         assert self._manager is not None
         assert self._servicer is not None
-        await self._servicer.checkpoint_recovery_points()
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
         for hosted in self._manager:
             if hosted.log is not None and not hosted.busy:
                 await self._expire_producers(hosted, hosted.log, before_ms)
+        await self._servicer.checkpoint_recovery_points()
 
     async def _expire_producers(self, hosted: HostedLog, log: Log, before_ms: int) -> None:
         producers = log.producers

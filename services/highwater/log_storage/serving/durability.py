@@ -16,7 +16,7 @@ from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.serving.answers import key_of, key_proto
 from highwater.log_storage.serving.fencing import admit
-from highwater.log_storage.serving.servicer_core import ServicerCore, for_each_log, wall_clock_ms
+from highwater.log_storage.serving.servicer_core import ServicerCore, for_each_dir, for_each_log, wall_clock_ms
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
@@ -110,18 +110,24 @@ class Durability(ServicerCore):
             high_watermark = hosted.log.high_watermark_to_checkpoint
             if high_watermark != hosted.high_watermark_written:
                 changed.setdefault(hosted.log_dir, []).append((hosted, high_watermark))
-        for log_dir, written in changed.items():
+
+        async def write(log_dir: LogDir) -> None:
             if log_dir.offline:
-                continue
+                return
             await self._checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
-            for hosted, high_watermark in written:
+            for hosted, high_watermark in changed[log_dir]:
                 hosted.high_watermark_written = high_watermark
+
+        await for_each_dir(changed, write)
 
     async def checkpoint_recovery_points(self) -> None:
         """Recovery points and log starts of every directory. Raises `LogError`."""
-        for log_dir in self._manager.online_dirs:
+
+        async def write(log_dir: LogDir) -> None:
             await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
             await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+
+        await for_each_dir(self._manager.online_dirs, write)
 
     async def CheckpointHighWatermarks(
         self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any

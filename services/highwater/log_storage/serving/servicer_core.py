@@ -25,6 +25,7 @@ from highwater.v1 import common_pb2
 _log = get_logger("log_storage.servicer")
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 class ServicerCore:
@@ -112,14 +113,23 @@ class ServicerCore:
 
 
 async def for_each_log(logs: Iterable[HostedLog], work: Callable[[HostedLog], Awaitable[None]]) -> None:
-    """`work` for one log after the other. One for which it fails keeps none of the others from its turn; the first
-    failure is raised at the end."""
+    """`work` for one log after the other, as `_for_each`."""
+    await _for_each(((hosted, hosted.directory) for hosted in logs), work)
+
+
+async def for_each_dir(log_dirs: Iterable[LogDir], work: Callable[[LogDir], Awaitable[None]]) -> None:
+    """`work` for one log directory after the other, as `_for_each`."""
+    await _for_each(((log_dir, log_dir.path) for log_dir in log_dirs), work)
+
+
+async def _for_each(named: Iterable[tuple[Item, Path]], work: Callable[[Item], Awaitable[None]]) -> None:
+    """One for which it fails keeps none of the others from its turn; the first failure is raised at the end."""
     first: Exception | None = None
-    for hosted in logs:
+    for item, path in named:
         try:
-            await work(hosted)
+            await work(item)
         except Exception as error:
-            _log.error("%s: %s", hosted.directory, error)
+            _log.error("%s: %s", path, error)
             first = first or error
     if first is not None:
         raise first
