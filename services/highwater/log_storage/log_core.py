@@ -81,7 +81,7 @@ class LogCore:
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
         self._filed_epochs = frozenset({NO_EPOCH})  # those that are known to be in the file
         self._epochs_file = threading.Lock()  # held while it is written
-        self._entries_synced = False  # the names of all segments' files are on disk
+        self._entries_synced = False  # the names of all segments' files, and of the mark of gaps, are on disk
         self._wall_offset_ms = wall_offset_ms
 
     @property
@@ -125,11 +125,12 @@ class LogCore:
         return not self._gaps
 
     def note_gaps(self) -> None:
-        """Before offsets are missing between two batches for the first time: recovery would take that for damage.
-        Raises `OSError`."""
+        """Before offsets are missing between two batches for the first time: recovery would take that for damage. On
+        disk with the next sync. Raises `OSError`."""
         if not self._gaps:
             (self.directory / OFFSET_GAPS).touch()
             self._gaps = True
+            self._entries_synced = False
 
     def raise_high_watermark(self, offset: int) -> None:
         """To `min(offset, log end)` at most, never down (RULES 4.6)."""

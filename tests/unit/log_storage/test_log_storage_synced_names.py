@@ -4,17 +4,20 @@ power a file that no directory names is gone."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_storage_batches import batch, lead, make_log
+from log_storage_batches import batch, follow, lead, make_log
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log_core import OFFSET_GAPS
 from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.serving.answers import key_proto
 from highwater.log_storage.serving.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
@@ -110,3 +113,30 @@ def test_a_segment_that_is_begun_while_the_directory_is_synced_is_for_the_next_t
     later.run()
     log.finish_sync(later)
     disk.expect_all_segments()
+
+
+def test_the_mark_of_missing_offsets_is_on_disk_before_the_append_behind_them_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it recovery cuts the log there: after a loss of power what was acknowledged would be gone."""
+    directory, after = tmp_path / "log", tmp_path / "after a loss of power"
+    log = make_log(directory, CONFIG)
+    disk = Disk(directory, monkeypatch)
+
+    def synced(offset: int) -> None:
+        follow(log, batch(base_offset=offset, epoch=1))
+        sync = log.begin_sync()
+        log.write_out(sync)
+        log.finish_sync(sync)
+
+    synced(0)
+    assert OFFSET_GAPS not in disk.names
+    synced(5)  # the leader's log was compacted
+    assert log.synced_offset == log.log_end_offset == 6
+    after.mkdir()
+    for name in disk.names:
+        shutil.copy(directory / name, after)
+    assert make_log(after, CONFIG, Checkpointed()).log_end_offset == 6
+    before = disk.synced
+    synced(9)
+    assert disk.synced == before
