@@ -143,3 +143,13 @@ async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_fo
     assert (result.error.code, result.base_offset, result.log.log_end_offset) == (0, 0, 3)
     log = storage.manager.get(KEY).online()
     assert [header.next_offset for header in log.headers()] == [3]
+
+
+async def test_what_a_deletion_leaves_is_removed_though_its_caller_gave_up(storage: Storage) -> None:
+    deletion = storage.servicer.DeleteLog(log_storage_pb2.DeleteLogRequest(partition=PARTITION, leader_epoch=5), None)
+    await storage.given_up(deletion)
+    storage.disk.moving.set()
+    async with asyncio.timeout(10):
+        while [path for path in storage.directory.iterdir() if path.is_dir()]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert storage.manager.find(KEY) is None

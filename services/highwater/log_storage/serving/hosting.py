@@ -7,7 +7,8 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.serving.answers import Answering, describe, key_of, key_proto, recovery_proto
-from highwater.log_storage.serving.servicer_core import ServicerCore, remove_tree
+from highwater.log_storage.serving.servicer_core import ServicerCore
+from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
 
@@ -38,14 +39,19 @@ class Hosting(ServicerCore):
         with Answering(response):
             hosted = self._manager.find(key)
             if hosted is not None:
-                # First the log, for which a flush may have to end; other logs are not held up by that.
-                async with hosted.alone(), self._unfenced(hosted), self._hosting:
-                    if self._manager.find(key) is hosted:
-                        removable = await self._in_thread(self._manager.delete, key, request.leader_epoch)
-                        if removable is not None:
-                            self._to_thread(remove_tree, removable)
-                self._remove_left()
+                try:
+                    # First the log, for which a flush may have to end; other logs are not held up by that.
+                    async with hosted.alone(), self._unfenced(hosted), self._hosting:
+                        if self._manager.find(key) is hosted:
+                            await self._in_thread(self._delete, key, request.leader_epoch)
+                finally:  # also where the caller has gone away meanwhile
+                    self._remove_left()
         return response
+
+    def _delete(self, key: PartitionKey, leader_epoch: int) -> None:
+        removable = self._manager.delete(key, leader_epoch)
+        if removable is not None:
+            self._manager.removable.append(removable)
 
     async def DescribeLogs(
         self, request: log_storage_pb2.DescribeLogsRequest, context: Any
