@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from replica_manager_cluster import TestCluster, eventually
 
 from highwater.metadata.brokers import read_brokers
@@ -12,6 +13,8 @@ from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, rememb
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
+from highwater.replica_manager.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage import Description, LogStorage
 
 
 def disk_of(cluster: TestCluster) -> Any:
@@ -69,6 +72,36 @@ async def test_a_disk_in_doubt_counts_as_a_lost_tail_until_that_is_settled(
             return directory_id not in await doubted_dirs(store, keys)
 
         await eventually(forgotten, "etcd forgets it")
+
+
+async def test_nothing_offline_is_reported_before_it_is_known_what_is_in_doubt(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """log-storage beside a failing disk may be slow to answer. The controller was told all the same, and a start that
+    came first brought the directory back as a whole one."""
+    describe, failing = LogStorage.describe, 3
+
+    async def slow(storage: LogStorage, *timeout_s: float) -> Description:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            raise StorageUnavailableError("made up")
+        return await describe(storage, *timeout_s)
+
+    async with TestCluster(store, keys, etcd.address, tmp_path, 2) as cluster:
+        manager = cluster[1].replica_manager
+        assert manager is not None
+        log_dir = disk_of(cluster)
+        log_dir.disk.doubted = None  # it takes nothing any more
+        log_dir.disk.fail("an I/O error")
+        monkeypatch.setattr(LogStorage, "describe", slow)
+        manager.liveness.report_offline_logs()
+
+        async def reported() -> bool:
+            return (await read_brokers(store, keys))[1].registration.offline_log_reports > 0
+
+        await eventually(reported, "the controller is told")
+        assert (await doubted_dirs(store, keys)).keys() == {log_dir.properties.directory_id}
 
 
 async def settle(cluster: TestCluster) -> None:

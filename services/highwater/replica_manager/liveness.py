@@ -122,19 +122,16 @@ class Liveness:
             try:
                 await self._remember_doubted()
                 await self._update(offline_log_reports=self._offline_log_reports)
-            except StoreError as error:
+            except (StoreError, StorageUnavailableError) as error:
                 logger.warning("offline logs are not reported yet: %s", error)
                 self._reports_due.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _remember_doubted(self) -> None:
         """Before the controller acts on what is offline: a directory whose disk has lost what was written remembers it
-        where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`."""
-        try:
-            described = await self._broker.storage.describe()
-        except StorageUnavailableError as error:
-            logger.warning("log-storage does not tell whether its disks have lost anything: %s", error)
-            return
+        where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`, and `StorageUnavailableError` where
+        log-storage does not say which."""
+        described = await self._broker.storage.describe()
         await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
 
     async def _update(self, **changes: Any) -> bool:
