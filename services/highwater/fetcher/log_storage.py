@@ -163,24 +163,25 @@ class LogStorage:
             await self._wake.wait()
 
     def _received(self, response: log_storage_pb2.AppendResponse) -> None:
-        sent = self._sent.popleft()
+        sent = self._sent[0]  # it stays there until it can be answered
         if response.correlation_id != sent.correlation_id or len(response.results) != len(sent.appends):
-            self._sent.appendleft(sent)
             raise ConversationEndedError(
                 f"answer {response.correlation_id} for {len(response.results)} partitions where"
                 f" {sent.correlation_id} for {len(sent.appends)} was due"
             )
-        sent.answered(
-            [
-                from_log_result(result, response.incarnation, append.generation)
-                for (_, append), result in zip(sent.appends, response.results, strict=True)
-            ],
-            "",
-        )
+        answers = [
+            from_log_result(result, response.incarnation, append.generation)
+            for (_, append), result in zip(sent.appends, response.results, strict=True)
+        ]
+        self._sent.popleft()
+        sent.answered(answers, "")
 
     def _fail_all(self, reason: str) -> None:
         failed = [*self._sent, *self._pending]
         self._sent.clear()
         self._pending.clear()
         for sent in failed:
-            sent.answered(None, reason)
+            try:
+                sent.answered(None, reason)
+            except Exception:  # one fetcher's: the others are not to wait for ever
+                logger.exception("an append of unknown outcome could not be settled")

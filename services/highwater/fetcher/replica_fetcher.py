@@ -297,13 +297,29 @@ class ReplicaFetcher:
             follower, position = self._followers.get(key), asked.positions.get(key)
             if follower is None or position is None:
                 continue  # RULES 4.7: no longer followed here
-            answer = from_fetch_result(result, position)
-            actions = follower.fetched(answer, now_ms)
-            if answer.fetched is not None:
-                self._rotation.returned_data(key)  # RULES 4.8
-                self._metrics.fetched_bytes.inc(len(answer.fetched.records))
-            steps += [(follower, action) for action in actions]
+            fetched = functools.partial(self._fetched, follower, position, result, now_ms)
+            steps += self._told(follower, position.generation, fetched)
         self.perform(steps)
+
+    def _fetched(
+        self, follower: Follower, position: FetchPosition, result: broker_pb2.FetchResult, now_ms: int
+    ) -> Sequence[Action]:
+        answer = from_fetch_result(result, position)
+        if answer.fetched is not None:
+            self._rotation.returned_data(follower.key)  # RULES 4.8
+            self._metrics.fetched_bytes.inc(len(answer.fetched.records))
+        return follower.fetched(answer, now_ms)
+
+    def _told(self, follower: Follower, generation: int, tell: Callable[[], Sequence[Action]]) -> list[Step]:
+        """What follows from an answer to one follower. A mistake of ours about one is its own: what the others have
+        decided is carried out, and it begins anew as after an answer that was lost."""
+        try:
+            actions = tell()
+        except Exception as error:
+            logger.exception("an answer could not be taken %s", pairs(topic=follower.topic, partition=follower.key))
+            reason = f"an answer could not be taken: {error!r}"
+            actions = follower.outcome_unknown(generation, reason, self._now_ms())
+        return [(follower, action) for action in actions]
 
     # Calls to log-storage.
 
@@ -319,10 +335,10 @@ class ReplicaFetcher:
                 if self._followers.get(follower.key) is not follower:
                     continue
                 if answers is None:
-                    actions = follower.outcome_unknown(append.generation, reason, now_ms)
+                    tell = functools.partial(follower.outcome_unknown, append.generation, reason, now_ms)
                 else:
-                    actions = follower.appended(answers[index], now_ms)
-                steps += [(follower, action) for action in actions]
+                    tell = functools.partial(follower.appended, answers[index], now_ms)
+                steps += self._told(follower, append.generation, tell)
             if self._asked and not self._asked[-1].answered_at_once:
                 self._acked_since_asked = True
             self.perform(steps)
@@ -337,9 +353,9 @@ class ReplicaFetcher:
             return
         now_ms = self._now_ms()
         steps: list[Step] = []
-        for (follower, _), answer in zip(fences, answers, strict=True):
+        for (follower, fence), answer in zip(fences, answers, strict=True):
             if self._followers.get(follower.key) is follower:
-                steps += [(follower, action) for action in follower.fenced(answer, now_ms)]
+                steps += self._told(follower, fence.generation, functools.partial(follower.fenced, answer, now_ms))
         self.perform(steps)
 
     async def _truncate(self, follower: Follower, action: TruncateTo | TruncateFullyAndStartAt) -> None:
