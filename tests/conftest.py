@@ -8,12 +8,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
+
+# One example may take long on a busy machine; what hangs is found by the time limit of its test.
+settings.register_profile("highwater", deadline=None)
+settings.load_profile("highwater")
 
 # A shell ignores Ctrl-C for what it runs in the background, which all its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
