@@ -66,7 +66,7 @@ class _Blocking(Generic[ClientT]):
     def start(self) -> Self:
         """Connects now instead of with the first call. Raises `NetworkError` where no bootstrap broker answers within
         `max_block_ms`; it may then be called again."""
-        self._ensure_started()
+        self._run(self._client.start)  # a second start does nothing, or says that it was stopped
         return self
 
     def stop(self) -> None:
@@ -143,6 +143,7 @@ class Producer(_Blocking[async_producer.Producer]):
         self._handing_over = False
         self._refused: deque[HighwaterError] = deque(maxlen=MAX_UNRETRIEVED)
         self._exiting = False  # the flush at exit is over
+        self._stopped = False  # or is being stopped
 
     def _ensure_started(self) -> None:
         started = self._process_id is not None
@@ -151,21 +152,46 @@ class Producer(_Blocking[async_producer.Producer]):
             exit_flush.flush_at_exit(self)
 
     def stop(self) -> None:
-        """Flushes, then closes. Raises what `flush` raises, after closing."""
-        if self._process_id != os.getpid():
+        """Flushes, then closes. Raises what `flush` raises, after closing. An interrupt ends the flush; what it had not
+        settled is told in the log."""
+        if not self._begin_stop():
             return
+        told = False
         try:
             self.flush()
+            told = True
+        except HighwaterError:
+            told = True
+            raise
         finally:
-            super().stop()
-            exit_flush.forget(self)
+            self._close(None if told else "when stop() was interrupted")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:  # type: ignore[override]
-        try:
+        """Where the body raised, that error is the one to see, and the log tells what was not acknowledged."""
+        if error is None:
             self.stop()
-        except HighwaterError:
-            if error is None:
-                raise
+        elif self._begin_stop():
+            try:
+                self.settle(None)
+            finally:
+                self._close(exit_flush.AFTER_ERROR)
+
+    def _begin_stop(self) -> bool:
+        """Refuses what is sent from now on. False: there is nothing to stop."""
+        if self._process_id != os.getpid():
+            return False
+        with self._room:
+            begins, self._stopped = not self._stopped, True
+        return begins
+
+    def _close(self, when: str | None) -> None:
+        """`when`: nobody else tells what was not acknowledged."""
+        try:
+            if when is not None:
+                exit_flush.log_unacknowledged(self.unacknowledged(), when)
+        finally:
+            event_loop_thread().run(self._client.abandon())
+            exit_flush.forget(self)
 
     def send(
         self,
@@ -188,10 +214,6 @@ class Producer(_Blocking[async_producer.Producer]):
             self._run(lambda: self._client.partitions_for(topic))
             self._known_topics.add(topic)
         self._check_process()
-        if self._exiting:
-            raise ClientClosedError(
-                "the interpreter is exiting: send before it does, at the latest in an atexit handler"
-            )
         for what, content in (("value", value), ("key", key)):
             if content is not None and not isinstance(content, bytes | bytearray | memoryview):
                 raise InvalidRequestError(f"a record's {what} must be bytes or None, not {type(content).__name__}")
@@ -200,18 +222,29 @@ class Producer(_Blocking[async_producer.Producer]):
         pending = PendingDelivery(self)
         size = len(value or b"") + len(key or b"") + RECORD_OVERHEAD_BYTES
         with self._room:
+            self._check_open()
             if self._pending_bytes + size > HAND_OVER_BYTES and self._pending:
                 fits = self._room.wait_for(
                     lambda: self._pending_bytes + size <= HAND_OVER_BYTES or not self._pending, self._max_block_s
                 )
                 if not fits:
                     raise BufferExhaustedError("the producer's buffer stayed full for max_block_ms; send less")
+                self._check_open()
             self._pending.append((pending, size, (topic, value, key, headers, timestamp_ms, partition)))
             self._pending_bytes += size
             if not self._handing_over:
                 self._handing_over = True
                 event_loop_thread().call_soon(self._begin_hand_over)
         return pending
+
+    def _check_open(self) -> None:
+        """While `_room` is held: what is taken in after it was closed, nobody would send."""
+        if self._stopped:
+            raise ClientClosedError("the producer was stopped")
+        if self._exiting:
+            raise ClientClosedError(
+                "the interpreter is exiting: send before it does, at the latest in an atexit handler"
+            )
 
     def send_and_wait(
         self,
@@ -289,7 +322,7 @@ class Producer(_Blocking[async_producer.Producer]):
 
     # At exit (see `exit_flush`)
 
-    def settle(self, timeout_s: float) -> None:
+    def settle(self, timeout_s: float | None) -> None:
         async def settled() -> None:
             await self._handed_over()
             await self._client.settle()
@@ -305,7 +338,8 @@ class Producer(_Blocking[async_producer.Producer]):
         return event_loop_thread().run(counted(), COUNTING_TIMEOUT_S)
 
     def refuse_more(self) -> None:
-        self._exiting = True
+        with self._room:
+            self._exiting = True
         self._client.unacknowledged_told = True
 
     # On the event loop

@@ -27,6 +27,8 @@ _log = get_logger(__name__)
 QUIET_S = 2.0
 # Deliveries that are out of time say so by themselves, a little later: then the reason is known.
 GRACE_S = 1.0
+# Where the error of a `with` block is raised, not the flush's.
+AFTER_ERROR = "when the `with` block of their producer ended with an error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,12 @@ def warn_dropped(left: Unacknowledged, source: object) -> None:
     warnings.warn(message, ResourceWarning, source=source, stacklevel=3)
 
 
+def log_unacknowledged(left: Unacknowledged, when: str) -> None:
+    """Says what is left of a producer that is closed, where there is something and no exception says it."""
+    if left.records:
+        _log.error("%s", _message(left, when))
+
+
 def _message(left: Unacknowledged, when: str) -> str:
     noun = "record was" if left.records == 1 else "records were"
     reason = f"; the first failed with: {left.reason}" if left.reason else ""
@@ -132,8 +140,7 @@ def _flush(producer: FlushedAtExit, interrupted: bool) -> bool:
     except (Exception, KeyboardInterrupt):
         _log.exception("a producer does not say how many of its records were not acknowledged at exit")
     else:
-        if left.records:
-            _log.error("%s", _message(left, why))
+        log_unacknowledged(left, why)
     return interrupted
 
 

@@ -23,7 +23,7 @@ from highwater.client.exceptions import (
     InvalidRequestError,
     UnknownTopicError,
 )
-from highwater.client.exit_flush import Unacknowledged, tell_at_exit, warn_dropped
+from highwater.client.exit_flush import AFTER_ERROR, Unacknowledged, log_unacknowledged, tell_at_exit, warn_dropped
 from highwater.client.metadata import TopicInfo
 from highwater.client.partition_queue import PartitionQueue, RetryPolicy
 from highwater.client.sender import Sender, SenderSettings
@@ -145,15 +145,26 @@ class Producer:
         return self
 
     async def stop(self) -> None:
-        """Flushes, then closes. Raises what `flush` raises, after closing."""
+        """Flushes, then closes. Raises what `flush` raises, after closing; where the flush is interrupted, what it had
+        not settled is told in the log."""
         if not self._running or forking.refusal() is not None:
             return
+        told = False
         try:
             await self.flush()
+            told = True
+        except HighwaterError:
+            told = True
+            raise
         finally:
-            await self._close()
+            if not told:
+                log_unacknowledged(self.unacknowledged(), "when stop() was interrupted")
+            await self.abandon()
 
-    async def _close(self) -> None:
+    async def abandon(self) -> None:
+        """Closes without a flush: what is not acknowledged fails."""
+        if not self._running or forking.refusal() is not None:
+            return
         self._running = False
         self._stopped = True
         self._topics.clear()
@@ -187,12 +198,18 @@ class Producer:
         return await self.start()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Flushes and closes. Where the body raised, that error is the one to see, not a flush's."""
-        try:
+        """Flushes and closes. Where the body raised, that error is the one to see, and the log tells what was not
+        acknowledged."""
+        if error is None:
             await self.stop()
-        except HighwaterError:
-            if error is None:
-                raise
+            return
+        try:
+            if self._running and forking.refusal() is None:
+                await self.settle()
+        finally:
+            if self._running and forking.refusal() is None:
+                log_unacknowledged(self.unacknowledged(), AFTER_ERROR)
+            await self.abandon()
 
     # Sending
 
