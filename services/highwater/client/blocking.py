@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -62,6 +63,7 @@ class _Blocking(Generic[ClientT]):
         self._client: ClientT = client
         self._process_id: int | None = None
         self._starting = threading.Lock()
+        self._start_failure: tuple[float, HighwaterError] | None = None  # the last one, and when
 
     def start(self) -> Self:
         """Connects now instead of with the first call. Raises `NetworkError` where no bootstrap broker answers within
@@ -86,9 +88,16 @@ class _Blocking(Generic[ClientT]):
             return
         if (refusal := forking.refusal()) is not None:
             raise ClientClosedError(refusal)  # before the lock: the thread that held it may be the parent's
+        began = monotonic()
         with self._starting:
             if self._process_id is None:
-                event_loop_thread().run(self._client.start())
+                if self._start_failure is not None and self._start_failure[0] >= began:
+                    raise self._start_failure[1]  # of the attempt that this thread has waited for
+                try:
+                    event_loop_thread().run(self._client.start())
+                except HighwaterError as error:
+                    self._start_failure = monotonic(), error
+                    raise
                 self._process_id = os.getpid()
 
     def _check_process(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from cluster_double import ClusterDouble, Fault
 from test_client_exit import end_offset, serving
 
-from highwater.client import ClientClosedError
+from highwater.client import ClientClosedError, NetworkError
 from highwater.client import Producer as AsyncProducer
 from highwater.client.blocking import Consumer, Producer
 
@@ -141,3 +141,25 @@ def test_what_threads_send_beside_stop_is_acknowledged_or_refused(address: str) 
         thread.join(10)
         assert not thread.is_alive()
     assert end_offset(address) == sum(sent)
+
+
+# Before the start
+
+
+def test_threads_wait_for_one_failing_start_together() -> None:
+    producer = Producer("127.0.0.1:1", max_block_ms=1000)
+    waited: list[float] = []
+
+    def send() -> None:
+        began = time.monotonic()
+        with pytest.raises(NetworkError):
+            producer.send("t", b"x")
+        waited.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=send) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(waited) == len(threads)
+    assert max(waited) < 3
