@@ -151,7 +151,7 @@ class Producer(_Blocking[async_producer.Producer]):
         self._hand_over: asyncio.Task[None] | None = None
         self._handing_over = False
         self._refused: deque[HighwaterError] = deque(maxlen=MAX_UNRETRIEVED)
-        self._exiting = False  # the flush at exit is over
+        self._exiting = False  # the flush at exit has begun
         self._stopped = False  # or is being stopped
 
     def _ensure_started(self) -> None:

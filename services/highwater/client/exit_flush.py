@@ -57,7 +57,7 @@ class FlushedAtExit(Protocol):
         """Waits until nothing is in flight. Raises `TimeoutError`."""
 
     def refuse_more(self) -> None:
-        """The last flush is over: what is sent from now on could not be."""
+        """The last flush begins: what is sent from now on might come too late for it."""
 
 
 class ToldAtExit(Protocol):
@@ -109,9 +109,10 @@ def _message(left: Unacknowledged, when: str) -> str:
 
 
 def _at_exit() -> None:
-    _flush_all()
+    # First of all, for threads that are daemons go on: what is taken in is sent or told.
     for producer in list(_flushed):
         producer.refuse_more()
+    _flush_all()
     for told in list(_told):
         told.tell_unacknowledged()
 

@@ -207,6 +207,27 @@ def test_what_is_sent_after_the_flush_at_exit_is_refused(address: str) -> None:
     assert end_offset(address) == 1
 
 
+def test_what_a_daemon_sends_beside_the_exit_is_acknowledged_or_refused(address: str) -> None:
+    """The handler that prints how many were taken runs last, as it was registered first."""
+    source = (
+        "import atexit, sys, threading, time\n"
+        "taken = [0]\n"
+        "atexit.register(lambda: print(taken[0], flush=True))\n"
+        "from highwater.client.blocking import Producer\n"
+        "p = Producer(sys.argv[1]).start()\n"
+        "def feed():\n"
+        "    try:\n"
+        "        while True: p.send('t', b'x'); taken[0] += 1\n"
+        "    except Exception as error: print(error, file=sys.stderr)\n"
+        "    threading.Event().wait()\n"
+        "threading.Thread(target=feed, daemon=True).start()\n"
+        "while taken[0] < 1000: time.sleep(0.001)\n"
+    )
+    ended = run([sys.executable, "-c", source, address])
+    assert end_offset(address) == int(ended.stdout), ended.stderr
+    assert "the interpreter is exiting" in ended.stderr
+
+
 def test_a_record_that_cannot_be_sent_does_not_stop_those_behind_it(address: str) -> None:
     """Its headers are no pairs: what it raises is not an error of the SDK."""
     body = (
