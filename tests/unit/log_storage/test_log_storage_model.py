@@ -238,7 +238,7 @@ class LogMachine(RuleBasedStateMachine):
         if not ends:
             return
         first_dirty = self.log.segments[0].base_offset
-        if again and self.log.cleaned_to is not None and first_dirty <= self.log.cleaned_to <= ends[-1]:
+        if again and self.log.cleaned_to is not None and first_dirty <= self.log.cleaned_to < ends[-1]:
             first_dirty = self.log.cleaned_to
         before = self._records()
         job, present = clean_job(self.log, CleanableRange(first_dirty, ends[-1]), 0)
