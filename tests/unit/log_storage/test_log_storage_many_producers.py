@@ -240,3 +240,24 @@ def test_none_comes_into_a_log_that_is_made_anew_under_the_name_of_a_deleted_one
     log.write_snapshots()
     assert not list((tmp_path / "t-0").glob("*.snapshot*"))
     manager.close()
+
+
+def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp_path: Path) -> None:
+    """The next process has no pending one, and the last on disk is below what stays."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    lead(log, produced(1, producer_id=7, sequence=0))
+    while len(log.segments) < 3:
+        sequence = log.log_end_offset - 1
+        lead(log, produced(1, producer_id=8, sequence=sequence))
+    kept = log.segments[-1].base_offset
+    assert log.pending_snapshots
+    assert not producer_snapshots.offsets(log.directory)
+
+    reopened = make_log(log.directory, SMALL, Checkpointed(high_watermark=log.log_end_offset))
+    reopened.raise_high_watermark(reopened.log_end_offset)
+    reopened.raise_log_start(kept)
+    assert reopened.segments[0].base_offset == kept
+    assert producer_snapshots.offsets(log.directory) == [kept]
+
+    again = make_log(log.directory, SMALL, Checkpointed(log_start_offset=kept, high_watermark=log.log_end_offset))
+    assert again.producers == log.producers
