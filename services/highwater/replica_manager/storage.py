@@ -165,7 +165,10 @@ class LogStorage:
                 for key, leader_epoch in partitions
             ],
         )
-        response = await _answered(self._stub.FenceEpoch(request, timeout=CALL_TIMEOUT_S))
+        # Asked for as soon as the append stream has met another incarnation: this channel may have to connect yet, and
+        # a fence that failed is only tried again when the instruction comes again.
+        call = self._stub.FenceEpoch(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+        response = await _answered(call)
         self._seen(response.incarnation)
         return [
             FenceAnswer(
@@ -256,6 +259,9 @@ class LogStorage:
         response = await _answered(
             self._stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), timeout=timeout_s, wait_for_ready=True)
         )
+        if response.opening:
+            # Not all logs are among these, and nothing else is answered: no fence that another incarnation asks for.
+            raise StorageUnavailableError("log-storage is opening its logs")
         self._seen(response.incarnation)
         return Description(
             response.incarnation,
