@@ -343,5 +343,7 @@ class LogMachine(RuleBasedStateMachine):
             assert self.log.list_offset(MAX_TIMESTAMP, bound).offset == expected
 
 
+# Shrinking what has failed takes longer than a test may, and then says what it was.
+pytestmark = pytest.mark.timeout(600)
 LogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestLogMachine = LogMachine.TestCase
