@@ -72,7 +72,14 @@ class World:
             await self.broker(broker_id)
         everyone = set(self.brokers)
         await eventually(lambda: all(each.live == everyone for each in self.brokers.values()), "all brokers seen")
+        await eventually(lambda: self.connected() >= everyone, "connections to all, whose end would tell of a kill")
         return stub
+
+    def connected(self) -> set[int]:
+        """The brokers that the acting controller has a connection to."""
+        reign = self.controllers[-1].reign
+        assert reign is not None
+        return {broker_id for broker_id, fast_path in reign._fast_paths.items() if fast_path._connected}
 
     def stub(self, address: str) -> controller_pb2_grpc.ControllerAsyncStub:
         self.channels.append(open_channel(address))

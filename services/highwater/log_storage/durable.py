@@ -52,9 +52,18 @@ def _write(path: Path, content: bytes, *, durable: bool) -> None:
         os.close(descriptor)
 
 
+def fsync_file(path: Path) -> None:
+    """Makes what a file holds durable. Raises `OSError`."""
+    _fsync(path, 0)
+
+
 def fsync_directory(path: Path) -> None:
-    """Makes creations, renames and removals in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Makes creations, renames and removals in a directory durable. Raises `OSError`."""
+    _fsync(path, os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

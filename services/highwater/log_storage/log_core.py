@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import checkpoints
+from highwater.log_storage import checkpoints, producer_snapshots
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import KnownDamage
 from highwater.log_storage.disk import Disk, Trouble
@@ -187,6 +187,29 @@ class LogCore:
         except OSError as error:
             self.disk.note(error)
             _log.warning("%s: a snapshot of the producers is not written: %s", self.directory, error)
+
+    def keep_producers(self, offset: int) -> None:
+        """Has the snapshot at `offset`, where a segment begins, on disk for good: soon it alone knows of the producers
+        whose records below it go. May be called in a thread. Raises `OSError`."""
+        if offset <= self.segments[0].base_offset:
+            return  # it was there before they went
+        pending = self.pending_snapshots.first()
+        if pending is not None and pending <= offset:
+            self.write_snapshots()
+        producers = self.producers.copy()
+        if not len(producers):
+            return
+        if offset not in producer_snapshots.offsets(self.directory):
+            # It was pending when the process was killed.
+            going = [segment for segment in self.segments if segment.base_offset < offset]
+            now_ms = max(state.updated_ms for _, state in producers.items())
+            try:
+                states = producer_snapshots.restore(self.directory, going, offset, now_ms, self._wall_offset_ms)
+            except CorruptBatchError:
+                offset, states = self.log_end_offset, producers  # of what is going nobody can tell more
+            self.pending_snapshots.add(offset, states)
+            self.write_snapshots()
+        producer_snapshots.make_durable(self.directory, offset)
 
     def remove_deleted(self) -> None:
         """Removes the files that were renamed to `.deleted`."""

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from highwater.log_storage.durable import fsync_directory, write_whole
+from highwater.log_storage.durable import fsync_directory, fsync_file, write_whole
 from highwater.log_storage.producers import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.records.header import crc32c
@@ -122,6 +122,16 @@ def write(
     """Puts the snapshot in place. With `durable` its content is on disk then; without, a crash of the machine may leave
     one that does not hold its CRC. Raises `OSError`."""
     write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=durable)
+
+
+def make_durable(directory: Path, offset: int) -> None:
+    """A crash of the machine does not take the snapshot any more. Where it could not be written there is none. Raises
+    `OSError`."""
+    try:
+        fsync_file(path_of(directory, offset))
+    except FileNotFoundError:
+        return
+    fsync_directory(directory)
 
 
 def latest(

@@ -86,25 +86,6 @@ class LogReleasing(LogRolling):
         except OSError as error:
             raise self._fail_unless_passing(error) from error
 
-    def _keep_producers(self, offset: int) -> None:
-        """Has a snapshot on disk at `offset`, where the log's batches are about to begin, or above: soon it alone knows
-        of the producers whose records go."""
-        pending = self.pending_snapshots.first()
-        if pending is not None and pending <= offset:
-            self.write_snapshots()
-        present = producer_snapshots.offsets(self.directory)
-        if not len(self.producers) or (present and present[-1] >= offset):
-            return
-        # It was pending when the process was killed.
-        going = [segment for segment in self.segments if segment.base_offset < offset]
-        now_ms = max(state.updated_ms for _, state in self.producers.items())
-        try:
-            states = producer_snapshots.restore(self.directory, going, offset, now_ms, self._wall_offset_ms)
-        except CorruptBatchError:
-            offset, states = self.log_end_offset, self.producers.copy()  # of what is going nobody can tell more
-        self.pending_snapshots.add(offset, states)
-        self.write_snapshots()
-
     def release_segments(self) -> None:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
@@ -112,7 +93,7 @@ class LogReleasing(LogRolling):
         first_kept = self._segments_from(self.log_start_offset)[0].base_offset
         if first_kept > self.segments[0].base_offset:
             try:
-                self._keep_producers(first_kept)
+                self.keep_producers(first_kept)
             except OSError as error:
                 raise self._fail_unless_passing(error) from error
         # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.

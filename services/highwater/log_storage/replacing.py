@@ -33,6 +33,7 @@ class LogReplacing(LogCore):
         assert old[-1].end_offset <= self.recovery_point
         self.check_online()
         try:
+            self.keep_producers(old[-1].end_offset)
             self.disk.using_reserve(lambda: self._prepare(new))
         except OSError as error:
             raise self._give_up(new, error) from error

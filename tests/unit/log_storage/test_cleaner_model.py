@@ -65,7 +65,9 @@ def records_of(log: Log) -> list[Record]:
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         content = log.read(offset, -1, 1 << 20)
-        assert content
+        if not content:  # it was cut within a gap, and ends there
+            assert all(header.last_offset < offset for header in log.headers())
+            break
         for position, header in iter_batches(content):
             assert header.last_offset >= offset
             found += [record for record in decode(content, position).records() if record.offset >= offset]

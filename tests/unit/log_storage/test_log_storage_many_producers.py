@@ -3,6 +3,7 @@ not done in the middle of an append."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from log_storage_client import LEADER, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending, pending_snapshots, producer_snapshots
+from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
+from highwater.log_storage.compaction.cleaner_process import run_pass
+from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
@@ -261,3 +265,47 @@ def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp
 
     again = make_log(log.directory, SMALL, Checkpointed(log_start_offset=kept, high_watermark=log.log_end_offset))
     assert again.producers == log.producers
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
+    """Producer 7's last batch but one has gone, by retention or for a later one, and the later one is lost."""
+    fsync, synced = os.fsync, set[str]()
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    log = make_log(tmp_path / "t-0", SMALL)
+    for sequence in range(2):
+        lead(log, produced(1, producer_id=7, sequence=sequence))
+    lead(log, produced(1, producer_id=8, sequence=0))
+    log.write_snapshots()
+    log.roll(3, log.producers)
+    log.flush()
+    log.raise_high_watermark(3)
+    lead(log, produced(1, producer_id=7, sequence=2))
+    if compacted:
+        job, present = clean_job(log, as_seen(None, log, 0).range, 0)
+
+        def swap(answer: Answer) -> None:
+            assert isinstance(answer, CleanedGroup)
+            assert swap_in(log, answer, present)
+
+        run_pass(job, PassLimits(), swap, lambda _: None)
+    else:
+        log.raise_log_start(3)
+    log.remove_deleted()
+    assert 1 not in [header.base_offset for header in log.headers()]
+    for path in log.directory.glob("*.snapshot"):
+        if str(path) not in synced:
+            path.write_bytes(b"")
+    os.truncate(log.segments[-1].path, 0)
+
+    known = Checkpointed(recovery_point=3, high_watermark=3, log_start_offset=log.log_start_offset)
+    state = make_log(log.directory, SMALL, known).producers.get(7)
+    assert state is not None
+    assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_storage_batches import batch, make_log, read_all
 
 from highwater.errors import ErrorCode
+from highwater.log_storage import producer_snapshots
 from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
@@ -24,7 +25,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.lookups import MAX_TIMESTAMP
-from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.producers import ProducerBatch
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.segment import Segment
 from highwater.records import BatchHeader, Record, decode, iter_batches, read_header
@@ -44,7 +45,8 @@ class Stored(NamedTuple):
 
 class LogMachine(RuleBasedStateMachine):
     """`model` holds the batches that the log should have, those below the log start too, and `floor_epoch` is the
-    epoch of the last batch before them; `start` is the log start, `end` the log end."""
+    epoch of the last batch before them; `start` is the log start, `end` the log end. `produced` are all batches of each
+    producer, those too whose records retention or compaction has taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,8 +58,25 @@ class LogMachine(RuleBasedStateMachine):
         self.floor_epoch = -1
         self.high_watermark = 0
         self.sequences: dict[int, int] = {}
+        self.produced: dict[int, list[ProducerBatch]] = {0: [], 1: []}
+        self.durable: set[Path] = set()  # snapshots that no crash takes
+        self.patch = pytest.MonkeyPatch()
+        make_durable, write = producer_snapshots.make_durable, producer_snapshots.write
+
+        def made_durable(directory: Path, offset: int) -> None:
+            make_durable(directory, offset)
+            self.durable.add(producer_snapshots.path_of(directory, offset))
+
+        def written(directory: Path, offset: int, *arguments: Any, durable: bool = False, **more: Any) -> None:
+            write(directory, offset, *arguments, durable=durable, **more)
+            path = producer_snapshots.path_of(directory, offset)
+            (self.durable.add if durable else self.durable.discard)(path)
+
+        self.patch.setattr(producer_snapshots, "make_durable", made_durable)
+        self.patch.setattr(producer_snapshots, "write", written)
 
     def teardown(self) -> None:
+        self.patch.undo()
         shutil.rmtree(self.directory)
 
     @initialize(start=st.integers(0, 100))
@@ -112,6 +131,9 @@ class LogMachine(RuleBasedStateMachine):
             copied = b"".join(batch.content for batch in stored)
             appended = self.log.append_as_follower(copied, self.epoch, self.end, -1, -1, 0)
         self.model += stored
+        for header in (each.header for each in stored if each.header.producer_id >= 0):
+            entry = ProducerBatch(header.base_sequence, header.last_sequence, header.base_offset, header.last_offset)
+            self.produced[header.producer_id].append(entry)
         self.end = base
         assert appended.last_offset == self.end - 1
 
@@ -135,6 +157,9 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.cut_for(offset, unclean_epoch) == cut
         self.log.promise_at_most(cut)
         self.log.truncate_to(cut)
+        self._lose_produced(cut)
+        if cut < max(self.high_watermark, self.start):  # records before it may have gone for ones behind it
+            self.produced = {who: [*self._known(who)] for who in self.produced}
         self.model = [stored for stored in self.model if stored.header.base_offset < cut]
         self.high_watermark = min(self.high_watermark, cut)
         self.start, self.end = min(self.start, cut), min(self.end, cut)
@@ -213,14 +238,19 @@ class LogMachine(RuleBasedStateMachine):
             for path in unflushed.paths()[1:]:
                 if data.draw(st.booleans()):
                     path.write_bytes(garbage)
+        for path in sorted(self.directory.glob("*.snapshot")):
+            if path not in self.durable and data.draw(st.booleans()):
+                path.write_bytes(garbage)
         before = self.model
         self._reopen(clean=False, compare=False)
         end = self.log.log_end_offset
+        self._lose_produced(end)
         if not self.log.size_bytes and end == self.start:
             # All that was not below the log start is gone: it starts anew there.
             below = [stored.header.partition_leader_epoch for stored in before if stored.header.base_offset < end]
             self.floor_epoch = below[-1] if below else self.floor_epoch
             self.model = []
+            self.produced = {who: batches if self._known(who) else [] for who, batches in self.produced.items()}
         else:
             self.model = [stored for stored in before if stored.header.base_offset < end]
             ends = {stored.header.next_offset for stored in self.model}
@@ -280,6 +310,15 @@ class LogMachine(RuleBasedStateMachine):
             assert self.log.log_end_offset == end
             assert self.log.producers == producers  # of those too whose records are gone
 
+    def _lose_produced(self, end: int) -> None:
+        self.produced = {
+            who: [entry for entry in batches if entry.base_offset < end] for who, batches in self.produced.items()
+        }
+
+    def _known(self, producer_id: int) -> tuple[ProducerBatch, ...]:
+        state = self.log.producers.get(producer_id)
+        return () if state is None else state.batches
+
     def _forget_sequences(self) -> None:
         """The producers go on from what the log remembers of them; the invariant below says what it must."""
         states = {producer_id: self.log.producers.get(producer_id) for producer_id in (0, 1)}
@@ -310,13 +349,9 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def producers_are_those_of_the_batches(self) -> None:
-        rebuilt = ProducerStates()
-        rebuilt.rebuild(header for header in self.log.headers())
-        for producer_id in (0, 1):
-            state, expected = self.log.producers.get(producer_id), rebuilt.get(producer_id)
-            if expected is not None:
-                assert state is not None
-                assert state.batches[-1] == expected.batches[-1]
+        """Of all there have been: what is known of them outlives their records."""
+        for producer_id, batches in self.produced.items():
+            assert self._known(producer_id)[-1:] == tuple(batches[-1:])
 
     @invariant()
     def lookups_by_time_find_the_first(self) -> None:
