@@ -51,8 +51,8 @@ def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: 
     call. A key column named `key` may be absent; then no row has a key.
 
     Raises:
-        InvalidRequestError: a column that is missing or of a type that is not bytes or text, a null timestamp.
-        InvalidTimestampError: a timestamp before 1970 or after 9999.
+        InvalidRequestError: a column that is missing or of a type that is not bytes or text.
+        InvalidTimestampError: a timestamp that is null, before 1970 or after 9999, or a column that holds no times.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -190,30 +190,47 @@ def _binary(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _milliseconds(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Raises `InvalidTimestampError`."""
     if column.null_count:
-        raise InvalidRequestError(f"column {name!r} has {column.null_count} null timestamps; fill or drop them")
-    if pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("ms"))
-    if pa.types.is_timestamp(column.type):
-        # A finer unit is cut to ms. Of a coarser one, what leaves 64 bits must not come out as another time.
-        cut = column.type.unit in ("us", "ns")
-        column = _cast(column, name, pa.timestamp("ms", column.type.tz), "timestamps in ms", safe=not cut)
-    elif not pa.types.is_integer(column.type):
-        raise InvalidRequestError(f"column {name!r} is {column.type}; a timestamp is an Arrow timestamp or int64 ms")
-    column = _cast(column, name, pa.int64(), "timestamps in ms")
-    if len(column):
-        extremes = pc.min_max(column)
-        for extreme in (extremes["min"].as_py(), extremes["max"].as_py()):
-            if not writable(extreme):
-                raise InvalidTimestampError(
-                    f"column {name!r} has the timestamp {extreme}: they are ms since 1970, from 0 to "
-                    f"{MAX_TIMESTAMP_MS} (the year 9999), or -1 for none"
-                )
+        raise InvalidTimestampError(f"column {name!r} has {column.null_count} null timestamps; fill or drop them")
+    kind = column.type
+    if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        raise InvalidTimestampError(f"column {name!r} is {kind}; a timestamp is an Arrow timestamp or int64 ms")
+    try:
+        if pa.types.is_date(kind):
+            column = column.cast(pa.timestamp("ms"))
+        elif pa.types.is_timestamp(kind):
+            cut = kind.unit in ("us", "ns")
+            if cut:  # to ms: what is just before 1970 would come out as another time, or as none
+                _check_times(column.cast(pa.int64()), name, _not_negative)
+            # Of a coarser unit, what leaves 64 bits must not come out as another time.
+            column = column.cast(pa.timestamp("ms", kind.tz), safe=not cut)
+        column = column.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise InvalidTimestampError(f"column {name!r} cannot be read as timestamps in ms: {error}") from error
+    _check_times(column, name, writable)
     return column
 
 
-def _cast(column: pa.ChunkedArray, name: str, target: pa.DataType, what: str, *, safe: bool = True) -> pa.ChunkedArray:
+def _not_negative(timestamp: int) -> bool:
+    return timestamp >= 0
+
+
+def _check_times(column: pa.ChunkedArray, name: str, right: Callable[[int], bool]) -> None:
+    """`right`: for the lowest and the highest one. Raises `InvalidTimestampError`."""
+    if not len(column):
+        return
+    extremes = pc.min_max(column)
+    for extreme in (extremes["min"].as_py(), extremes["max"].as_py()):
+        if not right(extreme):
+            raise InvalidTimestampError(
+                f"column {name!r} has the timestamp {extreme}: they are ms since 1970, from 0 to "
+                f"{MAX_TIMESTAMP_MS} (the year 9999), or -1 for none"
+            )
+
+
+def _cast(column: pa.ChunkedArray, name: str, target: pa.DataType, what: str) -> pa.ChunkedArray:
     try:
-        return column.cast(target, safe=safe)
+        return column.cast(target)
     except pa.ArrowException as error:
         raise InvalidRequestError(f"column {name!r} cannot be read as {what}: {error}") from error

@@ -13,7 +13,7 @@ import pytest
 from cluster_double import ClusterDouble
 
 from highwater.cli.consume import _fields
-from highwater.client import Consumer, InvalidRequestError, InvalidTimestampError, Producer, blocking
+from highwater.client import Consumer, InvalidTimestampError, Producer, blocking
 from highwater.client.table_batches import TableColumns, normalised
 from highwater.errors import ErrorCode
 from highwater.records import Record, decode, encode_columns, encode_rows, iter_batches
@@ -70,6 +70,7 @@ async def test_the_blocking_send_refuses_it_at_once(cluster: ClusterDouble) -> N
         pa.array([0, 2**62], pa.int64()),
         pa.array([0, 2**62], pa.timestamp("ms")),
         pa.array([0, -(2**50)], pa.timestamp("us")),
+        pa.array([0, -1], pa.timestamp("ns")),
         pa.array([0, -3], pa.timestamp("s", tz="UTC")),
         pa.array([-300], pa.date32()),
     ],
@@ -82,9 +83,18 @@ async def test_a_table_with_what_is_no_time_is_refused_whole(cluster: ClusterDou
     assert cluster.topics["t"].partitions[0].end_offset == 0
 
 
-def test_seconds_that_leave_64_bits_as_ms_do_not_come_out_as_another_time() -> None:
-    table = pa.table({"value": ["v"], "at": pa.array([2**61 + 1], pa.timestamp("s"))})
-    with pytest.raises(InvalidRequestError, match="column 'at'"):
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**61 + 1], pa.timestamp("s")),  # in ms it would leave 64 bits, and come out as another time
+        pa.array([2**63 + 1], pa.uint64()),
+        pa.array([None], pa.timestamp("ms")),
+        pa.array(["today"]),
+    ],
+)
+def test_a_column_that_holds_no_times_is_refused(column: pa.Array) -> None:
+    table = pa.table({"value": ["v"], "at": column})
+    with pytest.raises(InvalidTimestampError, match="column 'at'"):
         normalised(table, TableColumns(timestamp="at"))
 
 
