@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 
 from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
+from highwater.log_storage.compaction.cleaner_job import CleanJob
+from highwater.log_storage.compaction.cleaner_states import CleaningState
+from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
+from highwater.log_storage.compaction.cleaning import DueJob
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.log import Log
 from highwater.log_storage.segment_files import CLEANED_SUFFIX, LOG_SUFFIX
@@ -192,6 +198,42 @@ async def test_appends_and_reads_go_on_and_who_needs_the_log_alone_stops_it(tmp_
         assert storage.service.metrics.registry.get_sample_value(
             "highwater_log_storage_cleaner_passes_total", {"outcome": "aborted"}
         )
+
+
+@pytest.mark.parametrize("held", ["the job", "the process"])
+async def test_who_needs_the_log_alone_stops_a_pass_before_it_has_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+    complete, start = DueJob.complete, CleanerWorker._start
+
+    def completed(due: DueJob) -> CleanJob:
+        begun.set()
+        assert free.wait(10)
+        return complete(due)
+
+    async def started(worker: CleanerWorker) -> asyncio.subprocess.Process:
+        begun.set()
+        await asyncio.to_thread(free.wait, 10)
+        return await start(worker)
+
+    if held == "the job":
+        monkeypatch.setattr(DueJob, "complete", completed)
+    else:
+        monkeypatch.setattr(CleanerWorker, "_start", started)
+    async with running(tmp_path, **SETTINGS, **THROTTLED) as storage:
+        await storage.create(key(), **COMPACT)
+        await storage.fence(LEADER, 1, [key()])
+        await fill(storage, 41)
+        manager = storage.service._manager
+        assert manager is not None
+        [hosted] = manager
+        await until(begun.is_set)
+        delete = log_storage_pb2.DeleteLogRequest(partition=key(), leader_epoch=1)
+        deleted = asyncio.ensure_future(storage.stub.DeleteLog(delete))
+        await until(lambda: hosted.cleaning.state is CleaningState.ABORTED)
+        free.set()
+        assert not (await deleted).error.code
 
 
 async def test_a_stop_in_the_middle_of_a_pass_leaves_a_clean_log(tmp_path: Path) -> None:

@@ -30,10 +30,16 @@ class CleanerWorker:
         """Of the process, while there is one."""
         return self._process.pid if self._process is not None else None
 
+    async def start(self) -> None:
+        """Has a process, which `kill` ends. Raises `OSError` where none can be started."""
+        self._process = self._process or await self._start()
+
     async def run(self, job: CleanJob) -> AsyncIterator[Answer]:
         """The answers to a job: groups that are ready, then one that is not a group. Raises `WorkerDiedError`,
         `OSError` where no process can be started."""
-        process = self._process = self._process or await self._start()
+        await self.start()
+        process = self._process
+        assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -184,6 +184,8 @@ class LogCleaner:
         if due is None:
             return None
         job, present = await self._in_thread(due.complete), due.present
+        await worker.start()
+        _check_wanted(hosted)  # who needed the log before there was a process had none to kill
         try:
             async for answer in worker.run(job):
                 match answer:
