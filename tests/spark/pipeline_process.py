@@ -34,7 +34,7 @@ class PipelineProcess:
         while not holds():
             assert monotonic() < deadline, self.said()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._running.wait(0.001)
+                self._running.wait(0.01)  # to look takes from what it needs
                 raise AssertionError(self.said())
 
     def kill(self) -> None:

@@ -132,7 +132,7 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
 
     with pipeline_process("archive", tmp_path) as process:
         for number, killed_when in enumerate((is_staged, is_pending, lambda: True)):
-            produce_all_kinds(cluster.bootstrap, topic, range(number * 3000, number * 3000 + 3000), hours=24)
+            produce_all_kinds(cluster.bootstrap, topic, range(number * 1500, number * 1500 + 1500), hours=12)
             process.start([*reading, "--trigger", "10ms"])
             more_than(archived(), process)
             process.until(killed_when)
@@ -159,7 +159,7 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
             assert twice == rows or pending(archive) is not None
         process.start([*common, "--compact"])
         process.end()
-        assert archived() == 24
+        assert archived() == 12
         assert in_archive(archive) == rows
 
 

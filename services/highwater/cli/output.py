@@ -18,8 +18,15 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
 # A command that finds no broker says so at once: whoever typed it is waiting, a script can try again.
 MAX_BLOCK_MS = 0
 
-screen = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+def _console(*, stderr: bool = False) -> Console:
+    """What is not a terminal has no width: a line stays one, for grep and awk."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=10_000)
+
+
+screen = _console()
+errors = _console(stderr=True)
 
 Bootstrap = Annotated[
     str,
