@@ -30,6 +30,8 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 # Spark starts its Python workers with the python3 on the PATH unless it is told; they must be this one.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+# Many a JVM lives for a few seconds here: what compiles longest would take a core from it and never pay.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
