@@ -124,14 +124,14 @@ def write(
     write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=durable)
 
 
-def make_durable(directory: Path, offset: int) -> None:
-    """A crash of the machine does not take the snapshot any more. Where it could not be written there is none. Raises
-    `OSError`."""
+def make_durable(directory: Path, offset: int) -> bool:
+    """A crash of the machine does not take the snapshot any more. False where there is none. Raises `OSError`."""
     try:
         fsync_file(path_of(directory, offset))
     except FileNotFoundError:
-        return
+        return False
     fsync_directory(directory)
+    return True
 
 
 def latest(

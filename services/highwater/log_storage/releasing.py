@@ -90,12 +90,10 @@ class LogReleasing(LogRolling):
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self._file_epochs(self.log_start_offset)
-        first_kept = self._segments_from(self.log_start_offset)[0].base_offset
-        if first_kept > self.segments[0].base_offset:
-            try:
-                self.keep_producers(first_kept)
-            except OSError as error:
-                raise self._fail_unless_passing(error) from error
+        try:
+            self.keep_producers(self._segments_from(self.log_start_offset)[0])
+        except OSError as error:
+            raise self._fail_unless_passing(error) from error
         # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.
         self.epochs.truncate_from_start(self.log_start_offset - 1)
         released = False

@@ -33,7 +33,7 @@ class LogReplacing(LogCore):
         assert old[-1].end_offset <= self.recovery_point
         self.check_online()
         try:
-            self.keep_producers(old[-1].end_offset)
+            self.keep_producers(self._segments_from(old[-1].end_offset)[0])
             self.disk.using_reserve(lambda: self._prepare(new))
         except OSError as error:
             raise self._give_up(new, error) from error

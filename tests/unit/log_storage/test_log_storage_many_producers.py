@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from log_storage_batches import make_log, produced
-from log_storage_client import LEADER, key, running
+from log_storage_client import FOLLOWER, LEADER, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending, pending_snapshots, producer_snapshots
@@ -26,6 +26,7 @@ from highwater.log_storage.pending_snapshots import MAX_PENDING, PendingSnapshot
 from highwater.log_storage.producers import ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
+from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
@@ -309,3 +310,49 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     state = make_log(log.directory, SMALL, known).producers.get(7)
     assert state is not None
     assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("role", [LEADER, FOLLOWER])
+async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: int
+) -> None:
+    """On the leader, which is told to raise it, and on a follower, which hears of it with the batches."""
+    fsync, waited_for = os.fsync, dict[str, str]()
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        waited_for[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] = threading.current_thread().name
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with running(tmp_path) as storage:
+        await storage.create(key(), segment_bytes="1024")
+        await storage.fence(LEADER, 1, [key()])
+        for number in range(30):
+            await storage.append(
+                LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
+            )
+        manager = storage.service._manager
+        assert manager is not None
+        log = manager.get(PartitionKey(b"t" * 16, 0)).online()
+        log.raise_high_watermark(30)
+        kept = log.segments[2].base_offset
+        if role == LEADER:
+            raised = await storage.stub.RaiseLogStart(
+                log_storage_pb2.RaiseLogStartRequest(partition=key(), leader_epoch=1, log_start_offset=kept)
+            )
+            assert not raised.error.code
+        else:
+            await storage.fence(FOLLOWER, 2, [key()])
+            copied = bytearray(produced(1, sequence=30))
+            copied[:8], copied[12:16] = (30).to_bytes(8, "big"), (2).to_bytes(4, "big")
+            await storage.append(
+                FOLLOWER,
+                partition=key(),
+                leader_epoch=2,
+                expected_offset=30,
+                records=bytes(copied),
+                leader_high_watermark=30,
+                leader_log_start_offset=kept,
+            )
+        assert log.segments[0].base_offset == kept
+        assert waited_for[f"{kept:020}.snapshot"].startswith("log-storage")
