@@ -35,7 +35,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 	@if [ -n "$(PYTEST_ARGS)" ]; then :; \
 		elif $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi

@@ -94,6 +94,15 @@ class Deployment:
 
         await eventually(others_lead, f"others than broker {broker} lead {topic}", HEAL_S)
 
+    async def preferred_lead(self, topic: str, partitions: int = 1) -> None:
+        """Waits until each partition is led by its first replica: on a busy machine a broker may have lost its lease
+        since the cluster was started."""
+
+        async def as_assigned() -> bool:
+            return not await self.admin.elect_leaders([(topic, partition) for partition in range(partitions)])
+
+        await eventually(as_assigned, f"the preferred leaders lead {topic}", HEAL_S)
+
     async def left_isr(self, broker: int, topic: str, partitions: Sequence[int]) -> None:
         """Waits until this broker is in none of these ISRs."""
 

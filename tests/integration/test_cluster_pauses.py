@@ -20,6 +20,7 @@ def produce_request(key: common_pb2.PartitionKey, acks: int, value: bytes) -> br
 async def test_a_leader_that_was_paused_past_its_lease_acknowledges_nothing(deployed: Deployment) -> None:
     """RULES 8.1, 5.7. Requests wait at the paused leader and are the first thing it sees when it runs again."""
     await deployed.create_topic("zombie", [[1, 2, 3]])
+    await deployed.preferred_lead("zombie")
     topic_id = (await deployed.admin.describe_topics(["zombie"]))[0].topic_id
     key = common_pb2.PartitionKey(topic_id=topic_id, partition=0)
     zombie = deployed.cluster.processes["replica-manager-1"]

@@ -18,7 +18,7 @@ from .run import Result, run_seed, run_seeds
 
 SEEDS = int(os.environ.get("HIGHWATER_SIMULATION_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("HIGHWATER_SIMULATION_FIRST_SEED", "1"))
-WORKERS = 2
+WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # other tests have the other processor
 CHUNK = 25
 
 

@@ -224,6 +224,7 @@ class CleanerMachine(RuleBasedStateMachine):
         known = Checkpointed(clean, log.recovery_point, log.log_start_offset, log.high_watermark, log.cleaned_to)
         producers = log.producers
         last = max((header.next_offset for header in log.headers()), default=log.log_end_offset)
+        last = max(last, log.segments[-1].base_offset)  # rolled in a gap
         self.log = make_log(self.directory, CONFIG, known)
         # After a truncation into a gap the log ends where its last batch does.
         assert max(last, log.log_start_offset) == self.log.log_end_offset
