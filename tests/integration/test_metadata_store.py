@@ -196,6 +196,19 @@ async def test_a_lease_expires_with_its_keys_unless_it_is_renewed(store: Store, 
     await store.lease_revoke(kept)
 
 
+async def test_a_renewal_that_comes_to_its_deadline_fails_as_any_other_call(store: Store) -> None:
+    """Whenever that is: something that nobody expects would end the controller's term, or the broker's session."""
+    lease, _ = await store.lease_grant(60)
+    late = 0
+    for number in range(1500):
+        try:
+            await store.lease_keepalive(lease, timeout_s=0.0005 + number % 36 / 10_000)
+        except Unavailable:
+            late += 1
+    assert late
+    await store.lease_revoke(lease)
+
+
 async def test_a_compacted_revision_is_told(own_etcd: LocalEtcd) -> None:
     async with Store([own_etcd.address]) as store:
         first = await store.put("/a/1", b"")

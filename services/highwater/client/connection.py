@@ -151,7 +151,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
         except asyncio.CancelledError:
             self.fail(NetworkError(f"the connection to {self._address} was closed"))
             raise
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader knows why: the status of the call.
             self.fail(transport_error(await self._cause(error), self._address))
         except Exception as error:

@@ -202,7 +202,7 @@ class Store:
                 stream = member.lease.LeaseKeepAlive(timeout=timeout, metadata=metadata)
                 try:
                     await stream.write(request)
-                    await stream.done_writing()
+                    # Not `done_writing`: where the stream has just ended it raises an internal error of gRPC.
                     async for response in stream:
                         return response
                 except asyncio.InvalidStateError:
