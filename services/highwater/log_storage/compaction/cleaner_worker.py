@@ -78,11 +78,11 @@ class CleanerWorker:
                 self._process.kill()
 
     async def close(self) -> None:
-        """Ends the process; it writes nothing any more when this returns."""
+        """Ends the process; it writes nothing any more when this returns. Once more where it was cancelled."""
         self.kill()
         if self._process is not None:
-            process, self._process = self._process, None
-            await process.communicate()  # to the end of its pipes, so that nothing of them is left
+            await self._process.communicate()  # to the end of its pipes, so that nothing of them is left
+            self._process = None
 
 
 def _command(limits: PassLimits) -> list[str]:
