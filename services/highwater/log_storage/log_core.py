@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.log_storage import checkpoints
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import KnownDamage
 from highwater.log_storage.disk import Disk, Trouble
@@ -77,7 +77,6 @@ class LogCore:
         self.let_go_meanwhile: list[Segment] | None = None
         self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
         self.pending_snapshots = PendingSnapshots()
-        self._kept_before: Segment | None = None  # the snapshot at its beginning is on disk for good
         self._gaps = gaps
         self._last_epoch = epochs.last_epoch_below(self.log_end_offset)
         self._filed_epochs = frozenset({NO_EPOCH})  # those that are known to be in the file
@@ -188,51 +187,6 @@ class LogCore:
         except OSError as error:
             self.disk.note(error)
             _log.warning("%s: a snapshot of the producers is not written: %s", self.directory, error)
-
-    def keep_producers(self, first_kept: Segment) -> None:
-        """Has the snapshot where that segment begins on disk for good: soon it alone knows of the producers whose
-        records below it go. Raises `OSError`."""
-        offset = first_kept.base_offset
-        if self._knows_without(first_kept):
-            return
-        if (pending := self.pending_snapshots.first()) is not None and pending <= offset:
-            self.write_snapshots()
-        if offset not in producer_snapshots.offsets(self.directory):
-            # It was pending when the process was killed.
-            going = [segment for segment in self.segments if segment.base_offset < offset]
-            producers = self.producers.copy()
-            now_ms = max(state.updated_ms for _, state in producers.items())
-            try:
-                states = producer_snapshots.restore(self.directory, going, offset, now_ms, self._wall_offset_ms)
-            except CorruptBatchError:
-                offset, states = self.log_end_offset, producers  # of what is going nobody can tell more
-            self.pending_snapshots.add(offset, states)
-            self.write_snapshots()
-        self._make_durable(first_kept)
-
-    def sync_snapshot(self, log_start_offset: int) -> None:
-        """What `keep_producers` would wait for the disk for, if the log started there; to be called in a thread before,
-        beside whatever happens to the log. Raises `LogError`: LOG_STORAGE_ERROR, STORAGE_FULL."""
-        first_kept = self._segments_from(log_start_offset)[0]
-        if self.failure or self.disk.failure or self._knows_without(first_kept):
-            return
-        self.write_snapshots()
-        try:
-            self._make_durable(first_kept)
-        except OSError as error:
-            raise self._fail_unless_passing(error) from error
-
-    def _knows_without(self, first_kept: Segment) -> bool:
-        """Whether all is known of producers without the records below that segment: or none are there."""
-        return (
-            first_kept is self._kept_before
-            or first_kept.base_offset <= self.segments[0].base_offset
-            or not len(self.producers)
-        )
-
-    def _make_durable(self, first_kept: Segment) -> None:
-        if producer_snapshots.make_durable(self.directory, first_kept.base_offset):
-            self._kept_before = first_kept
 
     def remove_deleted(self) -> None:
         """Removes the files that were renamed to `.deleted`."""

@@ -125,12 +125,13 @@ def write(
 
 
 def make_durable(directory: Path, offset: int) -> bool:
-    """A crash of the machine does not take the snapshot any more. False where there is none. Raises `OSError`."""
+    """A crash of the machine does not take the snapshot any more. False where there is none, nor perhaps a directory of
+    that name any more. Raises `OSError`."""
     try:
         fsync_file(path_of(directory, offset))
+        fsync_directory(directory)
     except FileNotFoundError:
         return False
-    fsync_directory(directory)
     return True
 
 

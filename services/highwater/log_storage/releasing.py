@@ -6,12 +6,13 @@ from highwater.errors import ErrorCode
 from highwater.log_storage import producer_snapshots
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.keeping import LogKeeping
 from highwater.log_storage.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.rolling import LogRolling
 from highwater.records import CorruptBatchError
 
 
-class LogReleasing(LogRolling):
+class LogReleasing(LogKeeping, LogRolling):
     def raise_log_start(self, offset: int) -> None:
         """Raises the log start and lets go of the segments below it. Lower than the present one: no effect.
 
@@ -91,7 +92,7 @@ class LogReleasing(LogRolling):
         has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
         self._file_epochs(self.log_start_offset)
         try:
-            self.keep_producers(self._segments_from(self.log_start_offset)[0])
+            self.keep_producers(self.log_start_offset)
         except OSError as error:
             raise self._fail_unless_passing(error) from error
         # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.

@@ -11,12 +11,12 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.disk import Trouble
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log_core import LogCore
+from highwater.log_storage.keeping import LogKeeping
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
 
 
-class LogReplacing(LogCore):
+class LogReplacing(LogKeeping):
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> bool:
         """Puts `new` in the place of `old`, a run of sealed segments. `new` are whole, sealed and on disk, their files
         named `.cleaned`; together they hold what is kept of `old`, and the first has its base offset. False, with
@@ -33,7 +33,7 @@ class LogReplacing(LogCore):
         assert old[-1].end_offset <= self.recovery_point
         self.check_online()
         try:
-            self.keep_producers(self._segments_from(old[-1].end_offset)[0])
+            self.keep_producers(old[-1].end_offset)
             self.disk.using_reserve(lambda: self._prepare(new))
         except OSError as error:
             raise self._give_up(new, error) from error

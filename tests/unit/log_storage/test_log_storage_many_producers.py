@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from log_storage_batches import make_log, produced
-from log_storage_client import FOLLOWER, LEADER, key, running
+from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending, pending_snapshots, producer_snapshots
@@ -203,6 +203,19 @@ def test_what_is_dropped_while_it_is_written_is_not_written_after_that(
     assert set(producer_snapshots.offsets(tmp_path)) - set(present) <= {3}
 
 
+async def filled(storage: Storage, batches: int) -> Log:
+    """A served log of several segments and a producer."""
+    await storage.create(key(), segment_bytes="1024")
+    await storage.fence(LEADER, 1, [key()])
+    for number in range(batches):
+        await storage.append(
+            LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
+        )
+    manager = storage.service._manager
+    assert manager is not None
+    return manager.get(PartitionKey(b"t" * 16, 0)).online()
+
+
 async def test_a_served_log_has_them_written_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     encode = producer_snapshots.encode
@@ -213,15 +226,7 @@ async def test_a_served_log_has_them_written_in_a_thread(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(producer_snapshots, "encode", encoded)
     async with running(tmp_path) as storage:
-        await storage.create(key(), segment_bytes="1024")
-        await storage.fence(LEADER, 1, [key()])
-        for number in range(50):
-            await storage.append(
-                LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
-            )
-        manager = storage.service._manager
-        assert manager is not None
-        log = manager.get(PartitionKey(b"t" * 16, 0)).online()
+        log = await filled(storage, 50)
         assert storage.service._servicer is not None
         await storage.service._servicer.settle()
         assert not log.pending_snapshots
@@ -325,15 +330,7 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
 
     monkeypatch.setattr(os, "fsync", noted)
     async with running(tmp_path) as storage:
-        await storage.create(key(), segment_bytes="1024")
-        await storage.fence(LEADER, 1, [key()])
-        for number in range(30):
-            await storage.append(
-                LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
-            )
-        manager = storage.service._manager
-        assert manager is not None
-        log = manager.get(PartitionKey(b"t" * 16, 0)).online()
+        log = await filled(storage, 30)
         log.raise_high_watermark(30)
         kept = log.segments[2].base_offset
         if role == LEADER:
@@ -356,3 +353,37 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
             )
         assert log.segments[0].base_offset == kept
         assert waited_for[f"{kept:020}.snapshot"].startswith("log-storage")
+
+
+def test_a_snapshot_is_synced_beside_whatever_happens_to_the_log(tmp_path: Path) -> None:
+    """Segments come and go meanwhile, all of them at once, too, and the directory gets another name."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    stopped = threading.Event()
+    failures: list[BaseException] = []
+
+    def sync() -> None:
+        try:
+            while not stopped.is_set():
+                log.sync_snapshot(log.log_end_offset)
+        except BaseException as error:
+            failures.append(error)
+
+    syncing = threading.Thread(target=sync)
+    syncing.start()
+    try:
+        for number in range(30):
+            for _ in range(12):
+                known = log.producers.get(7)
+                lead(log, produced(1, sequence=known.batches[-1].last_sequence + 1 if known else 0))
+            log.raise_high_watermark(log.log_end_offset)
+            if number % 3 == 0:
+                log.raise_log_start(log.log_end_offset - 4)
+            elif number % 3 == 1:
+                log.move_to(tmp_path / f"moved-{number}")
+            else:
+                log.truncate_fully_and_start_at(log.log_end_offset)
+    finally:
+        stopped.set()
+        syncing.join()
+    assert not failures
+    log.check_online()
