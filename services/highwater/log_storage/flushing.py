@@ -140,8 +140,8 @@ class LogFlushing(LogCore):
         try:
             self.segments[-1].seal()
             self.disk.using_reserve(
-                lambda: producer_snapshots.write(
-                    self.directory, self.log_end_offset, self.producers, self._wall_offset_ms, durable=True
+                lambda: producer_snapshots.write_durably(
+                    self.directory, self.log_end_offset, self.producers, self._wall_offset_ms
                 )
             )
         except (OSError, CorruptBatchError) as error:

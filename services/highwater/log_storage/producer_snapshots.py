@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from highwater.log_storage.durable import fsync_directory, fsync_file, write_whole
+from highwater.log_storage.durable import fsync_directory, fsync_file, replace_file, write_whole
 from highwater.log_storage.producers import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.records.header import crc32c
@@ -116,23 +116,20 @@ def write(
     states: ProducerStates,
     wall_offset_ms: int,
     *,
-    durable: bool = False,
     pause: Callable[[], None] | None = None,
 ) -> None:
-    """Puts the snapshot in place. With `durable` its content is on disk then; without, a crash of the machine may leave
-    one that does not hold its CRC. Raises `OSError`."""
-    write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=durable)
+    """Puts the snapshot in place. A crash of the machine may leave one that does not hold its CRC. Raises `OSError`."""
+    write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=False)
 
 
-def make_durable(directory: Path, offset: int) -> bool:
-    """A crash of the machine does not take the snapshot any more. False where there is none, nor perhaps a directory of
-    that name any more. Raises `OSError`."""
-    try:
-        fsync_file(path_of(directory, offset))
+def write_durably(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: int) -> None:
+    """The same; it is on disk when this returns. One that is there and says so takes no space. Raises `OSError`."""
+    path, content = path_of(directory, offset), encode(states, wall_offset_ms)
+    if path.exists() and path.read_bytes() == content:
+        fsync_file(path)
         fsync_directory(directory)
-    except FileNotFoundError:
-        return False
-    return True
+    else:
+        replace_file(path, content)
 
 
 def latest(

@@ -16,8 +16,8 @@ class LogReleasing(LogKeeping, LogRolling):
     def raise_log_start(self, offset: int) -> None:
         """Raises the log start and lets go of the segments below it. Lower than the present one: no effect.
 
-        Raises `LogError`: OFFSET_OUT_OF_RANGE above the high watermark, LOG_STORAGE_ERROR.
-        """
+        Raises `LogError`: OFFSET_OUT_OF_RANGE above the high watermark, LOG_STORAGE_ERROR; STORAGE_FULL, with the log
+        start where it was."""
         self.check_online()
         if offset > self.high_watermark:
             raise LogError(
@@ -29,12 +29,13 @@ class LogReleasing(LogKeeping, LogRolling):
 
     def reach_log_start(self, offset: int) -> None:
         """Raises the log start to what is due of `offset`, once that is in the checkpoint. Raises `LogError`
-        (LOG_STORAGE_ERROR)."""
+        (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         offset = min(offset, self.log_start_due)
         if offset > self.log_start_offset:
             self._raise_log_start(offset)
 
     def _raise_log_start(self, offset: int) -> None:
+        self.prepare_log_start(offset)
         self.log_start_offset = max(self.log_start_offset, offset)
         self.release_segments()
 
@@ -89,12 +90,9 @@ class LogReleasing(LogKeeping, LogRolling):
 
     def release_segments(self) -> None:
         """Lets go of the segments below the log start: out of the log, then renamed to `.deleted`. Who reads one still
-        has its file open. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        has its file open. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         self._file_epochs(self.log_start_offset)
-        try:
-            self.keep_producers(self.log_start_offset)
-        except OSError as error:
-            raise self._fail_unless_passing(error) from error
+        self.prepare_log_start(self.log_start_offset)
         # The epoch of the batch before the log start stays: it is the log's last one where no other batch is left.
         self.epochs.truncate_from_start(self.log_start_offset - 1)
         released = False

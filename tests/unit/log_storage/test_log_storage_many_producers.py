@@ -3,20 +3,16 @@ not done in the middle of an append."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from log_storage_batches import make_log, produced
-from log_storage_client import FOLLOWER, LEADER, Storage, key, running
+from log_storage_client import LEADER, Storage, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending, pending_snapshots, producer_snapshots
-from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
-from highwater.log_storage.compaction.cleaner_process import run_pass
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
@@ -26,7 +22,6 @@ from highwater.log_storage.pending_snapshots import MAX_PENDING, PendingSnapshot
 from highwater.log_storage.producers import ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
-from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
@@ -250,140 +245,3 @@ def test_none_comes_into_a_log_that_is_made_anew_under_the_name_of_a_deleted_one
     log.write_snapshots()
     assert not list((tmp_path / "t-0").glob("*.snapshot*"))
     manager.close()
-
-
-def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp_path: Path) -> None:
-    """The next process has no pending one, and the last on disk is below what stays."""
-    log = make_log(tmp_path / "t-0", SMALL)
-    lead(log, produced(1, producer_id=7, sequence=0))
-    while len(log.segments) < 3:
-        sequence = log.log_end_offset - 1
-        lead(log, produced(1, producer_id=8, sequence=sequence))
-    kept = log.segments[-1].base_offset
-    assert log.pending_snapshots
-    assert not producer_snapshots.offsets(log.directory)
-
-    reopened = make_log(log.directory, SMALL, Checkpointed(high_watermark=log.log_end_offset))
-    reopened.raise_high_watermark(reopened.log_end_offset)
-    reopened.raise_log_start(kept)
-    assert reopened.segments[0].base_offset == kept
-    assert producer_snapshots.offsets(log.directory) == [kept]
-
-    again = make_log(log.directory, SMALL, Checkpointed(log_start_offset=kept, high_watermark=log.log_end_offset))
-    assert again.producers == log.producers
-
-
-@pytest.mark.parametrize("compacted", [True, False])
-def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
-) -> None:
-    """Producer 7's last batch but one has gone, by retention or for a later one, and the later one is lost."""
-    fsync, synced = os.fsync, set[str]()
-
-    def noted(descriptor: int) -> None:
-        fsync(descriptor)
-        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-
-    monkeypatch.setattr(os, "fsync", noted)
-    log = make_log(tmp_path / "t-0", SMALL)
-    for sequence in range(2):
-        lead(log, produced(1, producer_id=7, sequence=sequence))
-    lead(log, produced(1, producer_id=8, sequence=0))
-    log.write_snapshots()
-    log.roll(3, log.producers)
-    log.flush()
-    log.raise_high_watermark(3)
-    lead(log, produced(1, producer_id=7, sequence=2))
-    if compacted:
-        job, present = clean_job(log, as_seen(None, log, 0).range, 0)
-
-        def swap(answer: Answer) -> None:
-            assert isinstance(answer, CleanedGroup)
-            assert swap_in(log, answer, present)
-
-        run_pass(job, PassLimits(), swap, lambda _: None)
-    else:
-        log.raise_log_start(3)
-    log.remove_deleted()
-    assert 1 not in [header.base_offset for header in log.headers()]
-    for path in log.directory.glob("*.snapshot"):
-        if str(path) not in synced:
-            path.write_bytes(b"")
-    os.truncate(log.segments[-1].path, 0)
-
-    known = Checkpointed(recovery_point=3, high_watermark=3, log_start_offset=log.log_start_offset)
-    state = make_log(log.directory, SMALL, known).producers.get(7)
-    assert state is not None
-    assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
-
-
-@pytest.mark.parametrize("role", [LEADER, FOLLOWER])
-async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: int
-) -> None:
-    """On the leader, which is told to raise it, and on a follower, which hears of it with the batches."""
-    fsync, waited_for = os.fsync, dict[str, str]()
-
-    def noted(descriptor: int) -> None:
-        fsync(descriptor)
-        waited_for[Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] = threading.current_thread().name
-
-    monkeypatch.setattr(os, "fsync", noted)
-    async with running(tmp_path) as storage:
-        log = await filled(storage, 30)
-        log.raise_high_watermark(30)
-        kept = log.segments[2].base_offset
-        if role == LEADER:
-            raised = await storage.stub.RaiseLogStart(
-                log_storage_pb2.RaiseLogStartRequest(partition=key(), leader_epoch=1, log_start_offset=kept)
-            )
-            assert not raised.error.code
-        else:
-            await storage.fence(FOLLOWER, 2, [key()])
-            copied = bytearray(produced(1, sequence=30))
-            copied[:8], copied[12:16] = (30).to_bytes(8, "big"), (2).to_bytes(4, "big")
-            await storage.append(
-                FOLLOWER,
-                partition=key(),
-                leader_epoch=2,
-                expected_offset=30,
-                records=bytes(copied),
-                leader_high_watermark=30,
-                leader_log_start_offset=kept,
-            )
-        assert log.segments[0].base_offset == kept
-        assert waited_for[f"{kept:020}.snapshot"].startswith("log-storage")
-
-
-def test_a_snapshot_is_synced_beside_whatever_happens_to_the_log(tmp_path: Path) -> None:
-    """Segments come and go meanwhile, all of them at once, too, and the directory gets another name."""
-    log = make_log(tmp_path / "t-0", SMALL)
-    stopped = threading.Event()
-    failures: list[BaseException] = []
-
-    def sync() -> None:
-        try:
-            while not stopped.is_set():
-                log.sync_snapshot(log.log_end_offset)
-        except BaseException as error:
-            failures.append(error)
-
-    syncing = threading.Thread(target=sync)
-    syncing.start()
-    try:
-        for number in range(30):
-            for _ in range(12):
-                known = log.producers.get(7)
-                lead(log, produced(1, sequence=known.batches[-1].last_sequence + 1 if known else 0))
-            log.raise_high_watermark(log.log_end_offset)
-            if number % 3 == 0:
-                log.raise_log_start(log.log_end_offset - 4)
-            elif number % 3 == 1:
-                log.move_to(tmp_path / f"moved-{number}")
-            else:
-                log.truncate_fully_and_start_at(log.log_end_offset)
-    finally:
-        stopped.set()
-        syncing.join()
-    assert not failures
-    log.check_online()

@@ -61,18 +61,17 @@ class LogMachine(RuleBasedStateMachine):
         self.produced: dict[int, list[ProducerBatch]] = {0: [], 1: []}
         self.durable: set[Path] = set()  # snapshots that no crash takes
         self.patch = pytest.MonkeyPatch()
-        make_durable, write = producer_snapshots.make_durable, producer_snapshots.write
+        write, write_durably = producer_snapshots.write, producer_snapshots.write_durably
 
-        def made_durable(directory: Path, offset: int) -> None:
-            make_durable(directory, offset)
+        def written(directory: Path, offset: int, *arguments: Any, **options: Any) -> None:
+            write(directory, offset, *arguments, **options)
+            self.durable.discard(producer_snapshots.path_of(directory, offset))
+
+        def written_durably(directory: Path, offset: int, *arguments: Any) -> None:
+            write_durably(directory, offset, *arguments)
             self.durable.add(producer_snapshots.path_of(directory, offset))
 
-        def written(directory: Path, offset: int, *arguments: Any, durable: bool = False, **more: Any) -> None:
-            write(directory, offset, *arguments, durable=durable, **more)
-            path = producer_snapshots.path_of(directory, offset)
-            (self.durable.add if durable else self.durable.discard)(path)
-
-        self.patch.setattr(producer_snapshots, "make_durable", made_durable)
+        self.patch.setattr(producer_snapshots, "write_durably", written_durably)
         self.patch.setattr(producer_snapshots, "write", written)
 
     def teardown(self) -> None:

@@ -69,8 +69,7 @@ class Cutting(ServicerCore):
         response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
             hosted = answering.hosted = await self._idle(request.partition)
-            if hosted.log is not None:
-                await self._in_thread(hosted.log.sync_snapshot, request.log_start_offset)
+            await self._keep_producers(hosted, request.log_start_offset)
             hosted = answering.hosted = await self._idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)

@@ -159,7 +159,7 @@ class DataPath(ServicerCore):
                     return
                 for each, offset in written:
                     each.log_start_filed = min(offset, each.log_start_due)
-        await self._in_thread(log.sync_snapshot, due)
+        await self._keep_producers(hosted, due)
         await hosted.idle()
         hosted.online().reach_log_start(due)
 

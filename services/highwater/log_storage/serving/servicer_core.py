@@ -105,6 +105,16 @@ class ServicerCore:
         log.finish_sync(sync)
         hosted.flushed_ms = began_ms
 
+    async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
+        """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
+        (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        log = hosted.log
+        if log is None or not log.must_keep_producers(log_start_offset):
+            return
+        async with hosted.maintenance:
+            if self._manager.find(hosted.key) is hosted and hosted.log is log and not hosted.offline_reason:
+                await self._in_thread(log.prepare_log_start, log_start_offset)
+
     async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:
             await self._in_thread(self._manager.write_checkpoint, log_dir, name)

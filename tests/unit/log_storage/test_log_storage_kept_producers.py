@@ -1,0 +1,388 @@
+"""What a log knows of its producers outlives their records, whatever happens to the snapshot that says it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_storage_batches import batch, make_log, produced
+from log_storage_client import FOLLOWER, LEADER, Storage, key, running
+
+from highwater.errors import ErrorCode
+from highwater.log_storage import durable, producer_snapshots
+from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
+from highwater.log_storage.compaction.cleaner_process import run_pass
+from highwater.log_storage.compaction.cleaner_selection import CleanableRange
+from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log import Log
+from highwater.log_storage.producers import ProducerBatch, ProducerStates
+from highwater.log_storage.recovery import Checkpointed
+from highwater.metadata.models import PartitionKey
+from highwater.v1 import log_storage_pb2
+
+SMALL = LogConfig(segment_bytes=300)  # three batches
+
+
+def lead(log: Log, records: bytes) -> None:
+    """The append alone."""
+    log.append_as_leader(records, 1, log.log_end_offset, 0)
+
+
+def filled_with(log: Log, segments: int, filling: bytes | None = None) -> list[int]:
+    """Segments behind three batches of producer 7, which nobody else writes; where they begin."""
+    for sequence in range(3):
+        lead(log, produced(1, producer_id=7, sequence=sequence))
+        log.write_snapshots()
+    while len(log.segments) < segments:
+        lead(log, filling if filling is not None else batch())
+        log.write_snapshots()
+    log.raise_high_watermark(log.log_end_offset)
+    return [segment.base_offset for segment in log.segments]
+
+
+def last_of(log: Log, producer_id: int = 7) -> ProducerBatch | None:
+    state = log.producers.get(producer_id)
+    return state.batches[-1] if state is not None else None
+
+
+def snapshot_at(log: Log, offset: int) -> ProducerStates:
+    return producer_snapshots.decode(producer_snapshots.path_of(log.directory, offset).read_bytes(), 0, 0)
+
+
+def tear_unsynced(log: Log, synced: set[str]) -> None:
+    """What a power loss may do to the snapshots."""
+    for path in log.directory.glob("*.snapshot"):
+        if str(path) not in synced:
+            path.write_bytes(b"")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The paths of what was synced, under the names that they have in the end."""
+    fsync, names, replace = os.fsync, set[str](), os.replace
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        names.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def replaced(source: Path, target: Path) -> None:
+        replace(source, target)
+        (names.add if str(source) in names else names.discard)(str(target))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", replaced)
+    return names
+
+
+def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp_path: Path) -> None:
+    """The next process has no pending one, and the last on disk is below what stays."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    lead(log, produced(1, producer_id=7, sequence=0))
+    while len(log.segments) < 3:
+        sequence = log.log_end_offset - 1
+        lead(log, produced(1, producer_id=8, sequence=sequence))
+    kept = log.segments[-1].base_offset
+    assert log.pending_snapshots
+    assert not producer_snapshots.offsets(log.directory)
+
+    reopened = make_log(log.directory, SMALL, Checkpointed(high_watermark=log.log_end_offset))
+    reopened.raise_high_watermark(reopened.log_end_offset)
+    reopened.raise_log_start(kept)
+    assert reopened.segments[0].base_offset == kept
+    assert producer_snapshots.offsets(log.directory) == [kept]
+
+    again = make_log(log.directory, SMALL, Checkpointed(log_start_offset=kept, high_watermark=log.log_end_offset))
+    assert again.producers == log.producers
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
+    tmp_path: Path, synced: set[str], compacted: bool
+) -> None:
+    """Producer 7's last batch but one has gone, by retention or for a later one, and the later one is lost."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    for sequence in range(2):
+        lead(log, produced(1, producer_id=7, sequence=sequence))
+    lead(log, produced(1, producer_id=8, sequence=0))
+    log.write_snapshots()
+    log.roll(3, log.producers)
+    log.flush()
+    log.raise_high_watermark(3)
+    lead(log, produced(1, producer_id=7, sequence=2))
+    if compacted:
+        job, present = clean_job(log, as_seen(None, log, 0).range, 0)
+
+        def swap(answer: Answer) -> None:
+            assert isinstance(answer, CleanedGroup)
+            assert swap_in(log, answer, present)
+
+        run_pass(job, PassLimits(), swap, lambda _: None)
+    else:
+        log.raise_log_start(3)
+    log.remove_deleted()
+    assert 1 not in [header.base_offset for header in log.headers()]
+    tear_unsynced(log, synced)
+    os.truncate(log.segments[-1].path, 0)
+
+    known = Checkpointed(recovery_point=3, high_watermark=3, log_start_offset=log.log_start_offset)
+    state = make_log(log.directory, SMALL, known).producers.get(7)
+    assert state is not None
+    assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
+
+
+async def filled(storage: Storage, batches: int) -> Log:
+    """A served log of several segments and a producer."""
+    await storage.create(key(), segment_bytes="1024")
+    await storage.fence(LEADER, 1, [key()])
+    for number in range(batches):
+        await storage.append(
+            LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
+        )
+    manager = storage.service._manager
+    assert manager is not None
+    return manager.get(PartitionKey(b"t" * 16, 0)).online()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("role", [LEADER, FOLLOWER])
+async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: int, missing: bool
+) -> None:
+    """On the leader, which is told to raise it, and on a follower, which hears of it with the batches. Where there is
+    none a thread reads the batches for it."""
+    names: list[str] = []
+    restore, write = producer_snapshots.restore, producer_snapshots.write_durably
+
+    def restored(*arguments: Any) -> ProducerStates:
+        names.append(threading.current_thread().name)
+        return restore(*arguments)
+
+    def written(*arguments: Any) -> None:
+        names.append(threading.current_thread().name)
+        write(*arguments)
+
+    monkeypatch.setattr(producer_snapshots, "restore", restored)
+    monkeypatch.setattr(producer_snapshots, "write_durably", written)
+    async with running(tmp_path) as storage:
+        log = await filled(storage, 30)
+        log.raise_high_watermark(30)
+        kept = log.segments[2].base_offset
+        assert storage.service._servicer is not None
+        await storage.service._servicer.settle()
+        if missing:
+            producer_snapshots.path_of(log.directory, kept).unlink()
+        if role == LEADER:
+            raised = await storage.stub.RaiseLogStart(
+                log_storage_pb2.RaiseLogStartRequest(partition=key(), leader_epoch=1, log_start_offset=kept)
+            )
+            assert not raised.error.code
+        else:
+            await storage.fence(FOLLOWER, 2, [key()])
+            copied = bytearray(produced(1, sequence=30))
+            copied[:8], copied[12:16] = (30).to_bytes(8, "big"), (2).to_bytes(4, "big")
+            await storage.append(
+                FOLLOWER,
+                partition=key(),
+                leader_epoch=2,
+                expected_offset=30,
+                records=bytes(copied),
+                leader_high_watermark=30,
+                leader_log_start_offset=kept,
+            )
+        assert log.segments[0].base_offset == kept
+        assert len(names) == 2
+        assert all(name.startswith("log-storage") for name in names)
+        assert 7 in dict(snapshot_at(log, kept).items())
+
+
+def test_a_snapshot_that_finds_no_room_keeps_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    lead(log, produced(1, producer_id=7, sequence=0))
+    while len(log.segments) < 3:
+        lead(log, batch())
+    log.raise_high_watermark(log.log_end_offset)
+    write = durable._write
+
+    def full(path: Path, content: bytes, *, durable: bool) -> None:
+        if ".snapshot" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content, durable=durable)
+
+    monkeypatch.setattr(durable, "_write", full)
+    kept = log.segments[-1].base_offset
+    with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
+        log.raise_log_start(kept)
+    assert (log.log_start_offset, log.segments[0].base_offset) == (0, 0)
+    log.check_online()
+    monkeypatch.setattr(durable, "_write", write)
+    log.disk.keep_reserve()
+    log.raise_log_start(kept)
+    assert log.segments[0].base_offset == kept
+    assert 7 in dict(snapshot_at(log, kept).items())
+
+
+def test_a_snapshot_that_is_there_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: set[str]
+) -> None:
+    """Retention makes room on a full volume, however many producers a log has."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    _, kept, *_ = filled_with(log, 3)
+
+    def full(path: Path, _: bytes, *, durable: bool) -> None:
+        raise OSError(errno.ENOSPC, f"No space left on device {durable}", str(path))
+
+    log.write_epochs()
+    monkeypatch.setattr(durable, "_write", full)
+    log.raise_log_start(kept)
+    assert log.segments[0].base_offset == kept
+    assert str(producer_snapshots.path_of(log.directory, kept)) in synced
+
+
+def test_a_torn_snapshot_does_not_pass_for_one(tmp_path: Path) -> None:
+    """A power loss tore one in the middle; a start looks at the last one only."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    _, kept, *_ = filled_with(log, 4)
+    log.flush()
+    end = log.log_end_offset
+    producer_snapshots.path_of(log.directory, kept).write_bytes(b"")
+
+    log = make_log(log.directory, SMALL, Checkpointed(recovery_point=end, high_watermark=end))
+    log.raise_high_watermark(kept + 1)
+    log.raise_log_start(kept)
+    log.truncate_to(kept + 1)
+    assert last_of(log) == ProducerBatch(2, 2, 2, 2)
+    known = Checkpointed(recovery_point=kept + 1, high_watermark=kept + 1, log_start_offset=kept)
+    assert last_of(make_log(log.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
+
+
+@pytest.mark.parametrize("then", ["DeleteRecords", "truncation"])
+def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
+    tmp_path: Path, synced: set[str], then: str
+) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    bases = filled_with(log, 4)
+    log.raise_log_start(bases[1])
+    moved = make_log(tmp_path / "moved" / "t-0", SMALL)
+    for segment in log.segments:
+        for position, header in segment.headers(0):
+            moved.append_copy(segment.batch_at(position, header), 0)
+    log.high_watermark = log.segments[1].base_offset + 1  # as on a follower
+    moved.take_over(log)
+    assert last_of(moved) == ProducerBatch(2, 2, 2, 2)
+
+    if then == "DeleteRecords":
+        while len(moved.segments) < 4:
+            lead(moved, batch(value=b"y"))
+        moved.flush()
+        moved.raise_high_watermark(moved.log_end_offset)
+        moved.raise_log_start(moved.segments[2].base_offset)
+    else:
+        moved.truncate_to(moved.high_watermark)
+        moved.flush()
+    tear_unsynced(moved, synced)
+    known = Checkpointed(
+        recovery_point=moved.recovery_point,
+        log_start_offset=moved.log_start_offset,
+        high_watermark=moved.high_watermark,
+    )
+    assert last_of(make_log(moved.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
+
+
+def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cleaner's thread is about to read, for a missing snapshot, batches that the loop lets go of."""
+    config = LogConfig(segment_bytes=300, compacts=True, deletes=False)
+    log = make_log(tmp_path / "t-0", config)
+    for sequence in range(24):
+        lead(log, produced(1, sequence=sequence))
+        log.write_snapshots()
+    log.flush()
+    bases = [segment.base_offset for segment in log.segments]
+    producer_snapshots.path_of(log.directory, bases[3]).unlink()
+    end = log.log_end_offset
+    log = make_log(log.directory, config, Checkpointed(recovery_point=end, high_watermark=end))
+    job, present = clean_job(log, CleanableRange(0, bases[3]), 0)
+    groups: list[Answer] = []
+    run_pass(job, PassLimits(), groups.append, lambda _: None)
+    last = [group for group in groups if isinstance(group, CleanedGroup)][-1]
+
+    latest, held, go_on = producer_snapshots.latest, threading.Event(), threading.Event()
+
+    def hold(*arguments: Any) -> tuple[int, ProducerStates]:
+        found = latest(*arguments)
+        if threading.current_thread().name == "cleaner":
+            held.set()
+            assert go_on.wait(10)
+        return found
+
+    monkeypatch.setattr(producer_snapshots, "latest", hold)
+    swapped: list[object] = []
+    cleaning = threading.Thread(target=lambda: swapped.append(swap_in(log, last, present)), name="cleaner")
+    cleaning.start()
+    assert held.wait(10)
+    log.raise_log_start(bases[4])
+    go_on.set()
+    cleaning.join()
+    assert swapped == [False]
+    log.check_online()
+    assert last_of(make_log(log.directory, config)) == last_of(log)
+
+
+def test_where_batches_cannot_be_read_what_is_in_memory_counts_as_far_as_it_is_below(tmp_path: Path) -> None:
+    """Nothing newer comes under the name of an older offset, nor the other way round: a retry is no second batch."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    for sequence in range(10):
+        lead(log, produced(1, producer_id=7, sequence=sequence))
+        log.write_snapshots()
+    log.flush()
+    end, (_, damaged, kept, *_) = log.log_end_offset, log.segments
+    log.raise_high_watermark(end)
+    producer_snapshots.path_of(log.directory, kept.base_offset).unlink()
+    content = bytearray(damaged.path.read_bytes())
+    content[8:12] = bytes(4)  # the length of its first batch
+    damaged.path.write_bytes(content)
+
+    log.keep_producers(kept.base_offset)
+    state = snapshot_at(log, kept.base_offset).get(7)
+    assert state is not None
+    assert state.batches[-1].last_offset == kept.base_offset - 1
+    again = make_log(log.directory, SMALL, Checkpointed(recovery_point=end, high_watermark=end))
+    assert last_of(again) == ProducerBatch(9, 9, 9, 9)
+
+
+def test_producers_are_kept_beside_appends_and_a_rising_log_start(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    stopped = threading.Event()
+    failures: list[BaseException] = []
+
+    def keep() -> None:
+        try:
+            while not stopped.is_set():
+                log.prepare_log_start(log.log_end_offset)
+        except BaseException as error:
+            failures.append(error)
+
+    keeping = threading.Thread(target=keep)
+    keeping.start()
+    sequence = 0
+    try:
+        for _ in range(30):
+            for _ in range(12):
+                lead(log, produced(1, producer_id=7, sequence=sequence))
+                sequence += 1
+            log.raise_high_watermark(log.log_end_offset)
+            log.raise_log_start(log.log_end_offset - 4)
+    finally:
+        stopped.set()
+        keeping.join()
+    assert not failures
+    log.check_online()
+    known = Checkpointed(log_start_offset=log.log_start_offset, high_watermark=log.high_watermark)
+    assert make_log(log.directory, SMALL, known).producers == log.producers
