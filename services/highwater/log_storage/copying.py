@@ -83,11 +83,11 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
         self._last_epoch = source.last_epoch
         self.log_start_offset, self.log_start_due = source.log_start_offset, source.log_start_due
         self.high_watermark = source.high_watermark
-        self.release_segments()
         try:
-            self.keep_producers_from(self.high_watermark)
+            self.keep_producers_of(source)
         except OSError as error:
             raise self._fail_unless_passing(error) from error
+        self.release_segments()
         self.close()
         assert self.state == source.state  # DESIGN §6: 4
 

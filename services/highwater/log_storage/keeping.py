@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 
-from highwater.log_storage import producer_snapshots
+from highwater.log_storage import pending_snapshots, producer_snapshots
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.producers import ProducerStates
 from highwater.log_storage.segment import Segment
@@ -41,12 +41,19 @@ class LogKeeping(LogCore):
             else:
                 kept.producers_kept = True
 
-    def keep_producers_from(self, offset: int) -> None:
-        """After they were taken over from a log that knew of more than its batches tell: a truncation to `offset` or
-        above it does not forget them. Raises `OSError`."""
-        first = max(bisect_right(self.segments, offset, key=attrgetter("base_offset")) - 1, 0)
+    def keep_producers_of(self, source: LogCore) -> None:
+        """After they were taken over from a log that knew of more than its batches tell: no truncation to the high
+        watermark or above it forgets them. Raises `OSError`."""
+        for segment in self.segments:
+            segment.producers_told = False
+        first = max(bisect_right(self.segments, self.high_watermark, key=attrgetter("base_offset")) - 1, 0)
         for below, kept in enumerate(self.segments[first:], first):
-            self._keep(self.segments[:below], kept)
+            offset, now_ms = kept.base_offset, _newest_ms(self.producers)
+            _, theirs = producer_snapshots.latest(
+                source.directory, source.segments[0].base_offset, offset, now_ms, self._wall_offset_ms
+            )
+            self._write_snapshot(offset, _later(self._states_below(self.segments[:below], offset), theirs))
+            kept.producers_told = kept.producers_kept = True
 
     def _going(self, offset: int) -> Sequence[Segment]:
         """The segments below the one that holds the offset, and that one; nothing where they may go."""
@@ -60,24 +67,46 @@ class LogKeeping(LogCore):
         offset = kept.base_offset
         if (pending := self.pending_snapshots.first()) is not None and pending <= offset:
             self.disk.using_reserve(lambda: self.pending_snapshots.write(self.directory, self._wall_offset_ms))
-        states = self._states_below(going, offset)
+        if kept.producers_told:
+            with suppress(FileNotFoundError):
+                producer_snapshots.sync(self.directory, offset)
+                return
+        self._write_snapshot(offset, self._states_below(going, offset))
+
+    def _write_snapshot(self, offset: int, states: ProducerStates) -> None:
+        """Raises `OSError`."""
         self.disk.using_reserve(
-            lambda: producer_snapshots.write_durably(self.directory, offset, states, self._wall_offset_ms)
+            lambda: producer_snapshots.write_durably(
+                self.directory, offset, states, self._wall_offset_ms, pause=pending_snapshots.pause
+            )
         )
 
-    def _states_below(self, going: Sequence[Segment], offset: int) -> ProducerStates:
+    def _states_below(self, segments: Sequence[Segment], offset: int) -> ProducerStates:
         """What the files say, and where they do not know a producer (a kill while a snapshot was pending, a torn or
         damaged one, the copy of a log that moved), what is in memory of its batches below the offset. Raises
         `OSError`."""
         present = self.producers.copy()
-        now_ms = max((state.updated_ms for _, state in present.items()), default=0)
         states = ProducerStates()
         with suppress(CorruptBatchError):
-            if going:
-                states = producer_snapshots.restore(self.directory, going, offset, now_ms, self._wall_offset_ms)
+            if segments:
+                states = producer_snapshots.restore(
+                    self.directory, segments, offset, _newest_ms(present), self._wall_offset_ms
+                )
+        in_memory = ProducerStates()
         for producer_id, state in present.items():
-            below = tuple(batch for batch in state.batches if batch.last_offset < offset)
-            known = states.get(producer_id)
-            if below and (known is None or known.batches[-1].last_offset < below[-1].last_offset):
-                states.put(producer_id, replace(state, batches=below))
-        return states
+            if below := tuple(batch for batch in state.batches if batch.last_offset < offset):
+                in_memory.put(producer_id, replace(state, batches=below))
+        return _later(states, in_memory)
+
+
+def _later(states: ProducerStates, others: ProducerStates) -> ProducerStates:
+    """`states`, with those of the others that know of later batches."""
+    for producer_id, other in others.items():
+        known = states.get(producer_id)
+        if known is None or known.batches[-1].last_offset < other.batches[-1].last_offset:
+            states.put(producer_id, other)
+    return states
+
+
+def _newest_ms(states: ProducerStates) -> int:
+    return max((state.updated_ms for _, state in states.items()), default=0)

@@ -65,7 +65,7 @@ class PendingSnapshots:
                     if offset is None:
                         return
                     states = self._pending[offset]
-                    producer_snapshots.write(directory, offset, states, wall_offset_ms, pause=_pause)
+                    producer_snapshots.write(directory, offset, states, wall_offset_ms, pause=pause)
                     with self._changing:
                         if self._pending.get(offset) is states:
                             del self._pending[offset]
@@ -76,14 +76,15 @@ class PendingSnapshots:
             self._claimed = False
 
     def drop_above(self, offset: int) -> None:
-        """Those of a part of the log that goes. One that is being written is on disk when this returns."""
-        if not self._pending:
-            return
+        """Those of a part of the log that goes. One of them that is being written is on disk when this returns."""
+        with self._changing:  # what stays may be written meanwhile: that takes long
+            if max(self._pending, default=offset) <= offset:
+                return
         with self._writing, self._changing:
             for found in [found for found in self._pending if found > offset]:
                 del self._pending[found]
 
 
-def _pause() -> None:
+def pause() -> None:
     """Lets other threads run: to encode many producers takes longer than appends can wait."""
     time.sleep(_PAUSE_S)

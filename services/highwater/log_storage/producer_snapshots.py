@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from highwater.log_storage.durable import fsync_directory, fsync_file, replace_file, write_whole
@@ -122,14 +123,27 @@ def write(
     write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=False)
 
 
-def write_durably(directory: Path, offset: int, states: ProducerStates, wall_offset_ms: int) -> None:
+def write_durably(
+    directory: Path,
+    offset: int,
+    states: ProducerStates,
+    wall_offset_ms: int,
+    *,
+    pause: Callable[[], None] | None = None,
+) -> None:
     """The same; it is on disk when this returns. One that is there and says so takes no space. Raises `OSError`."""
-    path, content = path_of(directory, offset), encode(states, wall_offset_ms)
-    if path.exists() and path.read_bytes() == content:
-        fsync_file(path)
-        fsync_directory(directory)
-    else:
-        replace_file(path, content)
+    path, content = path_of(directory, offset), encode(states, wall_offset_ms, pause)
+    with suppress(FileNotFoundError):
+        if path.read_bytes() == content:
+            sync(directory, offset)
+            return
+    replace_file(path, content)
+
+
+def sync(directory: Path, offset: int) -> None:
+    """Brings the snapshot as it is to disk. Raises `OSError`, `FileNotFoundError` where there is none."""
+    fsync_file(path_of(directory, offset))
+    fsync_directory(directory)
 
 
 def latest(
@@ -143,6 +157,8 @@ def latest(
             path = path_of(directory, offset)
             try:
                 return offset, decode(path.read_bytes(), now_ms, wall_offset_ms)
+            except FileNotFoundError:  # needless by now, and removed beside this
+                continue
             except SnapshotError as error:
                 _log.warning("%s is damaged and not used: %s", path, error)
                 path.unlink(missing_ok=True)
@@ -185,7 +201,7 @@ def remove_needless(directory: Path, segments: Sequence[Segment]) -> None:
     which others may add meanwhile. Raises `OSError`."""
     present = offsets(directory)
     # Looked at after the files: the snapshot of a segment that is begun meanwhile is not among them, or its last one.
-    bases = {segment.base_offset for segment in segments}
+    bases = {segment.base_offset for segment in tuple(segments)}
     for found in present:
         if found not in bases and (found != present[-1] or found < segments[0].base_offset):
             path_of(directory, found).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,13 @@ def open_log(
         log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
+        producers = log.producers.copy()
         log.truncate_fully_and_start_at(log_start_offset, walk.epochs_on_file_below(log_start_offset))
+        log.producers = producers  # they outlive their records
+        log.pending_snapshots.add(log_start_offset, producers.copy())
+        log.write_snapshots()
+        with suppress(OSError):  # it can do without as long as it lives; a disk that fails is found soon
+            producer_snapshots.sync(directory, log_start_offset)
     return log
 
 

@@ -63,19 +63,26 @@ class LogReleasing(LogKeeping, LogRolling):
         except OSError as error:
             raise self._refusal(error) from error
 
+    def behind(self, count: int) -> int:
+        """The offset behind its `count` oldest segments."""
+        with self.structure:
+            segments = self.segments.copy()
+        return segments[count].base_offset if count < len(segments) else self.log_end_offset
+
     def start_behind(self, count: int) -> None:
         """The log starts behind its `count` oldest segments, which `release_segments` then lets go of: once the log
         start is on disk. Where all of them go, an active one is begun. Producers outlive their records. Raises
-        `LogError` (LOG_STORAGE_ERROR)."""
+        `LogError`: LOG_STORAGE_ERROR; STORAGE_FULL, with the log start where it was."""
         assert 0 < count <= len(self.segments)
-        self._file_epochs(self.log_end_offset if count == len(self.segments) else self.segments[count].base_offset)
+        self._file_epochs(self.behind(count))
         if count == len(self.segments):
             try:
                 self.roll(self.log_end_offset, self.producers)
                 fsync_directory(self.directory)
             except (OSError, CorruptBatchError) as error:
                 raise self._fail_unless_passing(error) from error
-        self.log_start_offset = max(self.log_start_offset, self.segments[count].base_offset)
+        self.prepare_log_start(self.behind(count))
+        self.log_start_offset = max(self.log_start_offset, self.behind(count))
         assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
 
     def _file_epochs(self, log_start_offset: int) -> None:

@@ -84,6 +84,7 @@ class LogReplacing(LogKeeping):
             place = self.segments.index(old[0]) if old[0] in self.segments else len(self.segments)
             replaced = self.segments[place:-1][: len(old)] == [*old]
             if replaced:
+                new[0].producers_told, new[0].producers_kept = old[0].producers_told, old[0].producers_kept
                 # Another list: who walks over the present one beside this meets all of `old`.
                 self.segments = [*self.segments[:place], *new, *self.segments[place + len(old) :]]
                 self.let_go_meanwhile = []

@@ -46,11 +46,13 @@ class LogRolling(LogCore):
     def _undo(self, active: Segment, size_bytes: int) -> None:
         """Back to the last good position, or offline: the log end in memory is never ahead of the file."""
         try:
+            rolled = self.segments[-1] is not active
             with self.structure:
                 while self.segments[-1] is not active:
                     self.segments.pop().remove()
             self.pending_snapshots.drop_above(self.log_end_offset)
-            producer_snapshots.remove_above(self.directory, self.log_end_offset)
+            if rolled:
+                producer_snapshots.remove_above(self.directory, self.log_end_offset)
             if active.size_bytes > size_bytes:
                 active.truncate(size_bytes, self.log_end_offset)
             else:
@@ -112,8 +114,9 @@ class LogRolling(LogCore):
         self.segments[-1].seal()
         if self.pending_snapshots.full:  # they come faster than they are written
             self.pending_snapshots.write(self.directory, self._wall_offset_ms)
-        self.pending_snapshots.add(base_offset, producers)
         segment = self._new_segment(base_offset)
+        self.pending_snapshots.add(base_offset, producers)
+        segment.producers_told = True
         with self.structure:
             self.segments.append(segment)
         return segment

@@ -53,7 +53,8 @@ class Segment:
         self.path = directory / file_name(base_offset, LOG_SUFFIX + suffix)
         # Closed when nobody refers to it any more: a flush or a read may still use the file of a removed segment.
         self._file: Descriptor | None = None
-        self.producers_kept = False  # the snapshot at its beginning tells of all producers below, for good
+        self.producers_told = False  # the snapshot at its beginning, written or pending, is of all producers below
+        self.producers_kept = False  # and on disk for good
         self.released = False  # its files may be gone: it is not part of the log any more
         if create:
             self._file = Descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)

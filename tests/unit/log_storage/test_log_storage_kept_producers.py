@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,16 @@ async def filled(storage: Storage, batches: int) -> Log:
     return manager.get(PartitionKey(b"t" * 16, 0)).online()
 
 
+def noting(work: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """The same, and in which thread."""
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return work(*arguments, **options)
+
+    return noted
+
+
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("role", [LEADER, FOLLOWER])
 async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
@@ -157,18 +169,8 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
     """On the leader, which is told to raise it, and on a follower, which hears of it with the batches. Where there is
     none a thread reads the batches for it."""
     names: list[str] = []
-    restore, write = producer_snapshots.restore, producer_snapshots.write_durably
-
-    def restored(*arguments: Any) -> ProducerStates:
-        names.append(threading.current_thread().name)
-        return restore(*arguments)
-
-    def written(*arguments: Any) -> None:
-        names.append(threading.current_thread().name)
-        write(*arguments)
-
-    monkeypatch.setattr(producer_snapshots, "restore", restored)
-    monkeypatch.setattr(producer_snapshots, "write_durably", written)
+    for work in ("sync", "restore", "write_durably"):
+        monkeypatch.setattr(producer_snapshots, work, noting(getattr(producer_snapshots, work), names))
     async with running(tmp_path) as storage:
         log = await filled(storage, 30)
         log.raise_high_watermark(30)
@@ -196,7 +198,7 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
                 leader_log_start_offset=kept,
             )
         assert log.segments[0].base_offset == kept
-        assert len(names) == 2
+        assert len(names) == (3 if missing else 1)
         assert all(name.startswith("log-storage") for name in names)
         assert 7 in dict(snapshot_at(log, kept).items())
 
@@ -261,6 +263,48 @@ def test_a_torn_snapshot_does_not_pass_for_one(tmp_path: Path) -> None:
     assert last_of(make_log(log.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
 
 
+def test_retention_without_room_leaves_the_log_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(tmp_path / "t-0", replace(SMALL, retention_ms=1))
+    filled_with(log, 3)
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    log = make_log(log.directory, log.config, Checkpointed(high_watermark=log.high_watermark))
+    log.write_epochs()
+    write = durable._write
+
+    def full(path: Path, content: bytes, *, durable: bool) -> None:
+        if ".snapshot" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content, durable=durable)
+
+    monkeypatch.setattr(durable, "_write", full)
+    with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
+        log.start_behind(1)
+    assert log.log_start_offset == 0
+
+
+def test_producers_outlive_a_log_that_starts_anew_at_its_log_start(tmp_path: Path) -> None:
+    """A power loss took the records up to there, which had been deleted anyway."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    filled_with(log, 3)
+    log.flush()
+    flushed = log.recovery_point
+    for _ in range(2):
+        lead(log, batch())
+    log.raise_high_watermark(log.log_end_offset)
+    log.raise_log_start(log.log_end_offset)
+    active = log.segments[-1]
+    found = active.position_of(log.log_end_offset - 1)
+    assert found is not None
+    os.truncate(active.path, found[0])
+    start = log.log_start_offset
+    known = Checkpointed(recovery_point=flushed, log_start_offset=start, high_watermark=start)
+    for _ in range(2):
+        log = make_log(log.directory, SMALL, known)
+        assert (log.log_start_offset, log.log_end_offset) == (start, start)
+        assert last_of(log) == ProducerBatch(2, 2, 2, 2)
+
+
 @pytest.mark.parametrize("then", ["DeleteRecords", "truncation"])
 def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
     tmp_path: Path, synced: set[str], then: str
@@ -272,7 +316,8 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
     for segment in log.segments:
         for position, header in segment.headers(0):
             moved.append_copy(segment.batch_at(position, header), 0)
-    log.high_watermark = log.segments[1].base_offset + 1  # as on a follower
+    if then == "truncation":
+        log.high_watermark = log.segments[1].base_offset + 1  # as on a follower
     moved.take_over(log)
     assert last_of(moved) == ProducerBatch(2, 2, 2, 2)
 
@@ -281,7 +326,9 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
             lead(moved, batch(value=b"y"))
         moved.flush()
         moved.raise_high_watermark(moved.log_end_offset)
-        moved.raise_log_start(moved.segments[2].base_offset)
+        kept = moved.segments[1].base_offset
+        moved.raise_log_start(kept)
+        assert 7 in dict(snapshot_at(moved, kept).items())
     else:
         moved.truncate_to(moved.high_watermark)
         moved.flush()
@@ -292,6 +339,28 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
         high_watermark=moved.high_watermark,
     )
     assert last_of(make_log(moved.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
+
+
+def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:
+    """The five batches of producer 7 that are in memory are above the cut, the one before them was gone."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    lead(log, produced(1, producer_id=7, sequence=0))
+    while len(log.segments) < 4:
+        lead(log, batch())
+        log.write_snapshots()
+    log.raise_high_watermark(log.log_end_offset)
+    log.raise_log_start(log.segments[2].base_offset)
+    for sequence in range(1, 6):
+        lead(log, produced(1, producer_id=7, sequence=sequence))
+        log.write_snapshots()
+    moved = make_log(tmp_path / "moved" / "t-0", SMALL)
+    for segment in log.segments:
+        for position, header in segment.headers(0):
+            moved.append_copy(segment.batch_at(position, header), 0)
+    moved.take_over(log)
+    for one in (log, moved):
+        one.truncate_to(one.high_watermark)
+        assert last_of(one) == ProducerBatch(0, 0, 0, 0)
 
 
 def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
@@ -333,6 +402,34 @@ def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
     assert swapped == [False]
     log.check_online()
     assert last_of(make_log(log.directory, config)) == last_of(log)
+
+
+def test_what_was_kept_is_kept_for_the_segment_that_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction comes between the thread that kept producers and the loop that raises the log start."""
+    config = LogConfig(segment_bytes=300, compacts=True, deletes=False)
+    log = make_log(tmp_path / "t-0", config)
+    for sequence in range(14):
+        lead(log, produced(1, sequence=sequence))
+        log.write_snapshots()
+    log.flush()
+    log.raise_high_watermark(log.log_end_offset)
+    kept = log.segments[2]
+    log.prepare_log_start(kept.base_offset)
+    job, present = clean_job(log, CleanableRange(0, log.segments[3].base_offset), 0)
+    groups: list[Answer] = []
+    run_pass(job, PassLimits(), groups.append, lambda _: None)
+    for group in groups:
+        assert not isinstance(group, CleanedGroup) or swap_in(log, group, present)
+    assert kept not in log.segments
+    monkeypatch.setattr(producer_snapshots, "restore", _refuse)
+    log.raise_log_start(kept.base_offset)
+    assert log.segments[0].base_offset == kept.base_offset
+
+
+def _refuse(*_: object) -> None:
+    raise AssertionError("this was done")
 
 
 def test_where_batches_cannot_be_read_what_is_in_memory_counts_as_far_as_it_is_below(tmp_path: Path) -> None:

@@ -61,16 +61,21 @@ class LogMachine(RuleBasedStateMachine):
         self.produced: dict[int, list[ProducerBatch]] = {0: [], 1: []}
         self.durable: set[Path] = set()  # snapshots that no crash takes
         self.patch = pytest.MonkeyPatch()
-        write, write_durably = producer_snapshots.write, producer_snapshots.write_durably
+        write, write_durably, sync = producer_snapshots.write, producer_snapshots.write_durably, producer_snapshots.sync
 
         def written(directory: Path, offset: int, *arguments: Any, **options: Any) -> None:
             write(directory, offset, *arguments, **options)
             self.durable.discard(producer_snapshots.path_of(directory, offset))
 
-        def written_durably(directory: Path, offset: int, *arguments: Any) -> None:
-            write_durably(directory, offset, *arguments)
+        def written_durably(directory: Path, offset: int, *arguments: Any, **options: Any) -> None:
+            write_durably(directory, offset, *arguments, **options)
             self.durable.add(producer_snapshots.path_of(directory, offset))
 
+        def synced(directory: Path, offset: int) -> None:
+            sync(directory, offset)
+            self.durable.add(producer_snapshots.path_of(directory, offset))
+
+        self.patch.setattr(producer_snapshots, "sync", synced)
         self.patch.setattr(producer_snapshots, "write_durably", written_durably)
         self.patch.setattr(producer_snapshots, "write", written)
 

@@ -93,8 +93,13 @@ class Durability(ServicerCore):
         """The same of one log."""
         await hosted.idle()
         try:
-            if hosted.offline_reason or not hosted.configured or not hosted.online().expired(wall_clock_ms()):
+            if hosted.offline_reason or not hosted.configured:
                 return
+            log = hosted.online()
+            expired = log.expired(wall_clock_ms())
+            if not expired:
+                return
+            await self._keep_producers(hosted, log.behind(expired))
             async with hosted.alone():
                 released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)

@@ -108,12 +108,15 @@ class ServicerCore:
     async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
         """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
         (LOG_STORAGE_ERROR, STORAGE_FULL)."""
-        log = hosted.log
-        if log is None or not log.must_keep_producers(log_start_offset):
-            return
-        async with hosted.maintenance:
-            if self._manager.find(hosted.key) is hosted and hosted.log is log and not hosted.offline_reason:
-                await self._in_thread(log.prepare_log_start, log_start_offset)
+        while (log := hosted.log) is not None:
+            offset = min(log_start_offset, log.high_watermark)
+            if not log.must_keep_producers(offset):
+                return
+            async with hosted.maintenance:
+                if self._manager.find(hosted.key) is not hosted or hosted.offline_reason:
+                    return
+                if hosted.log is log:
+                    await self._in_thread(log.prepare_log_start, offset)
 
     async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:
