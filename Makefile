@@ -21,9 +21,9 @@ KAFKA_PEER ?= ../shared/peers/kafka
 PYSPARK ?= 4.2.0
 SPARK_VENV := $(VENV)-spark-$(PYSPARK)
 BIN := $(VENV)/bin
-# Processes that `make test` runs files of tests in, beside each other; each has an etcd of its own. On two processors
-# a cluster has to itself what the tests' short leases need, so more than one wants four.
-JOBS ?= 1
+# Processes that `make test` runs files of tests in, beside each other, each with an etcd of its own. What starts clusters
+# of processes has the machine to itself: their leases are short.
+JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
 .PHONY: demo test test-spark soak check bench bench-storage bench-kafka bench-spark clean
@@ -36,12 +36,16 @@ demo: $(VENV)/.demo
 	@$(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadgroup) $(PYTEST_ARGS)
-	@if [ -n "$(PYTEST_ARGS)" ]; then :; \
-		elif $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
+ifdef PYTEST_ARGS
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/scenarios tests/simulation
+	$(BIN)/python -m pytest tests/integration
+	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi
+endif
 
-test-spark: $(SPARK_VENV)/.installed
+test-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev
@@ -94,6 +98,9 @@ $(SPARK_VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS
 	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[local,spark,dev]' 'pyspark==$(PYSPARK)'
 	touch $@
+
+$(SPARK_VENV)/java-classes.jsa: $(SPARK_VENV)/.installed
+	$(SPARK_VENV)/bin/python tests/spark/quick_start.py
 
 $(SPARK_VENV)/.bench: $(SPARK_VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \

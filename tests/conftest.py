@@ -25,14 +25,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`: a file in one process, and clusters of ten processes one after the other."""
-    for item in items:
-        clusters = item.path.name.startswith("test_cluster")
-        item.add_marker(pytest.mark.xdist_group("clusters" if clusters else item.path.stem))
-
-
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
     """One etcd for the whole run; do not stop it. `etcd.address` is `host:port`."""

@@ -6,12 +6,9 @@ is.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from pyspark.sql import SparkSession
-
-os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def main(bootstrap: str, topic: str, checkpoint: str, out: str, how: str) -> None:

@@ -19,8 +19,6 @@ from rich.console import Console
 
 from highwater.spark import progress_bar
 
-os.environ["PYSPARK_PYTHON"] = sys.executable
-
 
 def main(bootstrap: str, topic: str, directory: str) -> None:
     spark = (

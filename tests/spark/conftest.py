@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -22,16 +21,13 @@ from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from quick_start import set_up
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Producer
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
-# Spark starts its Python workers with the python3 on the PATH unless it is told; they must be this one.
-os.environ["PYSPARK_PYTHON"] = sys.executable
-os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-# Many a JVM lives for a few seconds here: what compiles longest would take a core from it and never pay.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+set_up()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,14 +27,14 @@ class PipelineProcess:
             line = [*self._line, *arguments, "--master", "local[2]"]
             self._running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for a state of the outside; the process may not end before."""
+    def until(self, holds: Callable[[], bool], every_s: float = 0.01) -> None:
+        """Waits for a state of the outside; the process may not end before. To look takes from what it needs."""
         assert self._running is not None
         deadline = monotonic() + DEADLINE_S
         while not holds():
             assert monotonic() < deadline, self.said()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._running.wait(0.01)  # to look takes from what it needs
+                self._running.wait(every_s)
                 raise AssertionError(self.said())
 
     def kill(self) -> None:
@@ -43,6 +43,11 @@ class PipelineProcess:
             os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
             self._running = None
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        assert self._running is not None
+        self._running.send_signal(signal.SIGINT)
 
     def end(self, status: int = 0) -> None:
         """Waits for it to end by itself."""

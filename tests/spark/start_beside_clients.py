@@ -7,7 +7,6 @@ Says how many sessions started while the clients went on; ends with 1 where one 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "client"))
 
 from forking_process import BusyClients
+from quick_start import set_up
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin
@@ -28,8 +28,7 @@ def start_once(address: str) -> None:
     """In this process: clients, then Spark."""
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    set_up()
     with BusyClients(address, PAUSE_S) as clients:  # the two processors are also Spark's
         spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
         clients.still_work()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import pyarrow as pa
 import pytest
 from conftest import send
+from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
@@ -96,47 +92,26 @@ def test_kill_9_and_ctrl_c_of_the_mirror(
 ) -> None:
     admin.create_topic(topic, 2, 1, KEPT)
     arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--to", target.bootstrap]
-    arguments += [
-        "--checkpoint",
-        str(tmp_path / "checkpoint"),
-        "--max-offsets-per-trigger",
-        "700",
-        "--master",
-        "local[2]",
-    ]
-    log = (tmp_path / "log").open("ab")
-
-    def start(trigger: str) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "highwater.cli.main", "pipeline", "mirror", *arguments, "--trigger", trigger]
-        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--max-offsets-per-trigger", "700"]
 
     def arrived() -> int:
-        with Admin(target.bootstrap) as there:
-            if topic not in there.list_topics():
-                return 0
-            found = there.list_offsets([TopicPartition(topic, 0), TopicPartition(topic, 1)])
-            return sum(end.offset for end in found.values())
+        if topic not in there.list_topics():
+            return 0
+        found = there.list_offsets([TopicPartition(topic, 0), TopicPartition(topic, 1)])
+        return sum(end.offset for end in found.values())
 
-    try:
-        for round_ in range(2):
+    def until_more_arrived(than: int) -> None:
+        process.until(lambda: arrived() > than, every_s=0.3)
+
+    with Admin(target.bootstrap) as there, pipeline_process("mirror", tmp_path) as process:
+        for end in (process.kill, process.interrupt):
             produce_all_kinds(cluster, topic, 5000)
-            running = start("10ms")
-            before, deadline = arrived(), monotonic() + 300
-            while arrived() < before + 1000:
-                assert monotonic() < deadline, (round_, (tmp_path / "log").read_text()[-3000:])
-            if round_ == 0:
-                os.killpg(running.pid, signal.SIGKILL)
-                running.wait()
-            else:
-                running.send_signal(signal.SIGINT)
-                assert running.wait(300) == 130
-        running = start("available-now")
-        assert running.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        log.close()
+            process.start([*arguments, "--trigger", "10ms"])
+            until_more_arrived(arrived() + 1000)
+            end()
+        process.end(130)
+        process.start([*arguments, "--trigger", "available-now"])
+        process.end()
     rows = everything(cluster, topic)
     assert len(rows) == 10_000
     assert everything(target, topic) == rows

@@ -92,6 +92,7 @@ def test_kill_9_of_the_replay(
 
     arguments = ["--archive", str(tmp_path / "archive"), "--to", to, "--checkpoint", str(tmp_path / "replay")]
     arguments += ["--bootstrap", cluster.bootstrap, "--step", "6000", "--option", "highwater.batch.size=1000"]
+    arguments += ["--conf", "spark.sql.shuffle.partitions=2"]
     with pipeline_process("replay", tmp_path) as process:
         for _ in range(2):
             process.start(arguments)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
@@ -194,30 +190,16 @@ def test_kill_9_of_the_rollup(cluster: LocalCluster, admin: Admin, topic: str, t
     rows = [flight(number) for number in range(4000)]
     arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--checkpoint", str(tmp_path / "checkpoint")]
     arguments += ["--to-topic", f"{topic}-out", "--schema", SCHEMA, "--time-column", "time", "--window", "1h"]
-    arguments += ["--watermark", "100d", "--group-by", "carrier", "--count", "--mean", "delay", "--master", "local[2]"]
+    arguments += ["--watermark", "100d", "--group-by", "carrier", "--count", "--mean", "delay"]
     arguments += ["--conf", "spark.sql.shuffle.partitions=2", "--max-offsets-per-trigger", "300"]
-    log = (tmp_path / "log").open("ab")
-
-    def start(trigger: str) -> subprocess.Popen[bytes]:
-        line = [sys.executable, "-m", "highwater.cli.main", "pipeline", "rollup", *arguments, "--trigger", trigger]
-        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
-
-    try:
+    with pipeline_process("rollup", tmp_path) as process:
         send_json(cluster, topic, rows[:3000])
-        running = start("10ms")
-        deadline = monotonic() + 300
-        while len(records(cluster, f"{topic}-out")) < 50:
-            assert monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+        process.start([*arguments, "--trigger", "10ms"])
+        process.until(lambda: len(records(cluster, f"{topic}-out")) >= 50, every_s=0.3)
+        process.kill()
         send_json(cluster, topic, rows[3000:])
-        running = start("available-now")
-        assert running.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        log.close()
+        process.start([*arguments, "--trigger", "available-now"])
+        process.end()
     assert latest(cluster, f"{topic}-out") == expected(rows)
 
 
