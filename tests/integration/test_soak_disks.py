@@ -76,6 +76,28 @@ def test_a_failed_sync_loses_what_was_not_synced_by_the_process_before_either(di
     assert run(disks, FAILING_SYNC) == ""
 
 
+def test_what_another_process_has_synced_is_not_lost(disks: BrokerDisks) -> None:
+    """As the cleaner's process has."""
+    disks.fail(disks.directories[0], ["fdatasync"], drop=True, after=1)  # of each process
+    told = run(
+        disks,
+        f"""
+        import subprocess
+        other = os.open(log.with_name("other"), os.O_RDWR | os.O_CREAT)
+        os.fdatasync(other)
+        subprocess.run([sys.executable, "-c", {dedent(BEGIN) + dedent(WRITE)!r}, *sys.argv[1:]], check=True)
+        os.write(other, b"dirty")
+        try:
+            os.fdatasync(other)
+        except OSError as error:
+            print(error.errno)
+        """,
+    )
+    assert told == f"{errno.EIO}\n"
+    assert (disks.directories[0] / "log").read_bytes() == b"synced" + bytes(6)
+    assert (disks.directories[0] / "other").read_bytes() == bytes(5)
+
+
 def test_operations_fail_after_so_many_and_in_their_directory_only(disks: BrokerDisks) -> None:
     disks.fail(disks.directories[0], ["write", "open"], number=errno.ENOSPC, after=2)
     told = run(

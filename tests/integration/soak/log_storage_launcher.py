@@ -12,6 +12,8 @@ CONTROL is a directory of the broker's own. Its files:
 
 With `drop` the first sync that fails finds the directory's dirty pages gone: whatever was not synced reads as zeros, as
 pages that the kernel could not write do once they have left the page cache.
+
+The cleaner's process is started by this, too, with `cleaner` and its limits behind CONTROL, and has the same disk.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ OPENS = ("open",)
 RESERVE = ".reserve"
 _POLL_S = 0.01
 _SYNCED = struct.Struct(">QQQ")
+_CLEANER = "cleaner"
 
 File = tuple[int, int]
 """Device and inode."""
@@ -48,18 +51,24 @@ def file_of(status: os.stat_result) -> File:
 
 
 class SyncedSizes:
-    """How much of each file is on the disk. Kept in a file, since the page cache outlives a process."""
+    """How much of each file is on the disk. In a file, since the page cache outlives a process, and two share it."""
 
     def __init__(self, path: Path) -> None:
-        self._sizes = read_synced(path)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._write = os.write  # the real one, before it is wrapped
+        self._sizes: dict[File, int] = {}
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._read_to = 0
+        self._reading = threading.Lock()
+        self._write, self._pread = os.write, os.pread  # the real ones, before they are wrapped
 
     def of(self, file: File) -> int:
-        return self._sizes.get(file, 0)
+        with self._reading:  # what another process has noted, too
+            while told := self._pread(self._file, _SYNCED.size << 10, self._read_to):
+                told = told[: len(told) // _SYNCED.size * _SYNCED.size]
+                self._sizes.update(_sizes_of(told))
+                self._read_to += len(told)
+            return self._sizes.get(file, 0)
 
     def note(self, file: File, size_bytes: int) -> None:
-        self._sizes[file] = size_bytes
         self._write(self._file, _SYNCED.pack(*file, size_bytes))
 
 
@@ -67,8 +76,11 @@ def read_synced(path: Path) -> dict[File, int]:
     if not path.exists():
         return {}
     whole = path.read_bytes()
-    entries = _SYNCED.iter_unpack(whole[: len(whole) // _SYNCED.size * _SYNCED.size])
-    return {(device, inode): size_bytes for device, inode, size_bytes in entries}
+    return _sizes_of(whole[: len(whole) // _SYNCED.size * _SYNCED.size])
+
+
+def _sizes_of(entries: bytes) -> dict[File, int]:
+    return {(device, inode): size_bytes for device, inode, size_bytes in _SYNCED.iter_unpack(entries)}
 
 
 def unsynced(directory: Path, sizes: Callable[[File], int]) -> list[tuple[Path, int, int]]:
@@ -248,9 +260,15 @@ def main() -> None:
     control = Path(sys.argv.pop(1))
     from highwater.log_storage import boot
     from highwater.log_storage.__main__ import main as serve
+    from highwater.log_storage.compaction import cleaner_process, cleaner_worker
 
-    boot._BOOT_ID = control / "boot_id"
     FaultyDisk(control).install()
+    if sys.argv[1] == _CLEANER:
+        del sys.argv[1]
+        cleaner_process.main()
+    command = cleaner_worker._command
+    cleaner_worker._command = lambda limits: [sys.executable, __file__, str(control), _CLEANER, command(limits)[-1]]
+    boot._BOOT_ID = control / "boot_id"
     serve()
 
 

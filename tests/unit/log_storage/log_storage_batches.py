@@ -55,6 +55,11 @@ def make_log(directory: Path, config: LogConfig | None = None, known: Checkpoint
     return open_log(directory, config or LogConfig(), known or Checkpointed())
 
 
+def append(log: Log, records: bytes) -> None:
+    """By its leader, at its end, in epoch 1; nothing else."""
+    log.append_as_leader(records, 1, log.log_end_offset, 0)
+
+
 def lead(log: Log, records: bytes, epoch: int = 1) -> Appended:
     """With the snapshots of producers, which the service has written in a thread."""
     appended = log.append_as_leader(records, epoch, log.log_end_offset, 0)

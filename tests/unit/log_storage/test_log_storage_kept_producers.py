@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_storage_batches import batch, make_log, produced
+from log_storage_batches import append, batch, make_log, produced
 from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 
 from highwater.errors import ErrorCode
@@ -31,18 +31,13 @@ from highwater.v1 import log_storage_pb2
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
 
-def lead(log: Log, records: bytes) -> None:
-    """The append alone."""
-    log.append_as_leader(records, 1, log.log_end_offset, 0)
-
-
 def filled_with(log: Log, segments: int, filling: bytes | None = None) -> list[int]:
     """Segments behind three batches of producer 7, which nobody else writes; where they begin."""
     for sequence in range(3):
-        lead(log, produced(1, producer_id=7, sequence=sequence))
+        append(log, produced(1, producer_id=7, sequence=sequence))
         log.write_snapshots()
     while len(log.segments) < segments:
-        lead(log, filling if filling is not None else batch())
+        append(log, filling if filling is not None else batch())
         log.write_snapshots()
     log.raise_high_watermark(log.log_end_offset)
     return [segment.base_offset for segment in log.segments]
@@ -62,6 +57,18 @@ def tear_unsynced(log: Log, synced: set[str]) -> None:
     for path in log.directory.glob("*.snapshot"):
         if str(path) not in synced:
             path.write_bytes(b"")
+
+
+def has_no_room(monkeypatch: pytest.MonkeyPatch, for_names_with: str = "") -> None:
+    """The volume, for files that are replaced."""
+    write = durable._write
+
+    def written(path: Path, content: bytes, *, durable: bool) -> None:
+        if for_names_with in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, content, durable=durable)
+
+    monkeypatch.setattr(durable, "_write", written)
 
 
 @pytest.fixture
@@ -85,10 +92,10 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp_path: Path) -> None:
     """The next process has no pending one, and the last on disk is below what stays."""
     log = make_log(tmp_path / "t-0", SMALL)
-    lead(log, produced(1, producer_id=7, sequence=0))
+    append(log, produced(1, producer_id=7, sequence=0))
     while len(log.segments) < 3:
         sequence = log.log_end_offset - 1
-        lead(log, produced(1, producer_id=8, sequence=sequence))
+        append(log, produced(1, producer_id=8, sequence=sequence))
     kept = log.segments[-1].base_offset
     assert log.pending_snapshots
     assert not producer_snapshots.offsets(log.directory)
@@ -110,13 +117,13 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     """Producer 7's last batch but one has gone, by retention or for a later one, and the later one is lost."""
     log = make_log(tmp_path / "t-0", SMALL)
     for sequence in range(2):
-        lead(log, produced(1, producer_id=7, sequence=sequence))
-    lead(log, produced(1, producer_id=8, sequence=0))
+        append(log, produced(1, producer_id=7, sequence=sequence))
+    append(log, produced(1, producer_id=8, sequence=0))
     log.write_snapshots()
     log.roll(3, log.producers)
     log.flush()
     log.raise_high_watermark(3)
-    lead(log, produced(1, producer_id=7, sequence=2))
+    append(log, produced(1, producer_id=7, sequence=2))
     if compacted:
         job, present = clean_job(log, as_seen(None, log, 0).range, 0)
 
@@ -205,24 +212,17 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
 
 def test_a_snapshot_that_finds_no_room_keeps_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = make_log(tmp_path / "t-0", SMALL)
-    lead(log, produced(1, producer_id=7, sequence=0))
+    append(log, produced(1, producer_id=7, sequence=0))
     while len(log.segments) < 3:
-        lead(log, batch())
+        append(log, batch())
     log.raise_high_watermark(log.log_end_offset)
-    write = durable._write
-
-    def full(path: Path, content: bytes, *, durable: bool) -> None:
-        if ".snapshot" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(path, content, durable=durable)
-
-    monkeypatch.setattr(durable, "_write", full)
+    has_no_room(monkeypatch, for_names_with=".snapshot")
     kept = log.segments[-1].base_offset
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
         log.raise_log_start(kept)
     assert (log.log_start_offset, log.segments[0].base_offset) == (0, 0)
     log.check_online()
-    monkeypatch.setattr(durable, "_write", write)
+    monkeypatch.undo()
     log.disk.keep_reserve()
     log.raise_log_start(kept)
     assert log.segments[0].base_offset == kept
@@ -236,11 +236,8 @@ def test_a_snapshot_that_is_there_needs_no_room(
     log = make_log(tmp_path / "t-0", SMALL)
     _, kept, *_ = filled_with(log, 3)
 
-    def full(path: Path, _: bytes, *, durable: bool) -> None:
-        raise OSError(errno.ENOSPC, f"No space left on device {durable}", str(path))
-
     log.write_epochs()
-    monkeypatch.setattr(durable, "_write", full)
+    has_no_room(monkeypatch)
     log.raise_log_start(kept)
     assert log.segments[0].base_offset == kept
     assert str(producer_snapshots.path_of(log.directory, kept)) in synced
@@ -270,14 +267,7 @@ def test_retention_without_room_leaves_the_log_start(tmp_path: Path, monkeypatch
         path.unlink()
     log = make_log(log.directory, log.config, Checkpointed(high_watermark=log.high_watermark))
     log.write_epochs()
-    write = durable._write
-
-    def full(path: Path, content: bytes, *, durable: bool) -> None:
-        if ".snapshot" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(path, content, durable=durable)
-
-    monkeypatch.setattr(durable, "_write", full)
+    has_no_room(monkeypatch, for_names_with=".snapshot")
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
         log.start_behind(1)
     assert log.log_start_offset == 0
@@ -290,7 +280,7 @@ def test_producers_outlive_a_log_that_starts_anew_at_its_log_start(tmp_path: Pat
     log.flush()
     flushed = log.recovery_point
     for _ in range(2):
-        lead(log, batch())
+        append(log, batch())
     log.raise_high_watermark(log.log_end_offset)
     log.raise_log_start(log.log_end_offset)
     active = log.segments[-1]
@@ -323,7 +313,7 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
 
     if then == "DeleteRecords":
         while len(moved.segments) < 4:
-            lead(moved, batch(value=b"y"))
+            append(moved, batch(value=b"y"))
         moved.flush()
         moved.raise_high_watermark(moved.log_end_offset)
         kept = moved.segments[1].base_offset
@@ -344,14 +334,14 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
 def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:
     """The five batches of producer 7 that are in memory are above the cut, the one before them was gone."""
     log = make_log(tmp_path / "t-0", SMALL)
-    lead(log, produced(1, producer_id=7, sequence=0))
+    append(log, produced(1, producer_id=7, sequence=0))
     while len(log.segments) < 4:
-        lead(log, batch())
+        append(log, batch())
         log.write_snapshots()
     log.raise_high_watermark(log.log_end_offset)
     log.raise_log_start(log.segments[2].base_offset)
     for sequence in range(1, 6):
-        lead(log, produced(1, producer_id=7, sequence=sequence))
+        append(log, produced(1, producer_id=7, sequence=sequence))
         log.write_snapshots()
     moved = make_log(tmp_path / "moved" / "t-0", SMALL)
     for segment in log.segments:
@@ -370,7 +360,7 @@ def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
     config = LogConfig(segment_bytes=300, compacts=True, deletes=False)
     log = make_log(tmp_path / "t-0", config)
     for sequence in range(24):
-        lead(log, produced(1, sequence=sequence))
+        append(log, produced(1, sequence=sequence))
         log.write_snapshots()
     log.flush()
     bases = [segment.base_offset for segment in log.segments]
@@ -411,7 +401,7 @@ def test_what_was_kept_is_kept_for_the_segment_that_takes_its_place(
     config = LogConfig(segment_bytes=300, compacts=True, deletes=False)
     log = make_log(tmp_path / "t-0", config)
     for sequence in range(14):
-        lead(log, produced(1, sequence=sequence))
+        append(log, produced(1, sequence=sequence))
         log.write_snapshots()
     log.flush()
     log.raise_high_watermark(log.log_end_offset)
@@ -436,7 +426,7 @@ def test_where_batches_cannot_be_read_what_is_in_memory_counts_as_far_as_it_is_b
     """Nothing newer comes under the name of an older offset, nor the other way round: a retry is no second batch."""
     log = make_log(tmp_path / "t-0", SMALL)
     for sequence in range(10):
-        lead(log, produced(1, producer_id=7, sequence=sequence))
+        append(log, produced(1, producer_id=7, sequence=sequence))
         log.write_snapshots()
     log.flush()
     end, (_, damaged, kept, *_) = log.log_end_offset, log.segments
@@ -472,7 +462,7 @@ def test_producers_are_kept_beside_appends_and_a_rising_log_start(tmp_path: Path
     try:
         for _ in range(30):
             for _ in range(12):
-                lead(log, produced(1, producer_id=7, sequence=sequence))
+                append(log, produced(1, producer_id=7, sequence=sequence))
                 sequence += 1
             log.raise_high_watermark(log.log_end_offset)
             log.raise_log_start(log.log_end_offset - 4)

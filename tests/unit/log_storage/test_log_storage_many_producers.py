@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from log_storage_batches import make_log, produced
+from log_storage_batches import append, make_log, produced
 from log_storage_client import LEADER, Storage, key, running
 
 from highwater.errors import ErrorCode
@@ -26,11 +26,6 @@ from highwater.metadata.models import PartitionKey
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
 
-def lead(log: Log, records: bytes) -> None:
-    """The append alone."""
-    log.append_as_leader(records, 1, log.log_end_offset, 0)
-
-
 class Untouchable(ProducerStates):
     """Fails where something is done for each producer."""
 
@@ -44,7 +39,7 @@ class Untouchable(ProducerStates):
 def test_an_append_of_several_batches_copies_no_producers(tmp_path: Path) -> None:
     log = make_log(tmp_path / "t-0")
     log.producers = Untouchable()
-    lead(log, b"".join(produced(2, sequence=2 * number) for number in range(4)))
+    append(log, b"".join(produced(2, sequence=2 * number) for number in range(4)))
     state = log.producers.get(7)
     assert state is not None
     assert [batch.first_sequence for batch in state.batches] == [0, 2, 4, 6]
@@ -70,7 +65,7 @@ def rolled(directory: Path, rolls: int = 1) -> Log:
     log = make_log(directory / "t-0", SMALL)
     sequence = 0
     while len(log.segments) <= rolls:
-        lead(log, produced(1, sequence=sequence))
+        append(log, produced(1, sequence=sequence))
         sequence += 1
     return log
 
@@ -85,7 +80,7 @@ def test_a_roll_leaves_its_snapshot_to_be_written_beside_the_appends(tmp_path: P
     before = {7: log.producers.get(7)}
     assert log.pending_snapshots.first() == offset
     assert not snapshots(log)
-    lead(log, produced(1, sequence=offset + 1))
+    append(log, produced(1, sequence=offset + 1))
 
     log.write_snapshots()
 
@@ -136,7 +131,7 @@ def test_it_goes_with_the_part_of_the_log_that_goes(tmp_path: Path, act: str, mo
             batches = [produced(1, sequence=last + number) for number in range(9)]
             monkeypatch.setattr(Log, "_new_segment", _refuse)
             with pytest.raises(LogError):
-                lead(log, b"".join(batches))
+                append(log, b"".join(batches))
             assert log.log_end_offset == last
     log.write_snapshots()
     assert all(known <= log.log_end_offset for known in snapshots(log))
@@ -164,7 +159,7 @@ def test_one_that_cannot_be_written_is_tried_again_and_does_no_harm(
     log.write_snapshots()
     assert not log.pending_snapshots.claim()  # not with every append
     log.check_online()
-    lead(log, produced(1, sequence=log.log_end_offset))
+    append(log, produced(1, sequence=log.log_end_offset))
     monkeypatch.setattr(producer_snapshots, "write", write)
     log.write_snapshots()
     assert snapshots(log) == [log.segments[1].base_offset]
@@ -238,7 +233,7 @@ def test_none_comes_into_a_log_that_is_made_anew_under_the_name_of_a_deleted_one
     fence = Fence(1, Role.LEADER, "one", "two")
     manager.log_dirs[0].record_fences({where: fence})
     log = manager.get(where).online()
-    lead(log, produced(1, sequence=0))
+    append(log, produced(1, sequence=0))
     log.pending_snapshots.add(1, log.producers.copy())  # as a roll does
     manager.delete(where, -1)
     manager.create("t", PartitionKey(bytes([1] * 16), 0), {})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from log_storage_batches import batch, make_log, produced
+from log_storage_batches import append, batch, make_log, produced
 from log_storage_client import LEADER, key, running
 
 from highwater.errors import ErrorCode
@@ -25,15 +25,10 @@ from highwater.v1 import log_storage_pb2
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
 
-def lead(log: Log, records: bytes) -> None:
-    """The append alone."""
-    log.append_as_leader(records, 1, log.log_end_offset, 0)
-
-
 def filled(directory: Path, batches: int = 20) -> Log:
     log = make_log(directory, SMALL)
     for sequence in range(batches):
-        lead(log, produced(1, sequence=sequence))
+        append(log, produced(1, sequence=sequence))
         log.write_snapshots()
     log.raise_high_watermark(log.log_end_offset)
     return log
@@ -72,7 +67,7 @@ def test_a_needless_snapshot_that_goes_before_it_is_read(tmp_path: Path, monkeyp
     end = log.log_end_offset
     log = make_log(log.directory, SMALL, Checkpointed(clean=True, high_watermark=end))
     for sequence in range(end, 20):
-        lead(log, produced(1, sequence=sequence))
+        append(log, produced(1, sequence=sequence))
         log.write_snapshots()
     log.raise_high_watermark(log.log_end_offset)
     kept = next(segment for segment in log.segments if segment.base_offset > end)
@@ -93,7 +88,7 @@ def test_a_needless_snapshot_that_goes_before_it_is_read(tmp_path: Path, monkeyp
 def test_a_refused_append_waits_for_no_snapshot_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = make_log(tmp_path / "t-0", SMALL)
     while len(log.segments) < 2:
-        lead(log, produced(1, sequence=log.log_end_offset))
+        append(log, produced(1, sequence=log.log_end_offset))
     begun, go_on = threading.Event(), threading.Event()
     write = producer_snapshots.write
 
@@ -108,7 +103,7 @@ def test_a_refused_append_waits_for_no_snapshot_that_stays(tmp_path: Path, monke
     assert begun.wait(10)
     monkeypatch.setattr(Segment, "append", _full)
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
-        lead(log, batch())
+        append(log, batch())
     assert not go_on.is_set()
     assert writing.is_alive()
     go_on.set()
@@ -130,30 +125,30 @@ def test_a_roll_for_want_of_descriptors_leaves_the_log_online(tmp_path: Path, mo
         patched.setattr(os, "open", lacking)
         patched.setattr(os, "listdir", lacking)
         with pytest.raises(LogError):
-            lead(log, produced(1, sequence=3))
+            append(log, produced(1, sequence=3))
     log.check_online()
-    lead(log, produced(1, sequence=3))
+    append(log, produced(1, sequence=3))
     assert log.log_end_offset == 4
 
 
 def test_what_is_undone_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread writes that of a roll in the middle of the append."""
     log = filled(tmp_path / "t-0", 8)
-    append = Segment.append
+    appended = Segment.append
 
     def second_finds_no_room(segment: Segment, buffers: Any, total: int) -> int:
         if segment.base_offset == 9:
             log.write_snapshots()
             assert producer_snapshots.offsets(log.directory)[-1] == 9
             _full()
-        return append(segment, buffers, total)
+        return appended(segment, buffers, total)
 
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "append", second_finds_no_room)
         with pytest.raises(LogError):
-            lead(log, produced(1, producer_id=8, sequence=0) + produced(1, producer_id=8, sequence=1))
+            append(log, produced(1, producer_id=8, sequence=0) + produced(1, producer_id=8, sequence=1))
     assert producer_snapshots.offsets(log.directory)[-1] == 6
-    lead(log, batch())
+    append(log, batch())
     assert make_log(log.directory, SMALL, Checkpointed(high_watermark=8)).producers.get(8) is None
 
 
@@ -168,9 +163,9 @@ async def test_a_roll_at_the_very_offset_is_kept_in_a_thread_too(
         manager = storage.service._manager
         assert manager is not None
         log = manager.get(PartitionKey(b"t" * 16, 0)).online()
-        lead(log, produced(1, sequence=0))
+        append(log, produced(1, sequence=0))
         while len(log.segments) < 3 or log.segments[-1].size_bytes + 100 < 1024:
-            lead(log, produced(1, sequence=log.log_end_offset))
+            append(log, produced(1, sequence=log.log_end_offset))
         end = log.log_end_offset
         log.raise_high_watermark(end)
         prepare, sync = log.prepare_log_start, producer_snapshots.sync
@@ -178,7 +173,7 @@ async def test_a_roll_at_the_very_offset_is_kept_in_a_thread_too(
         def prepared(offset: int) -> None:
             prepare(offset)
             if threading.current_thread() is not threading.main_thread() and log.log_end_offset == end:
-                lead(log, produced(1, sequence=end))
+                append(log, produced(1, sequence=end))
 
         def synced(directory: Path, offset: int) -> None:
             names.append(threading.current_thread().name)
