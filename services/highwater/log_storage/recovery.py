@@ -188,15 +188,16 @@ class _Walk:
         expected = segments[first].base_offset if first < len(segments) else 0
         for number in range(first, len(segments)):
             segment = segments[number]
+            follows = segment.base_offset <= self._known.recovery_point or self._follows(segment, expected)
             try:
                 segment.begin_reindex()
-                if segment.base_offset > self._known.recovery_point and not self._follows(segment, expected):
+                if not follows:
                     raise CorruptBatchError(0, f"the log ends at {expected}, the segment begins above it")
                 self._check_segment(segment)
             except CorruptBatchError as error:
                 if segment.end_offset < self._known.recovery_point:
                     raise  # it was on disk: what is committed is not dropped without a word (RULES 7.6)
-                torn = number == len(segments) - 1 and segment.is_torn_at(error.position)
+                torn = follows and number == len(segments) - 1 and segment.is_torn_at(error.position)
                 self.judge(Cut.TORN if torn else Cut.MORE, _NO_BOUND)  # where it ends is looked at when it is cut
                 _cut(segments, number, error)
                 return

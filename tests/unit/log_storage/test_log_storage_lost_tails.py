@@ -96,6 +96,24 @@ def test_pages_that_are_gone_in_the_midst_of_a_log(tmp_path: Path) -> None:
     assert lost(tmp_path)
 
 
+def test_a_segment_that_begins_behind_the_end_shows_what_is_gone(tmp_path: Path) -> None:
+    """The kernel has forgotten the sizes of files, too: both end with a whole batch, and the last has none."""
+    manager = begun(tmp_path, LogConfig(segment_bytes=300))
+    log = log_of(manager)
+    while len(log.segments) < 3:
+        lead(log, batch(value=b"v" * 50))
+    *_, before, last = log.segments
+    found = before.position_of(last.base_offset - 1)
+    assert found is not None
+    manager.unlock()
+    truncate(before.path, found[0])
+    truncate(last.path, 0)
+    manager = started(tmp_path)
+    assert log_of(manager).log_end_offset == last.base_offset - 1
+    assert manager.log_dirs[0].tail_lost
+    manager.unlock()
+
+
 def test_what_is_lost_is_on_disk_before_recovery_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = written(tmp_path, 60)
     path = tmp_path / SEGMENT
