@@ -60,7 +60,7 @@ async def test_a_damaged_segment_is_copied_anew(deployed: Deployment, place: str
     """With a minimum of all three it cannot be kept meanwhile: produces wait for it."""
     broker = 1 if place == "on the leader" else 2
     topic = f"scrubbed-{broker}-{minimum}"
-    config = {"segment.bytes": "20000", "min.insync.replicas": str(minimum)}
+    config = {"segment.bytes": "5000", "min.insync.replicas": str(minimum)}
     (made,) = await deployed.admin.create_topics([NewTopic(topic, config=config, assignment=[[1, 2, 3]])])
     assert made.error is None
     async with traffic(deployed.cluster.bootstrap, topic) as written:
