@@ -147,11 +147,16 @@ def sync(directory: Path, offset: int) -> None:
 
 
 def latest(
-    directory: Path, start_offset: int, end_offset: int, now_ms: int, wall_offset_ms: int
+    directory: Path,
+    start_offset: int,
+    end_offset: int,
+    now_ms: int,
+    wall_offset_ms: int,
+    damaged: Callable[[], None] = lambda: None,
 ) -> tuple[int, ProducerStates]:
     """The last good snapshot from `start_offset`, where the log's batches begin, up to `end_offset`, and what is in it;
     `start_offset` and nothing where there is none. (From an earlier one on nobody can tell what came between.) Damaged
-    ones are removed. Raises `OSError`."""
+    ones are removed, after `damaged`. Raises `OSError`, and what `damaged` raises."""
     for offset in reversed(offsets(directory)):
         if start_offset <= offset <= end_offset:
             path = path_of(directory, offset)
@@ -161,6 +166,7 @@ def latest(
                 continue
             except SnapshotError as error:
                 _log.warning("%s is damaged and not used: %s", path, error)
+                damaged()
                 path.unlink(missing_ok=True)
     return start_offset, ProducerStates()
 

@@ -165,15 +165,15 @@ class _Walk:
         scanned: Callable[[int], None],
         tail_lost: Callable[[str], None] | None,
     ) -> None:
-        # The last snapshot, to which the batches behind it are added.
-        self.producers_from, self.producers = producer_snapshots.latest(
-            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms
-        )
         self._known = known
         self._now_ms = now_ms
         self._scanned = scanned
         self._tail_lost = tail_lost
         self._directory = directory
+        # The last snapshot, to which the batches behind it are added. A kill leaves none that is damaged.
+        self.producers_from, self.producers = producer_snapshots.latest(
+            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, lambda: self.judge(Cut.MORE, _NO_BOUND)
+        )
         self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
         self._file_epochs = _read_epochs(directory)

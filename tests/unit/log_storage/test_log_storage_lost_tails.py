@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
-from log_storage_batches import batch, follow, hosting, lead, read_all
+from log_storage_batches import batch, follow, hosting, lead, produced, read_all
 
-from highwater.log_storage import boot, recovery
+from highwater.log_storage import boot, producer_snapshots, recovery
 from highwater.log_storage.boot import Boot, BootRecord, Cut
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -111,6 +111,23 @@ def test_a_segment_that_begins_behind_the_end_shows_what_is_gone(tmp_path: Path)
     manager = started(tmp_path)
     assert log_of(manager).log_end_offset == last.base_offset - 1
     assert manager.log_dirs[0].tail_lost
+    manager.unlock()
+
+
+def test_a_snapshot_of_which_pages_are_gone_shows_that_others_may_be(tmp_path: Path) -> None:
+    """It was renamed when it was whole. The log ends with a whole batch, at a segment's end."""
+    manager = begun(tmp_path, LogConfig(segment_bytes=300))
+    log = log_of(manager)
+    lead(log, produced(1, sequence=0))
+    while len(log.segments) < 3:
+        lead(log, batch(value=b"v" * 50))
+    manager.unlock()
+    snapshot = producer_snapshots.path_of(log.directory, log.segments[-1].base_offset)
+    truncate(snapshot, 0)
+    truncate(log.segments[-1].path, 0)
+    manager = started(tmp_path)
+    assert manager.log_dirs[0].tail_lost
+    assert not snapshot.exists()
     manager.unlock()
 
 
