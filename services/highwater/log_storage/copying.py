@@ -8,6 +8,7 @@ from highwater.log_storage.appending import NewBatch
 from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.flushing import LogFlushing
+from highwater.log_storage.keeping import LogKeeping
 from highwater.log_storage.log_core import LogCore
 from highwater.log_storage.releasing import LogReleasing
 from highwater.log_storage.truncation import LogTruncation
@@ -73,7 +74,7 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
             self.cut_copy(cut)
         self.truncate_fully_and_start_at(source.segments[0].base_offset)
 
-    def take_over(self, source: LogCore) -> None:
+    def take_over(self, source: LogKeeping) -> None:
         """Ends the copying: with all of the source's batches this becomes what the source is, on disk. The source
         stands still. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         self._reach(source.log_end_offset)
@@ -83,10 +84,7 @@ class LogCopying(LogReleasing, LogTruncation, LogFlushing):
         self._last_epoch = source.last_epoch
         self.log_start_offset, self.log_start_due = source.log_start_offset, source.log_start_due
         self.high_watermark = source.high_watermark
-        try:
-            self.keep_producers_of(source)
-        except OSError as error:
-            raise self._fail_unless_passing(error) from error
+        self.keep_producers_of(source)
         self.release_segments()
         self.close()
         assert self.state == source.state  # DESIGN §6: 4

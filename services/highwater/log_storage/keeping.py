@@ -41,19 +41,30 @@ class LogKeeping(LogCore):
             else:
                 kept.producers_kept = True
 
-    def keep_producers_of(self, source: LogCore) -> None:
+    def keep_producers_of(self, source: LogKeeping) -> None:
         """After they were taken over from a log that knew of more than its batches tell: no truncation to the high
-        watermark or above it forgets them. Raises `OSError`."""
+        watermark or above it forgets them. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        source.write_snapshots()
         for segment in self.segments:
             segment.producers_told = False
         first = max(bisect_right(self.segments, self.high_watermark, key=attrgetter("base_offset")) - 1, 0)
         for below, kept in enumerate(self.segments[first:], first):
-            offset, now_ms = kept.base_offset, _newest_ms(self.producers)
-            _, theirs = producer_snapshots.latest(
-                source.directory, source.segments[0].base_offset, offset, now_ms, self._wall_offset_ms
-            )
-            self._write_snapshot(offset, _later(self._states_below(self.segments[:below], offset), theirs))
+            offset = kept.base_offset
+            theirs = source._producers_on_file(offset)
+            try:
+                self._write_snapshot(offset, _later(self._states_below(self.segments[:below], offset), theirs))
+            except OSError as error:
+                raise self._fail_unless_passing(error) from error
             kept.producers_told = kept.producers_kept = True
+
+    def _producers_on_file(self, offset: int) -> ProducerStates:
+        """What the last snapshot says that is not above the offset. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        start_offset, now_ms = self.segments[0].base_offset, _newest_ms(self.producers)
+        try:
+            _, states = producer_snapshots.latest(self.directory, start_offset, offset, now_ms, self._wall_offset_ms)
+        except OSError as error:
+            raise self._refusal(error) from error
+        return states
 
     def _going(self, offset: int) -> Sequence[Segment]:
         """The segments below the one that holds the offset, and that one; nothing where they may go."""

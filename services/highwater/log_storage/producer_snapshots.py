@@ -152,11 +152,11 @@ def latest(
     end_offset: int,
     now_ms: int,
     wall_offset_ms: int,
-    damaged: Callable[[], None] = lambda: None,
+    damaged: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, ProducerStates]:
     """The last good snapshot from `start_offset`, where the log's batches begin, up to `end_offset`, and what is in it;
     `start_offset` and nothing where there is none. (From an earlier one on nobody can tell what came between.) Damaged
-    ones are removed, after `damaged`. Raises `OSError`, and what `damaged` raises."""
+    ones are removed, after `damaged` was called with their offsets. Raises `OSError`, and what `damaged` raises."""
     for offset in reversed(offsets(directory)):
         if start_offset <= offset <= end_offset:
             path = path_of(directory, offset)
@@ -166,7 +166,7 @@ def latest(
                 continue
             except SnapshotError as error:
                 _log.warning("%s is damaged and not used: %s", path, error)
-                damaged()
+                damaged(offset)
                 path.unlink(missing_ok=True)
     return start_offset, ProducerStates()
 

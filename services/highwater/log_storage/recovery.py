@@ -106,14 +106,19 @@ def open_log(
         log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
-        producers = log.producers.copy()
-        log.truncate_fully_and_start_at(log_start_offset, walk.epochs_on_file_below(log_start_offset))
-        log.producers = producers  # they outlive their records
-        log.pending_snapshots.add(log_start_offset, producers.copy())
-        log.write_snapshots()
-        with suppress(OSError):  # it can do without as long as it lives; a disk that fails is found soon
-            producer_snapshots.sync(directory, log_start_offset)
+        _start_anew(log, log_start_offset, walk.epochs_on_file_below(log_start_offset))
     return log
+
+
+def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache) -> None:
+    """What is known of producers outlives their records. Raises `LogError` (LOG_STORAGE_ERROR)."""
+    producers = log.producers.copy()
+    log.truncate_fully_and_start_at(offset, epochs)
+    log.producers = producers
+    log.pending_snapshots.add(offset, producers.copy())
+    log.write_snapshots()
+    with suppress(OSError):  # it can do without as long as it lives; a disk that fails is found soon
+        producer_snapshots.sync(log.directory, offset)
 
 
 def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, walk: _Walk) -> None:
@@ -170,14 +175,19 @@ class _Walk:
         self._scanned = scanned
         self._tail_lost = tail_lost
         self._directory = directory
-        # The last snapshot, to which the batches behind it are added. A kill leaves none that is damaged.
+        # The last snapshot, to which the batches behind it are added.
         self.producers_from, self.producers = producer_snapshots.latest(
-            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, lambda: self.judge(Cut.MORE, _NO_BOUND)
+            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, self._snapshot_damaged
         )
         self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
         self._file_epochs = _read_epochs(directory)
         self._last_epoch = 0
+
+    def _snapshot_damaged(self, offset: int) -> None:
+        """A kill leaves none that is. Below what is flushed an earlier loss of power may have. Raises `OSError`."""
+        if offset > self._known.recovery_point:
+            self.judge(Cut.MORE, _NO_BOUND)
 
     def trust(self, segments: Sequence[Segment]) -> None:
         """Replays what the last snapshot of the producers does not know of flushed segments."""

@@ -74,15 +74,16 @@ class LogReleasing(LogKeeping, LogRolling):
         start is on disk. Where all of them go, an active one is begun. Producers outlive their records. Raises
         `LogError`: LOG_STORAGE_ERROR; STORAGE_FULL, with the log start where it was."""
         assert 0 < count <= len(self.segments)
-        self._file_epochs(self.behind(count))
+        start = self.behind(count)
+        self._file_epochs(start)
         if count == len(self.segments):
             try:
                 self.roll(self.log_end_offset, self.producers)
                 fsync_directory(self.directory)
             except (OSError, CorruptBatchError) as error:
                 raise self._fail_unless_passing(error) from error
-        self.prepare_log_start(self.behind(count))
-        self.log_start_offset = max(self.log_start_offset, self.behind(count))
+        self.prepare_log_start(start)
+        self.log_start_offset = max(self.log_start_offset, start)
         assert self.log_start_offset <= self.high_watermark  # what is not committed is never let go
 
     def _file_epochs(self, log_start_offset: int) -> None:

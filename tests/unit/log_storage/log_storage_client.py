@@ -8,7 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from log_storage_batches import produced
+
+from highwater.log_storage.log import Log
 from highwater.log_storage.service import LogStorageService
+from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
@@ -88,3 +92,16 @@ async def running(directory: Path, **settings: str) -> AsyncIterator[Storage]:
             yield Storage(service, log_storage_pb2_grpc.LogStorageStub(channel))
     finally:
         await service.stop()
+
+
+async def filled(storage: Storage, batches: int) -> Log:
+    """A served log of several segments and a producer."""
+    await storage.create(key(), segment_bytes="1024")
+    await storage.fence(LEADER, 1, [key()])
+    for number in range(batches):
+        await storage.append(
+            LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
+        )
+    manager = storage.service._manager
+    assert manager is not None
+    return manager.get(PartitionKey(b"t" * 16, 0)).online()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from log_storage_batches import append, batch, make_log, produced
-from log_storage_client import FOLLOWER, LEADER, Storage, key, running
+from log_storage_client import FOLLOWER, LEADER, filled, key, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import durable, producer_snapshots
@@ -25,7 +25,6 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Log
 from highwater.log_storage.producers import ProducerBatch, ProducerStates
 from highwater.log_storage.recovery import Checkpointed
-from highwater.metadata.models import PartitionKey
 from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
@@ -46,6 +45,15 @@ def filled_with(log: Log, segments: int, filling: bytes | None = None) -> list[i
 def last_of(log: Log, producer_id: int = 7) -> ProducerBatch | None:
     state = log.producers.get(producer_id)
     return state.batches[-1] if state is not None else None
+
+
+def copy_of(log: Log, directory: Path) -> Log:
+    """With its batches; nothing is taken over yet."""
+    copy = make_log(directory, SMALL)
+    for segment in log.segments:
+        for position, header in segment.headers(0):
+            copy.append_copy(segment.batch_at(position, header), 0)
+    return copy
 
 
 def snapshot_at(log: Log, offset: int) -> ProducerStates:
@@ -143,19 +151,6 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     state = make_log(log.directory, SMALL, known).producers.get(7)
     assert state is not None
     assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
-
-
-async def filled(storage: Storage, batches: int) -> Log:
-    """A served log of several segments and a producer."""
-    await storage.create(key(), segment_bytes="1024")
-    await storage.fence(LEADER, 1, [key()])
-    for number in range(batches):
-        await storage.append(
-            LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
-        )
-    manager = storage.service._manager
-    assert manager is not None
-    return manager.get(PartitionKey(b"t" * 16, 0)).online()
 
 
 def noting(work: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
@@ -302,10 +297,7 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
     log = make_log(tmp_path / "t-0", SMALL)
     bases = filled_with(log, 4)
     log.raise_log_start(bases[1])
-    moved = make_log(tmp_path / "moved" / "t-0", SMALL)
-    for segment in log.segments:
-        for position, header in segment.headers(0):
-            moved.append_copy(segment.batch_at(position, header), 0)
+    moved = copy_of(log, tmp_path / "moved" / "t-0")
     if then == "truncation":
         log.high_watermark = log.segments[1].base_offset + 1  # as on a follower
     moved.take_over(log)
@@ -331,6 +323,27 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
     assert last_of(make_log(moved.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
 
 
+def test_a_source_that_cannot_be_read_is_no_fault_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    filled_with(log, 3)
+    moved = copy_of(log, tmp_path / "moved" / "t-0")
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.parent == log.directory:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(LogError, match=str(log.directory)):
+        moved.take_over(log)
+    assert log.disk.failure
+    assert not moved.disk.failure
+    moved.check_online()
+
+
 def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:
     """The five batches of producer 7 that are in memory are above the cut, the one before them was gone."""
     log = make_log(tmp_path / "t-0", SMALL)
@@ -343,10 +356,7 @@ def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:
     for sequence in range(1, 6):
         append(log, produced(1, producer_id=7, sequence=sequence))
         log.write_snapshots()
-    moved = make_log(tmp_path / "moved" / "t-0", SMALL)
-    for segment in log.segments:
-        for position, header in segment.headers(0):
-            moved.append_copy(segment.batch_at(position, header), 0)
+    moved = copy_of(log, tmp_path / "moved" / "t-0")
     moved.take_over(log)
     for one in (log, moved):
         one.truncate_to(one.high_watermark)

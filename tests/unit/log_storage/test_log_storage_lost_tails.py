@@ -131,6 +131,20 @@ def test_a_snapshot_of_which_pages_are_gone_shows_that_others_may_be(tmp_path: P
     manager.unlock()
 
 
+def test_a_snapshot_that_was_damaged_below_what_is_flushed_shows_nothing(tmp_path: Path) -> None:
+    """An earlier loss of power may have left it, and nobody has read it since."""
+    manager = begun(tmp_path, LogConfig(segment_bytes=300))
+    log = log_of(manager)
+    lead(log, produced(1, sequence=0))
+    while len(log.segments) < 3:
+        lead(log, batch(value=b"v" * 50))
+    log.flush()
+    manager.write_checkpoints(manager.log_dirs[0])
+    manager.unlock()
+    truncate(producer_snapshots.path_of(log.directory, log.segments[-1].base_offset), 0)
+    assert not lost(tmp_path)
+
+
 def test_what_is_lost_is_on_disk_before_recovery_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = written(tmp_path, 60)
     path = tmp_path / SEGMENT

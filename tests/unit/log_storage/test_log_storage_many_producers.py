@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from log_storage_batches import append, make_log, produced
-from log_storage_client import LEADER, Storage, key, running
+from log_storage_client import filled, running
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import appending, pending_snapshots, producer_snapshots
@@ -191,19 +191,6 @@ def test_what_is_dropped_while_it_is_written_is_not_written_after_that(
     present = producer_snapshots.offsets(tmp_path)  # from now on none may come
     writing.join()
     assert set(producer_snapshots.offsets(tmp_path)) - set(present) <= {3}
-
-
-async def filled(storage: Storage, batches: int) -> Log:
-    """A served log of several segments and a producer."""
-    await storage.create(key(), segment_bytes="1024")
-    await storage.fence(LEADER, 1, [key()])
-    for number in range(batches):
-        await storage.append(
-            LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
-        )
-    manager = storage.service._manager
-    assert manager is not None
-    return manager.get(PartitionKey(b"t" * 16, 0)).online()
 
 
 async def test_a_served_log_has_them_written_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
