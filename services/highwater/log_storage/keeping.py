@@ -10,8 +10,9 @@ from dataclasses import replace
 from operator import attrgetter
 
 from highwater.log_storage import pending_snapshots, producer_snapshots
-from highwater.log_storage.log_core import LogCore
-from highwater.log_storage.producers import ProducerStates
+from highwater.log_storage.disk import is_unreadable
+from highwater.log_storage.log_core import NO_OFFSET, LogCore
+from highwater.log_storage.producers import ProducerState, ProducerStates
 from highwater.log_storage.segment import Segment
 from highwater.records import CorruptBatchError
 
@@ -45,6 +46,7 @@ class LogKeeping(LogCore):
         """After they were taken over from a log that knew of more than its batches tell: no truncation to the high
         watermark or above it forgets them. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         source.write_snapshots()
+        self.pending_snapshots.drop_above(NO_OFFSET)
         for segment in self.segments:
             segment.producers_told = False
         first = max(bisect_right(self.segments, self.high_watermark, key=attrgetter("base_offset")) - 1, 0)
@@ -93,16 +95,19 @@ class LogKeeping(LogCore):
         )
 
     def _states_below(self, segments: Sequence[Segment], offset: int) -> ProducerStates:
-        """What the files say, and where they do not know a producer (a kill while a snapshot was pending, a torn or
-        damaged one, the copy of a log that moved), what is in memory of its batches below the offset. Raises
+        """What the files say, and where they do not know a producer (a kill while a snapshot was pending, one that is
+        torn or cannot be read, the copy of a log that moved), what is in memory of its batches below the offset. Raises
         `OSError`."""
         present = self.producers.copy()
         states = ProducerStates()
-        with suppress(CorruptBatchError):
+        try:
             if segments:
                 states = producer_snapshots.restore(
                     self.directory, segments, offset, _newest_ms(present), self._wall_offset_ms
                 )
+        except (CorruptBatchError, OSError) as error:
+            if isinstance(error, OSError) and not is_unreadable(error):
+                raise
         in_memory = ProducerStates()
         for producer_id, state in present.items():
             if below := tuple(batch for batch in state.batches if batch.last_offset < offset):
@@ -111,12 +116,16 @@ class LogKeeping(LogCore):
 
 
 def _later(states: ProducerStates, others: ProducerStates) -> ProducerStates:
-    """`states`, with those of the others that know of later batches."""
+    """`states`, with those of the others that know of later batches, or of more."""
     for producer_id, other in others.items():
         known = states.get(producer_id)
-        if known is None or known.batches[-1].last_offset < other.batches[-1].last_offset:
+        if known is None or _extent(known) < _extent(other):
             states.put(producer_id, other)
     return states
+
+
+def _extent(state: ProducerState) -> tuple[int, int]:
+    return state.batches[-1].last_offset, len(state.batches)
 
 
 def _newest_ms(states: ProducerStates) -> int:

@@ -25,9 +25,9 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from highwater.log_storage.disk import is_unreadable
 from highwater.log_storage.durable import fsync_directory, fsync_file, replace_file, write_whole
 from highwater.log_storage.producers import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.segment import Segment
@@ -133,11 +133,20 @@ def write_durably(
 ) -> None:
     """The same; it is on disk when this returns. One that is there and says so takes no space. Raises `OSError`."""
     path, content = path_of(directory, offset), encode(states, wall_offset_ms, pause)
-    with suppress(FileNotFoundError):
-        if path.read_bytes() == content:
-            sync(directory, offset)
-            return
-    replace_file(path, content)
+    if _present(path) == content:
+        sync(directory, offset)
+    else:
+        replace_file(path, content)
+
+
+def _present(path: Path) -> bytes | None:
+    """Raises `OSError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_unreadable(error):
+            return None
+        raise
 
 
 def sync(directory: Path, offset: int) -> None:
@@ -164,7 +173,9 @@ def latest(
                 return offset, decode(path.read_bytes(), now_ms, wall_offset_ms)
             except FileNotFoundError:  # needless by now, and removed beside this
                 continue
-            except SnapshotError as error:
+            except (SnapshotError, OSError) as error:
+                if isinstance(error, OSError) and not is_unreadable(error):
+                    raise
                 _log.warning("%s is damaged and not used: %s", path, error)
                 damaged(offset)
                 path.unlink(missing_ok=True)
@@ -192,10 +203,10 @@ def replay(states: ProducerStates, segments: Sequence[Segment], start_offset: in
                     states.update(header, header.base_offset, now_ms)
 
 
-def remove_above(directory: Path, offset: int) -> None:
-    """Removes the snapshots of a part of the log that is not there any more, or will not be; for good when this
-    returns. Raises `OSError`."""
-    gone = [found for found in offsets(directory) if found > offset]
+def remove_above(directory: Path, offset: int, spared: int = -1) -> None:
+    """Removes the snapshots of a part of the log that is not there any more, or will not be, but for the one at
+    `spared`; for good when this returns. Raises `OSError`."""
+    gone = [found for found in offsets(directory) if found > offset and found != spared]
     for found in gone:
         path_of(directory, found).unlink(missing_ok=True)
     if gone:

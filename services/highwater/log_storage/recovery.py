@@ -82,14 +82,15 @@ def open_log(
         log_end_offset = segments[-1].end_offset
         _check_flushed(directory, known, log_end_offset, walk)
         walk.judge(Cut.NOTHING, log_end_offset)
-        if log_end_offset < walk.producers_from:  # the log has been cut below the snapshot
-            producer_snapshots.remove_above(directory, log_end_offset)
-            walk.producers = producer_snapshots.restore(directory, segments, log_end_offset, now_ms, wall_offset_ms)
+        log_start_offset = max(known.log_start_offset, segments[0].base_offset)
+        known_to = max(log_end_offset, log_start_offset)  # what was below the log start was committed
+        if known_to < walk.producers_from:  # the log has been cut below the snapshot
+            producer_snapshots.remove_above(directory, known_to)
+            walk.producers = producer_snapshots.restore(directory, segments, known_to, now_ms, wall_offset_ms)
         epochs = walk.epoch_cache(trusted, log_end_offset)
     except CorruptBatchError as error:
         raise _lost(f"{directory} is damaged below the recovery point: {error}") from None
     producer_snapshots.remove_needless(directory, segments)
-    log_start_offset = max(known.log_start_offset, segments[0].base_offset)
     log = Log(
         directory,
         config,
@@ -106,19 +107,19 @@ def open_log(
         log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
-        _start_anew(log, log_start_offset, walk.epochs_on_file_below(log_start_offset))
+        _start_anew(log, log_start_offset, walk.epochs_on_file_below(log_start_offset), wall_offset_ms)
     return log
 
 
-def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache) -> None:
-    """What is known of producers outlives their records. Raises `LogError` (LOG_STORAGE_ERROR)."""
+def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache, wall_offset_ms: int) -> None:
+    """What is known of producers outlives their records: it is on disk before the segments go, where there is room.
+    Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
     producers = log.producers.copy()
-    log.truncate_fully_and_start_at(offset, epochs)
-    log.producers = producers
-    log.pending_snapshots.add(offset, producers.copy())
-    log.write_snapshots()
-    with suppress(OSError):  # it can do without as long as it lives; a disk that fails is found soon
-        producer_snapshots.sync(log.directory, offset)
+    with suppress(OSError):
+        producer_snapshots.write_durably(log.directory, offset, producers, wall_offset_ms)
+    log.truncate_fully_and_start_at(offset, epochs, producers)
+    if offset not in producer_snapshots.offsets(log.directory):
+        log.pending_snapshots.add(offset, producers.copy())
 
 
 def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, walk: _Walk) -> None:
@@ -207,6 +208,8 @@ class _Walk:
             except CorruptBatchError as error:
                 if segment.end_offset < self._known.recovery_point:
                     raise  # it was on disk: what is committed is not dropped without a word (RULES 7.6)
+                # An empty one begins at the log's end, which a truncation may have left in a gap (`start_behind`).
+                follows = follows or (self.gaps and not segment.size_bytes)
                 torn = follows and number == len(segments) - 1 and segment.is_torn_at(error.position)
                 self.judge(Cut.TORN if torn else Cut.MORE, _NO_BOUND)  # where it ends is looked at when it is cut
                 _cut(segments, number, error)

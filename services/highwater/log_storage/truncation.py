@@ -7,6 +7,7 @@ from highwater.log_storage import producer_snapshots
 from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_core import NO_OFFSET, LogCore
+from highwater.log_storage.producers import ProducerStates
 from highwater.records import CorruptBatchError
 
 
@@ -123,24 +124,26 @@ class LogTruncation(LogCore):
         self.log_start_filed = min(self.log_start_filed, cut)
         return changed
 
-    def truncate_fully_and_start_at(self, offset: int, epochs: LeaderEpochCache | None = None) -> None:
-        """Drops everything; the log starts and ends at `offset`. `epochs`: what is still known of the batches that were
-        below. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        self._replace_segments(offset)
+    def truncate_fully_and_start_at(
+        self, offset: int, epochs: LeaderEpochCache | None = None, producers: ProducerStates | None = None
+    ) -> None:
+        """Drops everything; the log starts and ends at `offset`. `epochs` and `producers`: what is still known of the
+        batches that were below, and of the latter the snapshot is there. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        self._replace_segments(offset, spared=NO_OFFSET if producers is None else offset)
         self.epochs = LeaderEpochCache() if epochs is None else epochs
         self._filed_epochs = frozenset({NO_EPOCH})
-        self.producers.clear()
+        self.producers = ProducerStates() if producers is None else producers
         self._last_epoch = self.epochs.latest_epoch
         self.log_start_offset = self.log_start_due = self.high_watermark = offset
         self.log_start_filed = NO_OFFSET
         self._set_end(offset)
         self.recovery_point = self.synced_offset = offset
 
-    def _replace_segments(self, base_offset: int) -> None:
+    def _replace_segments(self, base_offset: int, spared: int = NO_OFFSET) -> None:
         try:
             self.damage.cut(NO_OFFSET)
             self.pending_snapshots.drop_above(NO_OFFSET)
-            producer_snapshots.remove_above(self.directory, NO_OFFSET)
+            producer_snapshots.remove_above(self.directory, NO_OFFSET, spared)
             with self.structure:
                 while self.segments:
                     self.segments[-1].remove()

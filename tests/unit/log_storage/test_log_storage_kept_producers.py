@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_storage_batches import append, batch, make_log, produced
+from log_storage_batches import append, batch, header_of, make_log, produced
 from log_storage_client import FOLLOWER, LEADER, filled, key, running
 
 from highwater.errors import ErrorCode
@@ -23,7 +23,7 @@ from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_i
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import Log
-from highwater.log_storage.producers import ProducerBatch, ProducerStates
+from highwater.log_storage.producers import Duplicate, ProducerBatch, ProducerStates
 from highwater.log_storage.recovery import Checkpointed
 from highwater.v1 import log_storage_pb2
 
@@ -290,6 +290,52 @@ def test_producers_outlive_a_log_that_starts_anew_at_its_log_start(tmp_path: Pat
         assert last_of(log) == ProducerBatch(2, 2, 2, 2)
 
 
+def test_a_log_that_starts_anew_keeps_what_was_kept_for_it(tmp_path: Path) -> None:
+    """The log start is on disk; the segments below it are still there, and their tail was never flushed."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    append(log, batch())
+    log.flush()
+    flushed = log.recovery_point
+    for sequence in range(2):
+        append(log, produced(1, producer_id=7, sequence=sequence))
+    while len(log.segments) < 3:
+        append(log, batch())
+        log.write_snapshots()
+    log.raise_high_watermark(log.log_end_offset)
+    log.start_behind(1)
+    start = log.log_start_offset
+    found = log.segments[0].position_of(1)
+    assert found is not None
+    os.truncate(log.segments[0].path, found[0])
+    for segment in log.segments[1:]:
+        os.truncate(segment.path, 0)
+    for offset in producer_snapshots.offsets(log.directory):
+        if offset != start:
+            producer_snapshots.path_of(log.directory, offset).write_bytes(b"")
+    known = Checkpointed(recovery_point=flushed, log_start_offset=start, high_watermark=start)
+    again = make_log(log.directory, SMALL, known)
+    assert (again.log_start_offset, again.log_end_offset) == (start, start)
+    assert last_of(again) == ProducerBatch(1, 1, 2, 2)
+
+
+def test_a_kill_while_a_log_starts_anew_forgets_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    filled_with(log, 3)
+    log.flush()
+    flushed, start = log.recovery_point, log.log_end_offset + 2
+    known = Checkpointed(recovery_point=flushed, log_start_offset=start, high_watermark=start)
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "_new_segment", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_log(log.directory, SMALL, known)
+    assert not list(log.directory.glob("*.log"))
+    assert last_of(make_log(log.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("then", ["DeleteRecords", "truncation"])
 def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
     tmp_path: Path, synced: set[str], then: str
@@ -333,7 +379,7 @@ def test_a_source_that_cannot_be_read_is_no_fault_of_the_target(
 
     def failing(path: Path) -> bytes:
         if path.parent == log.directory:
-            raise OSError(errno.EIO, "Input/output error", str(path))
+            raise OSError(errno.ENXIO, "No such device", str(path))
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", failing)
@@ -342,6 +388,74 @@ def test_a_source_that_cannot_be_read_is_no_fault_of_the_target(
     assert log.disk.failure
     assert not moved.disk.failure
     moved.check_online()
+
+
+def test_no_snapshot_of_the_copying_replaces_what_the_source_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not be written while it was copied, for want of descriptors."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    kept = filled_with(log, 4)[1]
+    log.raise_log_start(kept)
+    with monkeypatch.context() as patched:
+        patched.setattr(producer_snapshots, "write", _lacking)
+        moved = copy_of(log, tmp_path / "moved" / "t-0")
+    assert moved.pending_snapshots
+    moved.take_over(log)
+    last = moved.segments[-1]
+    assert last.producers_kept
+    assert 7 in dict(snapshot_at(moved, last.base_offset).items())
+
+
+def _lacking(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_moved_log_knows_as_many_batches_as_its_source(tmp_path: Path) -> None:
+    """The copy has the last of them only: the others had been deleted."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    for sequence in range(5):
+        append(log, produced(1, producer_id=7, sequence=sequence))
+        log.write_snapshots()
+    while len(log.segments) < 3:
+        append(log, batch())
+        log.write_snapshots()
+    log.raise_high_watermark(log.log_end_offset)
+    log.raise_log_start(log.segments[1].base_offset)
+    append(log, produced(1, producer_id=7, sequence=5))
+    moved = copy_of(log, tmp_path / "moved" / "t-0")
+    moved.take_over(log)
+    for one in (log, moved):
+        one.truncate_to(one.high_watermark)
+    assert moved.producers == log.producers
+    assert moved.producers.check(header_of(produced(1, producer_id=7, sequence=2))) == Duplicate(2, 2)
+
+
+@pytest.mark.parametrize("unreadable", ["snapshot", "segment"])
+def test_one_file_that_cannot_be_read_takes_no_directory_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str
+) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    kept = filled_with(log, 4)[2]
+    log.flush()
+    end = log.log_end_offset
+    log = make_log(log.directory, SMALL, Checkpointed(recovery_point=end, high_watermark=end))
+    path = producer_snapshots.path_of(log.directory, kept)
+    if unreadable == "segment":
+        for offset in producer_snapshots.offsets(log.directory):
+            producer_snapshots.path_of(log.directory, offset).unlink()
+        monkeypatch.setattr(producer_snapshots, "replay", _unreadable)
+    else:
+        read = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda wanted: _unreadable() if wanted == path else read(wanted))
+    log.raise_log_start(kept)
+    monkeypatch.undo()
+    assert not log.disk.failure
+    assert 7 in dict(snapshot_at(log, kept).items())
+
+
+def _unreadable(*_: object) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:

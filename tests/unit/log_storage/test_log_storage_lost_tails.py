@@ -114,6 +114,22 @@ def test_a_segment_that_begins_behind_the_end_shows_what_is_gone(tmp_path: Path)
     manager.unlock()
 
 
+def test_an_empty_segment_behind_a_gap_shows_nothing(tmp_path: Path) -> None:
+    """The log was cut within a gap of compaction, and all of it was let go of: the active segment begins at the cut."""
+    manager = begun(tmp_path, LogConfig(retention_ms=1))
+    log = log_of(manager)
+    for offset in (0, 10, 30):
+        log.append_as_follower(batch(base_offset=offset, epoch=1), 1, log.log_end_offset, -1, -1, 0)
+    cut = log.cut_for(20, -1)
+    log.promise_at_most(cut)
+    log.truncate_to(cut)
+    log.raise_high_watermark(cut)
+    log.start_behind(log.expired(10**13))
+    manager.unlock()
+    assert log.segments[-1].base_offset == 20
+    assert not lost(tmp_path)
+
+
 def test_a_snapshot_of_which_pages_are_gone_shows_that_others_may_be(tmp_path: Path) -> None:
     """It was renamed when it was whole. The log ends with a whole batch, at a segment's end."""
     manager = begun(tmp_path, LogConfig(segment_bytes=300))
