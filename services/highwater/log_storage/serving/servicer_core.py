@@ -108,10 +108,8 @@ class ServicerCore:
     async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
         """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
         (LOG_STORAGE_ERROR, STORAGE_FULL)."""
-        while (log := hosted.log) is not None:
-            offset = min(log_start_offset, log.high_watermark)
-            if not log.must_keep_producers(offset):
-                return
+        offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
+        while (log := hosted.log) is not None and log.must_keep_producers(offset):
             async with hosted.maintenance:
                 if self._manager.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
