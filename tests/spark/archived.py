@@ -19,8 +19,6 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 HOUR_MS = 3_600_000
 FIRST_MS = 1_600_000_000_000 // (24 * HOUR_MS) * 24 * HOUR_MS
 
-FOREVER = {"retention.ms": "-1"}  # of topics with records of those times
-
 Rows = list[dict[str, Any]]
 
 

@@ -29,6 +29,9 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 set_up()
 
+FOREVER = {"retention.ms": "-1"}
+"""Of topics with records of years ago: the cluster lives for longer than `log.retention.check.interval.ms`."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A first Spark job takes its time on a busy machine."""

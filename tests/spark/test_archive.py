@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from archived import (
-    FOREVER,
     in_archive,
     in_topic,
     parquet_files,
@@ -17,7 +16,7 @@ from archived import (
     produce_all_kinds,
     visible_in_archive,
 )
-from conftest import send
+from conftest import FOREVER, send
 from pipeline_process import PipelineProcess, pipeline_process
 from pyspark.sql import SparkSession
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
-from conftest import numbers, send, with_options
+from conftest import FOREVER, numbers, send, with_options
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -47,7 +47,7 @@ def test_every_record_once_with_kafkas_columns(cluster: LocalCluster, admin: Adm
 
 
 def test_headers_nulls_and_timestamps(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
-    admin.create_topic(topic, 1, 1)
+    admin.create_topic(topic, 1, 1, FOREVER)
     with Producer(cluster.bootstrap) as producer:
         producer.send(topic, b"v", headers=[("h", b"x"), ("h", None)], timestamp_ms=1_700_000_000_123)
         producer.send(topic, None, key=b"k", timestamp_ms=0)
@@ -61,7 +61,7 @@ def test_headers_nulls_and_timestamps(cluster: LocalCluster, admin: Admin, topic
 
 
 def test_where_a_read_begins_and_ends(cluster: LocalCluster, admin: Admin, topic: str, read: Read) -> None:
-    admin.create_topic(topic, 2, 1)
+    admin.create_topic(topic, 2, 1, FOREVER)
     stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
     send(cluster, topic, range(100), partition=0, timestamp=stamps)
     send(cluster, topic, range(100, 200), partition=1, timestamp=stamps)
@@ -114,7 +114,7 @@ def test_what_is_subscribed(cluster: LocalCluster, admin: Admin, topic: str, rea
 def test_filters_that_are_pushed_down(
     cluster: LocalCluster, admin: Admin, topic: str, read: Read, spark: SparkSession
 ) -> None:
-    admin.create_topic(topic, 2, 1)
+    admin.create_topic(topic, 2, 1, FOREVER)
     stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
     send(cluster, topic, range(100), partition=0, timestamp=stamps)
     send(cluster, topic, range(100, 200), partition=1, timestamp=stamps)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import send
+from conftest import FOREVER, send
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
@@ -22,7 +22,6 @@ from highwater.spark.ranges import OffsetRange
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 
-KEPT = {"retention.ms": "-1"}  # the records are old
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -69,7 +68,7 @@ def produce_all_kinds(cluster: LocalCluster, topic: str, count: int) -> None:
 def test_records_arrive_as_they_were(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(f"{topic}-a", 3, 1, {**KEPT, "segment.bytes": "1048576"})
+    admin.create_topic(f"{topic}-a", 3, 1, {**FOREVER, "segment.bytes": "1048576"})
     admin.create_topic(f"{topic}-b", 1, 1)
     produce_all_kinds(cluster, f"{topic}-a", 1000)
     given = options(cluster, target, tmp_path, pattern=f"{topic}-.")
@@ -90,7 +89,7 @@ def test_records_arrive_as_they_were(
 def test_kill_9_and_ctrl_c_of_the_mirror(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str, tmp_path: Path
 ) -> None:
-    admin.create_topic(topic, 2, 1, KEPT)
+    admin.create_topic(topic, 2, 1, FOREVER)
     arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--to", target.bootstrap]
     arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--max-offsets-per-trigger", "700"]
 
@@ -121,10 +120,10 @@ def test_a_task_that_is_run_again_passes_over_what_is_there(
     cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str
 ) -> None:
     """As where the job is killed between two of a task's batches, or before the micro-batch is committed."""
-    admin.create_topic(topic, 1, 1, KEPT)
+    admin.create_topic(topic, 1, 1, FOREVER)
     produce_all_kinds(cluster, topic, 300)
     with Admin(target.bootstrap) as there:
-        there.create_topic(topic, 1, 1, KEPT)
+        there.create_topic(topic, 1, 1, FOREVER)
     source = ReadPlan((cluster.bootstrap,), COLUMNS, True, 60_000, {})
 
     def rows(start: int, until: int) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ import pytest
 import test_faults
 import test_stream_read
 import test_write
-from conftest import numbers, send, to_the_end, with_options
+from conftest import FOREVER, numbers, send, to_the_end, with_options
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 def topics(cluster: LocalCluster, admin: Admin, delete_records: Callable[[str, int, int], None]) -> None:
     """`old`: a hundred records in each of two partitions, one a second from 1000 s after 1970 on. `recent`: ten of an
     hour ago and ten of a minute ago. `cut`: a hundred, of which the first forty are gone."""
-    admin.create_topic("old", 2, 1)
+    admin.create_topic("old", 2, 1, FOREVER)
     stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
     send(cluster, "old", range(100), partition=0, timestamp=stamps)
     send(cluster, "old", range(100, 200), partition=1, timestamp=stamps)

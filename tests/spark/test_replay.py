@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archived import FOREVER, in_topic, produce_all_kinds
-from conftest import send
+from archived import in_topic, produce_all_kinds
+from conftest import FOREVER, send
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 

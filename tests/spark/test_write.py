@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import numbers, send, to_the_end, with_options
+from conftest import FOREVER, numbers, send, to_the_end, with_options
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
@@ -74,7 +74,7 @@ def test_columns_say_topic_partition_and_headers(
 def test_timestamps_are_kept_where_they_are_asked_for(
     admin: Admin, topic: str, spark: SparkSession, read: Read, write: Write
 ) -> None:
-    admin.create_topic(topic, 1, 1)
+    admin.create_topic(topic, 1, 1, FOREVER)
     write(
         spark.sql("select 'v' value, timestamp_millis(1700000000123) timestamp"), topic=topic, includeTimestamp="true"
     )

@@ -63,7 +63,7 @@ class Offsets:
             return ListedOffset(ask.key, error)
         partition = hosted.partition
         if ask.timestamp == EARLIEST:
-            return ListedOffset(ask.key, offset=partition.log_start_offset, leader_epoch=partition.leader_epoch)
+            return await self._log_start(ask, hosted)
         if replica_id != CONSUMER:
             if ask.timestamp == LATEST:
                 return ListedOffset(ask.key, offset=partition.log_end_offset, leader_epoch=partition.leader_epoch)
@@ -75,6 +75,21 @@ class Offsets:
         if ask.timestamp == LATEST:
             return ListedOffset(ask.key, offset=latest, leader_epoch=partition.leader_epoch)
         return await self._from_storage(ask, hosted, bound=latest)
+
+    async def _log_start(self, ask: OffsetAsk, hosted: HostedPartition) -> ListedOffset:
+        """As log-storage has it now: retention raises it without a word to the leader, whose reads may all come from
+        the tail cache (RULES 5.7)."""
+        partition, leader_epoch = hosted.partition, hosted.partition.leader_epoch
+        try:
+            answer = await self._broker.storage.list_offsets(ask.key, EARLIEST, -1)
+        except StorageUnavailableError as error:
+            return ListedOffset(ask.key, ErrorCode.LOG_STORAGE_ERROR, str(error))
+        if answer.error.code is not ErrorCode.NONE:
+            return ListedOffset(ask.key, answer.error.code, answer.error.message)
+        if partition.leadership is None or partition.leader_epoch != leader_epoch:
+            return ListedOffset(ask.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._broker.perform(hosted, partition.log_start_seen(leader_epoch, answer.incarnation, answer.offset))
+        return ListedOffset(ask.key, offset=partition.log_start_offset, leader_epoch=leader_epoch)
 
     async def _from_storage(self, ask: OffsetAsk, hosted: HostedPartition, bound: int) -> ListedOffset:
         try:

@@ -57,6 +57,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAnswer:
+    incarnation: str
     error: StorageError
     offset: int  # -1: none
     timestamp: int
@@ -209,7 +210,9 @@ class LogStorage:
         )
         response = await _answered(self._stub.ListOffsets(request, timeout=CALL_TIMEOUT_S))
         self._seen(response.incarnation)
-        return OffsetAnswer(_error(response.error), response.offset, response.timestamp, response.leader_epoch)
+        return OffsetAnswer(
+            response.incarnation, _error(response.error), response.offset, response.timestamp, response.leader_epoch
+        )
 
     async def list_batches(
         self, key: PartitionKey, offset: int, max_batches: int, *, check_crcs: bool
