@@ -46,7 +46,7 @@ else
 endif
 
 test-spark: $(SPARK_VENV)/java-classes.jsa
-	$(SPARK_VENV)/bin/python -m pytest tests/spark $(PYTEST_ARGS)
+	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/spark $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
