@@ -186,14 +186,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ListOffsets(
         self, request: broker_pb2.ListOffsetsRequest, context: Context
     ) -> broker_pb2.ListOffsetsResponse:
-        listed = await asyncio.gather(
-            *(
-                self._offsets.list_one(
-                    OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp), request.replica_id
-                )
-                for part in request.partitions
-            )
-        )
+        asks = [OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions]
+        listed = await self._offsets.list_all(asks, request.replica_id)
         return broker_pb2.ListOffsetsResponse(
             results=[
                 broker_pb2.ListOffsetsResult(

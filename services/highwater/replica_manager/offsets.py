@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.hosted import HostedPartition
+from highwater.replica_manager.storage import OffsetAnswer, OffsetLookup, StorageError
 
 LATEST = -1
 EARLIEST = -2
@@ -51,54 +52,63 @@ class Offsets:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def list_one(self, ask: OffsetAsk, replica_id: int) -> ListedOffset:
-        """`replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
+    async def list_all(self, asks: Sequence[OffsetAsk], replica_id: int) -> list[ListedOffset]:
+        """In the order of the asks. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
+        listed = [self._without_storage(ask, replica_id) for ask in asks]
+        asked = [(each, self._leader_epoch(each.key)) for each in listed if isinstance(each, OffsetLookup)]
+        answers: Iterable[OffsetAnswer] = ()
+        if asked:
+            try:
+                answers = await self._broker.storage.list_offsets([lookup for lookup, _ in asked])
+            except StorageUnavailableError as error:
+                refused = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+                answers = [OffsetAnswer("", refused, -1, -1, -1)] * len(asked)
+        found = (self._found(*each, answer, replica_id) for each, answer in zip(asked, answers, strict=True))
+        return [next(found) if isinstance(each, OffsetLookup) else each for each in listed]
+
+    def _without_storage(self, ask: OffsetAsk, replica_id: int) -> ListedOffset | OffsetLookup:
+        """The answer, or what log-storage has to be asked for it."""
         hosted = self._broker.hosted.get(ask.key)
         if hosted is None:
             return ListedOffset(ask.key, self._broker.absent(ask.key))
         if replica_id == DEBUG:
-            return await self._from_storage(ask, hosted, bound=-1)
-        error = hosted.partition.check_client_epoch(ask.leader_epoch)
+            return OffsetLookup(ask.key, ask.timestamp, -1)
+        partition = hosted.partition
+        error = partition.check_client_epoch(ask.leader_epoch)
         if error is not ErrorCode.NONE:
             return ListedOffset(ask.key, error)
-        partition = hosted.partition
         if ask.timestamp == EARLIEST:
-            return await self._log_start(ask, hosted)
+            return OffsetLookup(ask.key, EARLIEST, -1)
         if replica_id != CONSUMER:
             if ask.timestamp == LATEST:
                 return ListedOffset(ask.key, offset=partition.log_end_offset, leader_epoch=partition.leader_epoch)
-            return await self._from_storage(ask, hosted, bound=-1)
+            return OffsetLookup(ask.key, ask.timestamp, -1)
         # RULES 5.7: after an election what an earlier leader had shown may be above the high watermark.
         latest = partition.latest_for_consumer()
         if isinstance(latest, ErrorCode):
             return ListedOffset(ask.key, latest, "the new leader is still finding out what is committed: retry")
         if ask.timestamp == LATEST:
             return ListedOffset(ask.key, offset=latest, leader_epoch=partition.leader_epoch)
-        return await self._from_storage(ask, hosted, bound=latest)
+        return OffsetLookup(ask.key, ask.timestamp, latest)
 
-    async def _log_start(self, ask: OffsetAsk, hosted: HostedPartition) -> ListedOffset:
-        """As log-storage has it now: retention raises it without a word to the leader, whose reads may all come from
-        the tail cache (RULES 5.7)."""
-        partition, leader_epoch = hosted.partition, hosted.partition.leader_epoch
-        try:
-            answer = await self._broker.storage.list_offsets(ask.key, EARLIEST, -1)
-        except StorageUnavailableError as error:
-            return ListedOffset(ask.key, ErrorCode.LOG_STORAGE_ERROR, str(error))
-        if answer.error.code is not ErrorCode.NONE:
-            return ListedOffset(ask.key, answer.error.code, answer.error.message)
-        if partition.leadership is None or partition.leader_epoch != leader_epoch:
-            return ListedOffset(ask.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self._broker.perform(hosted, partition.log_start_seen(leader_epoch, answer.incarnation, answer.offset))
-        return ListedOffset(ask.key, offset=partition.log_start_offset, leader_epoch=leader_epoch)
+    def _leader_epoch(self, key: PartitionKey) -> int | None:
+        """None: this broker does not lead."""
+        hosted = self._broker.hosted.get(key)
+        return None if hosted is None or hosted.partition.leadership is None else hosted.partition.leader_epoch
 
-    async def _from_storage(self, ask: OffsetAsk, hosted: HostedPartition, bound: int) -> ListedOffset:
-        try:
-            answer = await self._broker.storage.list_offsets(ask.key, ask.timestamp, bound)
-        except StorageUnavailableError as error:
-            return ListedOffset(ask.key, ErrorCode.LOG_STORAGE_ERROR, str(error))
-        return ListedOffset(
-            ask.key, answer.error.code, answer.error.message, answer.offset, answer.timestamp, answer.leader_epoch
-        )
+    def _found(
+        self, lookup: OffsetLookup, leader_epoch: int | None, answer: OffsetAnswer, replica_id: int
+    ) -> ListedOffset:
+        key, error = lookup.key, answer.error
+        if lookup.timestamp == EARLIEST and replica_id != DEBUG and error.code is ErrorCode.NONE:
+            # RULES 5.7: retention raises it without a word to the leader, whose reads may all come from the tail cache.
+            if leader_epoch is None or self._leader_epoch(key) != leader_epoch:
+                return ListedOffset(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            hosted = self._broker.hosted[key]
+            seen = hosted.partition.log_start_seen(leader_epoch, answer.incarnation, answer.offset)
+            self._broker.perform(hosted, seen)
+            return ListedOffset(key, offset=hosted.partition.log_start_offset, leader_epoch=leader_epoch)
+        return ListedOffset(key, error.code, error.message, answer.offset, answer.timestamp, answer.leader_epoch)
 
     def epoch_end(self, ask: EpochAsk) -> EpochEnd:
         """The largest epoch at or below the one asked for, and its end (RULES 4.3); -1 and -1 where there is none."""

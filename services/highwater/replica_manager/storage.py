@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -53,6 +53,12 @@ class ReadAnswer:
     log_start_offset: int
     incarnation: str
     offline: bool = False
+
+
+class OffsetLookup(NamedTuple):
+    key: PartitionKey
+    timestamp: int  # ms since the epoch, or one of those of `offsets.py`
+    max_offset: int  # only records below it count; -1: no bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +210,17 @@ class LogStorage:
             response.log.offline,
         )
 
-    async def list_offsets(self, key: PartitionKey, timestamp: int, max_offset: int) -> OffsetAnswer:
-        request = log_storage_pb2.LogListOffsetsRequest(
-            partition=to_key(key), timestamp=timestamp, max_offset=max_offset
-        )
+    async def list_offsets(self, lookups: Sequence[OffsetLookup]) -> list[OffsetAnswer]:
+        """The answers come in the order of the lookups."""
+        request = log_storage_pb2.LogListOffsetsRequest()
+        for key, timestamp, max_offset in lookups:
+            request.partitions.add(partition=to_key(key), timestamp=timestamp, max_offset=max_offset)
         response = await _answered(self._stub.ListOffsets(request, timeout=CALL_TIMEOUT_S))
         self._seen(response.incarnation)
-        return OffsetAnswer(
-            response.incarnation, _error(response.error), response.offset, response.timestamp, response.leader_epoch
-        )
+        return [
+            OffsetAnswer(response.incarnation, _error(each.error), each.offset, each.timestamp, each.leader_epoch)
+            for each in response.results
+        ]
 
     async def list_batches(
         self, key: PartitionKey, offset: int, max_batches: int, *, check_crcs: bool

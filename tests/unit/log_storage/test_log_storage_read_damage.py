@@ -123,8 +123,9 @@ async def test_damage_in_a_sealed_segment_need_not_wait_for_scrubbing(served: Se
 async def test_a_lookup_by_time_that_meets_it(served: Served) -> None:
     flip(served.log.segments[-1], BATCH_BYTES - 1)
     flip(served.log.segments[0], 16)
-    request = log_storage_pb2.LogListOffsetsRequest(partition=key_proto(KEY), timestamp=1_000, max_offset=-1)
-    answer = await served.servicer.ListOffsets(request, None)
+    request = log_storage_pb2.LogListOffsetsRequest()
+    request.partitions.add(partition=key_proto(KEY), timestamp=1_000, max_offset=-1)
+    [answer] = (await served.servicer.ListOffsets(request, None)).results
     await served.servicer.inquest.settle()
     assert from_proto(answer.error) is ErrorCode.CORRUPT_MESSAGE
     assert served.known

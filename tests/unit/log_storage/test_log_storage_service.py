@@ -32,9 +32,11 @@ async def test_a_log_from_creation_to_deletion(storage: Storage) -> None:
     read = await storage.read(key(), 2)
     assert len(read.records) == len(batch(5))
     assert (await storage.read(key(), 6)).error.code == Code.OFFSET_OUT_OF_RANGE
-    found = await storage.stub.ListOffsets(
-        log_storage_pb2.LogListOffsetsRequest(partition=key(), timestamp=1_003, max_offset=-1)
-    )
+    asked = log_storage_pb2.LogListOffsetsRequest()
+    asked.partitions.add(partition=key(), timestamp=1_003, max_offset=-1)
+    asked.partitions.add(partition=key(topic=b"u"), timestamp=1_003, max_offset=-1)
+    found, absent = (await storage.stub.ListOffsets(asked)).results
+    assert absent.error.code == Code.UNKNOWN_TOPIC_ID
     assert (found.offset, found.timestamp, found.leader_epoch) == (3, 1_003, 3)
     end = await storage.stub.EndOffsetForEpoch(
         log_storage_pb2.EndOffsetForEpochRequest(partition=key(), leader_epoch=7)

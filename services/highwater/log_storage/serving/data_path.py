@@ -203,12 +203,16 @@ class DataPath(ServicerCore):
     async def ListOffsets(
         self, request: log_storage_pb2.LogListOffsetsRequest, context: Any
     ) -> log_storage_pb2.LogListOffsetsResponse:
-        response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation, offset=NO_OFFSET, timestamp=-1)
-        with Answering(response):
-            hosted = await self._idle(request.partition)
-            with self._following_up(hosted):
-                found = hosted.online().list_offset(request.timestamp, request.max_offset)
-            response.offset, response.timestamp, response.leader_epoch = found
+        """One log after the other, and the loop gets a turn after each."""
+        response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation)
+        for part in request.partitions:
+            result = response.results.add(offset=NO_OFFSET, timestamp=NO_TIME)
+            with Answering(result):
+                hosted = await self._idle(part.partition)
+                with self._following_up(hosted):
+                    found = hosted.online().list_offset(part.timestamp, part.max_offset)
+                result.offset, result.timestamp, result.leader_epoch = found
+            await asyncio.sleep(0)
         return response
 
     async def EndOffsetForEpoch(
