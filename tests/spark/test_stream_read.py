@@ -217,13 +217,38 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     admin.delete_topic(topic)
     admin.create_topic(topic, 1, 1)
     send(cluster, topic, range(1000, 1010))
-    with pytest.raises(StreamingQueryException, match=r"-0 ends at 10, before offset 100: records may be lost"):
+    refused = r"is another topic than before: records may be lost"
+    with pytest.raises(StreamingQueryException, match=refused):
+        available_now(read_stream(subscribe=topic), checkpoint, out)
+    send(cluster, topic, range(1010, 1200))
+    with pytest.raises(StreamingQueryException, match=refused):  # though it has outgrown where the query stands
         available_now(read_stream(subscribe=topic), checkpoint, out)
     going_on = read_stream(subscribe=topic, failOnDataLoss="false")
     available_now(going_on, checkpoint, out)
-    send(cluster, topic, range(1010, 1020))
+    send(cluster, topic, range(1200, 1210))
     available_now(going_on, checkpoint, out)
-    assert written(out) == [*range(100), *range(1010, 1020)]
+    assert written(out) == [*range(100), *range(1000, 1210)]
+
+
+def test_a_checkpoint_without_topic_ids_goes_on(
+    cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(10))
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    available_now(read_stream(subscribe=topic, startingOffsets="earliest"), checkpoint, out)
+    for file in (checkpoint / "offsets").glob("[0-9]*"):
+        *lines, offset = file.read_text().splitlines()
+        written_before = {name: value for name, value in json.loads(offset).items() if name != "@topics"}
+        file.write_text("\n".join([*lines, json.dumps(written_before)]))
+    for crc in (checkpoint / "offsets").glob(".*.crc"):
+        crc.unlink()
+    send(cluster, topic, range(10, 20))
+    available_now(read_stream(subscribe=topic), checkpoint, out)
+    assert written(out) == list(range(20))
+    last = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
+    (topic_info,) = admin.describe_topics([topic])
+    assert json.loads(last.read_text().splitlines()[-1])["@topics"] == {topic: topic_info.topic_id.hex()}
 
 
 def test_the_checkpoint_is_in_kafkas_form(
@@ -234,4 +259,9 @@ def test_the_checkpoint_is_in_kafkas_form(
     frame = read_stream(subscribe=topic, startingOffsets={topic: {"0": -1, "1": 5}})
     available_now(frame, tmp_path / "checkpoint", tmp_path / "out")
     written = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
-    assert json.loads(written) == {topic: {"0": 0, "1": 20}, "@start": {topic: {"0": 0, "1": 5}}}
+    (described,) = admin.describe_topics([topic])
+    assert json.loads(written) == {
+        topic: {"0": 0, "1": 20},
+        "@start": {topic: {"0": 0, "1": 5}},
+        "@topics": {topic: described.topic_id.hex()},
+    }

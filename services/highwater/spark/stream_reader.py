@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from time import monotonic
 from typing import Any
 
@@ -48,6 +48,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._topics: TopicOffsets | None = None
         self._sizes: OffsetSizes | None = None
         self._latest: Offsets | None = None  # as of the last look
+        self._topic_ids: Mapping[str, str] = {}  # the same
         self._target: Offsets | None = None  # of Trigger.AvailableNow
         self._last_batch_s: float | None = None
 
@@ -75,7 +76,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The end of the next micro-batch; `start` itself where there is nothing to do.
 
         Raises:
-            OffsetOutOfRangeError: a partition is gone, or ends before where the query stands, and `failOnDataLoss`.
+            OffsetOutOfRangeError: a partition is gone, or ends before where the query stands, or its topic was made
+                anew, and `failOnDataLoss`.
         """
         with OneSentence():
             return self._next_end(start, limit)
@@ -111,19 +113,25 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         latest = self._look() if self._target is None else self._target
         self._latest = latest
         before = parse_stream_offset(start)
-        starts = self._starts(begun=start != NOT_BEGUN, before=before.ends, latest=latest)
-        positions = {partition: starts.get(partition, before.ends.get(partition, 0)) for partition in latest}
-        self._check_loss(before.ends, latest)
+        ids = self._topic_ids
+        anew = {topic for topic, known in before.topic_ids.items() if ids.get(topic, known) != known}
+        self._check_loss(before.ends, latest, anew)
+        kept = {partition: offset for partition, offset in before.ends.items() if partition.topic not in anew}
+        starts = self._starts(begun=start != NOT_BEGUN, before=kept, latest=latest)
+        positions = {partition: starts.get(partition, kept.get(partition, 0)) for partition in latest}
         ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
         if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
             return start
         self._last_batch_s = monotonic()
-        return StreamOffset(ends, starts if starts or start == NOT_BEGUN else None).to_json()
+        taken_up = starts if starts or start == NOT_BEGUN else None
+        return StreamOffset(ends, taken_up, {topic: ids[topic] for topic, _ in ends}).to_json()
 
     def _look(self) -> dict[TopicPartition, int]:
         """The partitions that there are now, and their ends."""
         topics = self._connected()
-        return topics.latest(topics.partitions(missing_ok=not self._options.fail_on_data_loss))
+        partitions = topics.partitions(missing_ok=not self._options.fail_on_data_loss)
+        self._topic_ids = topics.topic_ids
+        return topics.latest(partitions)
 
     def _connected(self) -> TopicOffsets:
         if self._topics is None:
@@ -139,13 +147,14 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         new = [partition for partition in latest if partition not in before]
         return self._connected().earliest(new) if new else {}
 
-    def _check_loss(self, before: Offsets, latest: Offsets) -> None:
-        lost = [
+    def _check_loss(self, before: Offsets, latest: Offsets, anew: Set[str]) -> None:
+        lost = [f"{topic} is another topic than before" for topic in sorted(anew)]
+        lost += [
             f"{topic}-{partition} is gone"
             if (topic, partition) not in latest
             else f"{topic}-{partition} ends at {latest[TopicPartition(topic, partition)]}, before offset {offset}"
             for (topic, partition), offset in before.items()
-            if latest.get(TopicPartition(topic, partition), -1) < offset
+            if topic not in anew and latest.get(TopicPartition(topic, partition), -1) < offset
         ]
         if not lost:
             return

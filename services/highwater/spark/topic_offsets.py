@@ -30,6 +30,8 @@ class TopicOffsets:
         self._admin = Admin(bootstrap, **settings)
         self._subscription = subscription
         self._now_ms = now_ms
+        self.topic_ids: dict[str, str] = {}
+        """In hex, of the topics as `partitions` found them last."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,12 +111,14 @@ class TopicOffsets:
 
     def _partitions_of(self, topics: Iterable[str], *, missing_ok: bool) -> list[TopicPartition]:
         topics = list(topics)
+        self.topic_ids = {}
         if not topics:
             return []
         if missing_ok:
             there = set(self._admin.list_topics(include_internal=True))
             topics = [topic for topic in topics if topic in there]
         described = self._admin.describe_topics(topics)
+        self.topic_ids = {one.topic: one.topic_id.hex() for one in described}
         return [TopicPartition(one.topic, info.partition) for one in described for info in one.partitions]
 
     def _looked_up(self, timestamps_ms: Mapping[TopicPartition, int]) -> Offsets:

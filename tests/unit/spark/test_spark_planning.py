@@ -123,6 +123,12 @@ def test_partitions_that_are_taken_up_say_where_they_begin() -> None:
     assert parse_stream_offset(taken_up.to_json()) == taken_up
 
 
+def test_an_offset_names_its_topics_by_their_ids() -> None:
+    named = StreamOffset({A: 5}, topic_ids={"t": "0f"})
+    assert named.to_json() == {"t": {"0": 5}, "@topics": {"t": "0f"}}
+    assert parse_stream_offset(named.to_json()) == named
+
+
 def test_a_query_that_began_with_nothing_has_begun() -> None:
     assert StreamOffset({}, {}).to_json() != NOT_BEGUN
 
