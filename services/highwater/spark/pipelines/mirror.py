@@ -33,6 +33,7 @@ from highwater.spark.pipelines.common import (
     submitted,
 )
 from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
+from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
 from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def run(options: MirrorOptions) -> None:
     """Raises `UserError` and the SDK's errors."""
     mirror = Mirror(options)
     mirror.prepare()
-    spark = session("mirror", options, {"spark.speculation": "false"})
+    spark = session("mirror", options, NO_SPECULATION)
+    check_attempts("mirror", spark, NO_SPECULATION)
     notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
     frame = (
         spark.readStream.format("highwater").options(**options.source_options()).option("includeHeaders", "true").load()

@@ -35,6 +35,7 @@ from highwater.spark.pipelines.common import (
 )
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay_progress import PartitionOffsets, ReplayProgress, Step, next_until
+from highwater.spark.pipelines.task_attempts import ONCE, check_attempts
 from highwater.spark.stream_offset import offsets_json
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -80,7 +81,8 @@ def run(options: ReplayOptions) -> None:
     """Sends what the archive holds and the topic lacks. Raises `UserError` and the SDK's errors."""
     # A task that Spark ran again would send again what it had sent: the step fails instead, and the next run looks up
     # what has arrived.
-    spark = session("replay", options, {"spark.task.maxFailures": "1", "spark.speculation": "false"})
+    spark = session("replay", options, ONCE)
+    check_attempts("replay", spark, ONCE)
     with spark_errors():
         replay = Replay(spark, options)
         for sent, total in replay.steps():
