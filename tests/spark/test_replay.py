@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archived import in_topic, produce_all_kinds
+from archived import FIRST_MS, in_topic, produce_all_kinds
 from conftest import FOREVER, send
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
-from highwater.client.blocking import Admin
+from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import archive, replay
 from highwater.spark.pipelines.archive import ArchiveOptions
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay import ReplayOptions
+from highwater.spark.pipelines.replay_progress import ReplayProgress, Step
 
 KEPT = ("key", "value", "headers", "timestamp")
 
@@ -109,6 +111,42 @@ def test_kill_9_of_the_replay(
     assert len(rows) == 20_000
     assert Counter(kept(found)) == Counter(kept(rows))
     assert by_key(found) == by_key(rows)
+
+
+def test_a_step_of_which_some_has_arrived_goes_on_partition_by_partition(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """Its records are equal: which partition has one does matter where partitions are kept."""
+    to = f"{topic}-to"
+    for name in (topic, to):
+        admin.create_topic(name, 2, 1, FOREVER)
+
+    def produce(name: str, partition: int) -> None:
+        with Producer(cluster.bootstrap) as producer:
+            producer.send(name, b"7", partition=partition, timestamp_ms=FIRST_MS)
+
+    produce(topic, 0)
+    produce(topic, 1)
+    archived(cluster, topic, tmp_path)
+    given = options(cluster, tmp_path, to, keep_partitions=True)
+    (described,) = admin.describe_topics([to])
+    files = HadoopFiles(spark, given.checkpoint)
+    begun = Step(
+        1,
+        files.qualified(given.archive),
+        topic,
+        described.topic_id.hex(),
+        sent={0: 0, 1: 0},
+        until={0: 1, 1: 1},
+        ends={0: 0, 1: 0},
+        keep_partitions=True,
+    )
+    ReplayProgress(files, files.qualified(given.checkpoint)).write(begun)
+    produce(to, 1)
+    with pytest.raises(UserError, match="is of a replay with --keep-partitions: go on as it began"):
+        replay.run(options(cluster, tmp_path, to))
+    replay.run(given)
+    assert [(row["partition"], row["value"]) for row in in_topic(cluster.bootstrap, to)] == [(0, b"7"), (1, b"7")]
 
 
 def until_more_than(process: Any, count: Any, before: int) -> None:

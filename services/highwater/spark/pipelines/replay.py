@@ -108,6 +108,7 @@ class Replay:
         total = sum(ends.values()) - sum(firsts.values())
         last = self._progress.last()
         number, sent = 0, firsts
+        keeps = self._options.keep_partitions
         if last is not None:
             self._check(last, topic, topic_id)
             if last.sent != last.until:
@@ -117,12 +118,12 @@ class Replay:
             yield sum(sent.values()) - sum(firsts.values()), total
         while (until := next_until(sent, ends, self._options.step)) != sent:
             number += 1
-            step = Step(number, self._archive, topic, topic_id, sent, until, self._topic_ends())
+            step = Step(number, self._archive, topic, topic_id, sent, until, self._topic_ends(), keeps)
             self._progress.write(step)
             self._send(step, found, resumed=False)
             sent = until
             yield sum(sent.values()) - sum(firsts.values()), total
-        self._progress.write(Step(number + 1, self._archive, topic, topic_id, sent, sent, {}))
+        self._progress.write(Step(number + 1, self._archive, topic, topic_id, sent, sent, {}, keeps))
 
     def _send(self, step: Step, found: Sequence[FileContent], *, resumed: bool) -> None:
         paths = sorted({one.path for one in found if _overlaps(one, step)})
@@ -163,7 +164,8 @@ class Replay:
     def _lacking(self, rows: DataFrame, step: Step) -> DataFrame:
         """Without what of the step has arrived: as many as there are of equal records, from the first on.
 
-        Which of equal records arrived does not matter; of those with one key the first ones did."""
+        Which of equal records arrived does not matter, but for their partition where that is kept; of those with one
+        key the first ones did."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -182,10 +184,11 @@ class Replay:
             .load()
         )
         timed = not arrived.where("timestampType = 1").limit(1).count()  # else the brokers gave them other times
-        counted = arrived.groupBy(_digest(timed=timed).alias("digest")).agg(f.count("offset").alias("arrived"))
+        digest = _digest(timed=timed, placed=self._options.keep_partitions)
+        counted = arrived.groupBy(digest.alias("digest")).agg(f.count("offset").alias("arrived"))
         same = Window.partitionBy("digest").orderBy("partition", "offset")
         return (
-            rows.withColumn("digest", _digest(timed=timed))
+            rows.withColumn("digest", digest)
             .withColumn("nth", f.row_number().over(same))
             .join(counted, "digest", "left")
             .where("arrived is null or nth > arrived")
@@ -231,6 +234,11 @@ class Replay:
             raise UserError(
                 f"checkpoint {checkpoint} is of a replay of {last.topic} of {last.archive}: take another one"
             )
+        if last.keep_partitions not in (None, self._options.keep_partitions):
+            raise UserError(
+                f"checkpoint {checkpoint} is of a replay {'with' if last.keep_partitions else 'without'} "
+                "--keep-partitions: go on as it began, or take another one"
+            )
         if last.topic_id != topic_id:
             raise UserError(
                 f"checkpoint {checkpoint} is of a replay to another topic than {self._options.to} is now: take another "
@@ -268,13 +276,14 @@ def _overlaps(one: FileContent, step: Step) -> bool:
     return until is not None and one.first_offset < until and one.last_offset >= step.sent[one.partition]
 
 
-def _digest(*, timed: bool) -> Column:
-    """Equal for records that are equal."""
+def _digest(*, timed: bool, placed: bool) -> Column:
+    """Equal for records that are equal; `placed`: and in the same partition."""
     from pyspark.sql import functions as f
 
     headers = "transform(headers, h -> struct(h.key as k, base64(h.value) as v))"
     time = "unix_millis(timestamp)" if timed else "0"
-    text = f"to_json(struct(base64(key) as k, base64(value) as v, {headers} as h, {time} as t))"
+    place = "partition" if placed else "0"
+    text = f"to_json(struct(base64(key) as k, base64(value) as v, {headers} as h, {time} as t, {place} as p))"
     return f.expr(f"unhex(sha2({text}, 256))")
 
 

@@ -30,6 +30,7 @@ class Step:
     sent: PartitionOffsets  # everything before these was sent
     until: PartitionOffsets  # what this step sends ends here
     ends: PartitionOffsets
+    keep_partitions: bool | None  # None: it was begun by a version that did not note it
 
     @property
     def empty(self) -> bool:
@@ -55,6 +56,7 @@ class ReplayProgress:
             "sent": step.sent,
             "until": step.until,
             "ends": step.ends,
+            "keep_partitions": step.keep_partitions,
         }
         self._files.write(self._path(step.number), json.dumps(written, indent=1).encode())
         self._files.delete(self._path(step.number - 1))
@@ -68,7 +70,8 @@ def _parsed(number: int, text: bytes) -> Step:
     sent, until, ends = (
         {int(partition): offset for partition, offset in read[name].items()} for name in ("sent", "until", "ends")
     )
-    return Step(number, read["archive"], read["topic"], read["topic_id"], sent, until, ends)
+    kept = read.get("keep_partitions")
+    return Step(number, read["archive"], read["topic"], read["topic_id"], sent, until, ends, kept)
 
 
 def next_until(sent: PartitionOffsets, ends: PartitionOffsets, offsets: int) -> dict[int, int]:
