@@ -230,6 +230,27 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     assert written(out) == [*range(100), *range(1000, 1210)]
 
 
+def test_a_new_partition_that_has_lost_its_first_records(
+    cluster: LocalCluster,
+    admin: Admin,
+    topic: str,
+    read_stream: ReadStream,
+    delete_records: Callable[[str, int, int], None],
+    tmp_path: Path,
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(10))
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    available_now(read_stream(subscribe=topic, startingOffsets="earliest"), checkpoint, out)
+    admin.create_partitions(topic, 2)
+    send(cluster, topic, range(10, 110), partition=1)
+    delete_records(topic, 1, 40)
+    with pytest.raises(StreamingQueryException, match=r"-1 begins at 40: records may be lost"):
+        available_now(read_stream(subscribe=topic), checkpoint, out)
+    available_now(read_stream(subscribe=topic, failOnDataLoss="false"), checkpoint, out)
+    assert written(out) == [*range(10), *range(50, 110)]
+
+
 def test_a_checkpoint_without_topic_ids_goes_on(
     cluster: LocalCluster, admin: Admin, topic: str, read_stream: ReadStream, tmp_path: Path
 ) -> None:

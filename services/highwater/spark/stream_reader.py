@@ -77,7 +77,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         Raises:
             OffsetOutOfRangeError: a partition is gone, or ends before where the query stands, or its topic was made
-                anew, and `failOnDataLoss`.
+                anew, or a new one has lost its first records already, and `failOnDataLoss`.
         """
         with OneSentence():
             return self._next_end(start, limit)
@@ -115,15 +115,19 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         before = parse_stream_offset(start)
         ids = self._topic_ids
         anew = {topic for topic, known in before.topic_ids.items() if ids.get(topic, known) != known}
-        self._check_loss(before.ends, latest, anew)
+        lost = _lost(before.ends, latest, anew)
         kept = {partition: offset for partition, offset in before.ends.items() if partition.topic not in anew}
-        starts = self._starts(begun=start != NOT_BEGUN, before=kept, latest=latest)
+        begun = start != NOT_BEGUN
+        starts = self._starts(begun=begun, before=kept, latest=latest)
+        if begun:
+            lost += [f"{topic}-{partition} begins at {first}" for (topic, partition), first in starts.items() if first]
+        self._check_loss(lost)
         positions = {partition: starts.get(partition, kept.get(partition, 0)) for partition in latest}
         ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
-        if start != NOT_BEGUN and not starts and ends == positions and latest.keys() >= before.ends.keys():
+        if begun and not starts and ends == positions and latest.keys() >= before.ends.keys():
             return start
         self._last_batch_s = monotonic()
-        taken_up = starts if starts or start == NOT_BEGUN else None
+        taken_up = starts if starts or not begun else None
         return StreamOffset(ends, taken_up, {topic: ids[topic] for topic, _ in ends}).to_json()
 
     def _look(self) -> dict[TopicPartition, int]:
@@ -147,15 +151,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         new = [partition for partition in latest if partition not in before]
         return self._connected().earliest(new) if new else {}
 
-    def _check_loss(self, before: Offsets, latest: Offsets, anew: Set[str]) -> None:
-        lost = [f"{topic} is another topic than before" for topic in sorted(anew)]
-        lost += [
-            f"{topic}-{partition} is gone"
-            if (topic, partition) not in latest
-            else f"{topic}-{partition} ends at {latest[TopicPartition(topic, partition)]}, before offset {offset}"
-            for (topic, partition), offset in before.items()
-            if topic not in anew and latest.get(TopicPartition(topic, partition), -1) < offset
-        ]
+    def _check_loss(self, lost: Sequence[str]) -> None:
         if not lost:
             return
         if self._options.fail_on_data_loss:
@@ -190,3 +186,16 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._sizes is None:
             self._sizes = OffsetSizes(self._options.bootstrap, self._sample_settings)
         return self._sizes.mean_bytes(behind)
+
+
+def _lost(before: Offsets, latest: Offsets, anew: Set[str]) -> list[str]:
+    lost = [f"{topic} is another topic than before" for topic in sorted(anew)]
+    for partition, offset in before.items():
+        topic, number = partition
+        if topic in anew:
+            continue
+        if partition not in latest:
+            lost.append(f"{topic}-{number} is gone")
+        elif latest[partition] < offset:
+            lost.append(f"{topic}-{number} ends at {latest[partition]}, before offset {offset}")
+    return lost
