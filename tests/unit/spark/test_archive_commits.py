@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
+from threading import Semaphore, Thread
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +17,7 @@ from highwater.spark.pipelines.archive_commits import (
     CommitLog,
     merged_offsets,
     pending_commit,
+    settled_files,
     visible,
 )
 
@@ -95,6 +99,9 @@ STORY: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
 ]
 
 
+LETTERS = {f"hour/{name}": letters for _, files, _ in STORY for name, letters in files.items()}
+
+
 def archived_offset(log: CommitLog) -> int:
     return log.last.offsets.get("topic", {}).get(0, 0)
 
@@ -136,6 +143,60 @@ def test_a_crash_at_every_step(within: bool) -> None:
             go_on(again)
             assert again.records(again.archived()) == Counter("abcdefg"), (dies_at, dies_again_at)
             assert pending_commit(again, ARCHIVE) is None
+
+
+@dataclass
+class Shared(Disk):
+    """A disk that a writer in a thread of its own changes, step by step, when whoever reads from it says so."""
+
+    may_step: Semaphore = field(default_factory=lambda: Semaphore(0))
+    has_stepped: Semaphore = field(default_factory=lambda: Semaphore(0))
+
+    def _step(self, half: object = None) -> None:
+        self.has_stepped.release()
+        self.may_step.acquire()
+
+    def let_write(self, steps: int) -> None:
+        for _ in range(steps):
+            self.may_step.release()
+            self.has_stepped.acquire()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_who_reads_beside_a_writer_sees_every_commit_whole(seed: int) -> None:
+    drawn = Random(seed)
+    disk = Shared()
+
+    def write() -> None:
+        go_on(disk)
+        while True:
+            disk._step()
+
+    Thread(target=write, daemon=True).start()
+    disk.has_stepped.acquire()
+
+    class Reading:
+        def names(self, directory: str) -> list[str]:
+            disk.let_write(drawn.choice((0, 0, 1, 2, 5)))
+            return disk.names(directory)
+
+        def read(self, path: str) -> bytes:
+            return disk.read(path)
+
+    def listed() -> list[str]:
+        """Name by name, in whatever order."""
+        found = []
+        for path in drawn.sample(sorted(LETTERS), len(LETTERS)):
+            disk.let_write(drawn.choice((0, 0, 0, 0, 1)))
+            if disk.exists(f"{ARCHIVE}/{path}"):
+                found.append(path)
+        return found
+
+    whole = {"", "abcd", "abcdef", "abcdefg"}
+    for _ in range(6):
+        paths = settled_files(cast(Any, Reading()), ARCHIVE, listed)
+        seen = "".join(sorted(LETTERS[path] for path in paths))
+        assert "".join(sorted(seen)) in whole, (paths, seen)
 
 
 def test_a_commit_whose_staged_files_were_deleted_is_taken_back() -> None:

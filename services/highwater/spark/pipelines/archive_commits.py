@@ -12,13 +12,14 @@ pending, and whoever opens the archive next applies it again; every step of that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from highwater.rpc.server import UserError
 
 COMMITS = "_commits"
+LOOKS = 100
 
 Offsets = Mapping[str, Mapping[int, int]]  # topic to partition to the offset after the last one archived
 
@@ -142,6 +143,26 @@ def pending_commit(files: Files, archive: str) -> Commit | None:
     if len(numbers) < 2:
         return None
     return parse_commit(numbers[-1], files.read(f"{directory}/{numbers[-1]:012d}.json"))
+
+
+def settled_files(files: Files, archive: str, listed: Callable[[], Iterable[str]]) -> list[str]:
+    """As `visible`, of an archive that another process may be writing to: `listed` looks at all of it, which takes a
+    while. Raises `UserError` where the archive changes with every look.
+
+    A commit number that is the last one before and after a look was so all the time. Of a commit that is pending
+    meanwhile, files only come or only go: two looks that find the same files found what was there between them."""
+    directory = f"{archive.rstrip('/')}/{COMMITS}"
+    before: tuple[list[int], list[str]] | None = None
+    for _ in range(LOOKS):
+        numbers = commit_numbers(files.names(directory))
+        pending = pending_commit(files, archive)
+        found = numbers, sorted(listed())
+        if commit_numbers(files.names(directory)) != numbers:
+            continue
+        if pending is None or found == before:
+            return visible(found[1], pending)
+        before = found
+    raise UserError(f"{archive} changes all the time: try again when fewer files are being written to it or merged")
 
 
 def visible(present: Iterable[str], pending: Commit | None) -> list[str]:

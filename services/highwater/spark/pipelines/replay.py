@@ -23,7 +23,7 @@ from highwater.client.cluster import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
-from highwater.spark.pipelines.archive_commits import pending_commit, visible
+from highwater.spark.pipelines.archive_commits import settled_files
 from highwater.spark.pipelines.archive_files import FileContent, archive_session, contents, read_files
 from highwater.spark.pipelines.common import (
     PipelineOptions,
@@ -212,8 +212,11 @@ class Replay:
 
     def _paths(self, topic: str) -> list[str]:
         """The topic's files; those that hold each record once where the archive is being changed, or was left so."""
-        present = [one.path for one in self._files.files(self._archive)]
-        found = visible(present, pending_commit(self._files, self._archive))
+
+        def listed() -> list[str]:
+            return [one.path for one in self._files.files(self._archive)]
+
+        found = settled_files(self._files, self._archive, listed)
         return [path for path in found if path.startswith(f"topic={topic}/")]
 
     def _target(self, ends: PartitionOffsets) -> str:
