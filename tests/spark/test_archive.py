@@ -78,6 +78,28 @@ def test_an_archive_goes_on_without_its_checkpoint_and_without_its_commits(
     assert {row["partition"] for row in rows} == {0, 1, 2}
 
 
+def test_a_topic_made_anew_does_not_go_into_the_archive_of_the_old_one(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """Whatever its offsets are by now, and whatever is said about lost data."""
+    given = options(cluster, tmp_path, topic=[topic], option=["failOnDataLoss=false"])
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(20))
+    run(given)
+    before = in_archive(tmp_path / "archive")
+    admin.delete_topic(topic)
+    admin.create_topic(topic, 1, 1)
+    for values in (range(5), range(50)):
+        send(cluster, topic, values)
+        for _ in range(2):
+            with pytest.raises(UserError, match=f"{topic} was deleted and made anew since .*/archive was written"):
+                run(given)
+    assert in_archive(tmp_path / "archive") == before
+    elsewhere = options(cluster, tmp_path, topic=[topic], to=str(tmp_path / "anew"), checkpoint=str(tmp_path / "next"))
+    run(elsewhere)
+    assert in_archive(tmp_path / "anew") == in_topic(cluster.bootstrap, topic)
+
+
 @pytest.mark.timeout(900)
 def test_small_files_are_merged(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archive_commits import Commit, CommitLog, Offsets, merged_offsets
+from highwater.spark.pipelines.archive_commits import Commit, CommitLog, Offsets, merged_ids, merged_offsets
 from highwater.spark.pipelines.archive_compaction import compact
 from highwater.spark.pipelines.archive_files import (
     archive_session,
@@ -42,6 +42,8 @@ from highwater.spark.positions import EARLIEST_OFFSET, OptionError, parse_durati
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from highwater.client import TopicPartition
 
 _DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
@@ -75,7 +77,7 @@ class ArchiveOptions(StreamOptions):
 
 
 def run(options: ArchiveOptions) -> None:
-    """Archives until the topics' end, or for ever. Raises `UserError`."""
+    """Archives until the topics' end, or for ever. Raises `UserError` and the SDK's errors."""
     spark = session("archive", options)
     with spark_errors():
         archive = Archive(spark, options)
@@ -92,6 +94,7 @@ class Archive:
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
         self._options = options
+        self._source_options = {**options.source_options(), "includeHeaders": "true"}
         self._spark = archive_session(spark)
         self._files = HadoopFiles(spark, options.to)
         self._directory = self._files.qualified(options.to)
@@ -121,10 +124,12 @@ class Archive:
 
     def source(self) -> DataFrame:
         """The streaming read. A query without a checkpoint goes on where the archive ends."""
-        found = {**self._options.source_options(), "includeHeaders": "true"}
+        found = self._source_options
+        if ids := self._commits.last.topic_ids:
+            merged_ids(ids, self._topic_ids(), self._options.to)
         archived = self._commits.last.offsets
         if archived and not self._files.names(f"{self._checkpoint}/offsets"):
-            found["startingOffsets"] = json.dumps(self._starts(found, archived))
+            found = {**found, "startingOffsets": json.dumps(self._starts(archived))}
         return self._spark.readStream.format("highwater").options(**found).load()
 
     def add(self, frame: DataFrame, _batch: int) -> None:
@@ -135,11 +140,14 @@ class Archive:
         write_files(self._placed(self._new(frame)), staging, self._options.compression)
         found = contents(read_files(self._spark, staging))
         if found:
+            topics = {one.topic for one in found}
+            present = {topic: topic_id for topic, topic_id in self._topic_ids().items() if topic in topics}
+            ids = merged_ids(self._commits.last.topic_ids, present, self._options.to)
             offsets = merged_offsets(
                 self._commits.last.offsets, [(one.topic, one.partition, one.last_offset) for one in found]
             )
             adds = {target: f"{staging}/{path}" for path, target in named(found, number).items()}
-            self._commits.commit(Commit(number, offsets, adds))
+            self._commits.commit(Commit(number, offsets, adds, topic_ids=ids))
         self._files.delete(staging)
         self._batches += 1
         if self._options.compact_every is not None and self._batches % self._options.compact_every == 0:
@@ -200,21 +208,28 @@ class Archive:
         rows: list[Any] = grouped.agg(f.max("offset").alias("last")).collect()
         return merged_offsets({}, [(row.topic, row.partition, row["last"]) for row in rows])
 
-    def _starts(self, source_options: dict[str, str], archived: Offsets) -> dict[str, dict[str, int]]:
+    def _starts(self, archived: Offsets) -> dict[str, dict[str, int]]:
         """Where each partition that there is now goes on; those that the archive does not know begin."""
+        starts: dict[str, dict[str, int]] = {}
+        for topic, partition in self._present()[0]:
+            offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
+            starts.setdefault(topic, {})[str(partition)] = offset
+        return starts
+
+    def _topic_ids(self) -> dict[str, str]:
+        return self._present()[1]
+
+    def _present(self) -> tuple[list[TopicPartition], dict[str, str]]:
+        """The partitions that are to be archived now, and the ids of their topics."""
         from highwater.client import Admin
         from highwater.spark.client_settings import client_settings
         from highwater.spark.options import lower_case, parse_read_options
         from highwater.spark.topic_offsets import TopicOffsets
 
-        parsed = parse_read_options(source_options, streaming=True)
-        settings = client_settings(lower_case(source_options), Admin)
-        starts: dict[str, dict[str, int]] = {}
+        parsed = parse_read_options(self._source_options, streaming=True)
+        settings = client_settings(lower_case(self._source_options), Admin)
         with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
-            for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):
-                offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
-                starts.setdefault(topic, {})[str(partition)] = offset
-        return starts
+            return topics.partitions(missing_ok=not parsed.fail_on_data_loss), topics.topic_ids
 
 
 command = pipeline_command(ArchiveOptions, run, "Archive topics as Parquet files: every record once.")

@@ -32,10 +32,18 @@ class Commit:
     offsets: Offsets
     adds: Mapping[str, str] = field(default_factory=dict)  # where a file goes: where it is staged
     removes: tuple[str, ...] = ()
+    topic_ids: Mapping[str, str] = field(default_factory=dict)  # in hex, of the archived topics as far as known
 
     def to_json(self) -> bytes:
         return json.dumps(
-            {"offsets": self.offsets, "adds": self.adds, "removes": self.removes}, indent=1, sort_keys=True
+            {
+                "offsets": self.offsets,
+                "adds": self.adds,
+                "removes": self.removes,
+                "topic_ids": self.topic_ids,
+            },
+            indent=1,
+            sort_keys=True,
         ).encode()
 
 
@@ -45,7 +53,7 @@ def parse_commit(number: int, text: bytes) -> Commit:
         topic: {int(partition): offset for partition, offset in partitions.items()}
         for topic, partitions in read["offsets"].items()
     }
-    return Commit(number, offsets, read["adds"], tuple(read["removes"]))
+    return Commit(number, offsets, read["adds"], tuple(read["removes"]), read.get("topic_ids", {}))
 
 
 class Files(Protocol):
@@ -172,6 +180,18 @@ def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
         applied = present.issuperset(pending.adds)
         present -= set(pending.removes) if applied else pending.adds.keys()
     return sorted(present)
+
+
+def merged_ids(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> dict[str, str]:
+    """Those of the archived topics and of the ones that there are now. Raises `UserError` where one was made anew:
+    its offsets mean other records than those that are archived under its name."""
+    anew = [topic for topic, topic_id in present.items() if archived.get(topic, topic_id) != topic_id]
+    if anew:
+        raise UserError(
+            f"{', '.join(sorted(anew))} was deleted and made anew since {archive} was written: archive what is there "
+            "now into another directory, with a checkpoint of its own"
+        )
+    return {**archived, **present}
 
 
 def merged_offsets(offsets: Offsets, reached: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:

@@ -69,9 +69,10 @@ def compact(
         for hour in hours:
             if _records(before[hour.directory]) != _records(after[hour.directory]):
                 raise UserError(f"the merged files of {hour.directory} do not hold what the small ones do: left alone")
-            number = commits.last.number + 1
+            last = commits.last
+            number = last.number + 1
             adds = {target: f"{staged}/{path}" for path, target in named(after[hour.directory], number).items()}
-            commits.commit(Commit(number, commits.last.offsets, adds, hour.paths))
+            commits.commit(Commit(number, last.offsets, adds, hour.paths, last.topic_ids))
         files.delete(staged)
 
 
