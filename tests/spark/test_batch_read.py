@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
-from highwater.client import TopicPartition
+from highwater.client import OffsetOutOfRangeError, TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.spark import register
 from highwater.spark.range_reader import ReadPlan, read_range
@@ -171,6 +172,29 @@ def test_a_worker_reads_one_range_after_another(cluster: LocalCluster, admin: Ad
     left_early.close()
     assert found(1, 3, 5) == [(1, 3), (1, 4)]
     assert found(0, 999, 1000) == [(0, 999)]
+
+
+def test_a_task_does_not_read_a_topic_that_was_made_anew_since_it_was_planned(
+    cluster: LocalCluster, admin: Admin, topic: str
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(10))
+    (old,) = admin.describe_topics([topic])
+    planned = OffsetRange(TopicPartition(topic, 0), 0, 10, old.topic_id.hex())
+
+    def found(one: OffsetRange, *, fail_on_data_loss: bool) -> int:
+        plan = ReadPlan((cluster.bootstrap,), ("offset",), fail_on_data_loss, 30_000, {"client_id": topic})
+        return sum(batch.num_rows for batch in read_range(plan, one))
+
+    assert found(planned, fail_on_data_loss=True) == 10
+    admin.delete_topic(topic)
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(1000, 1050))
+    with pytest.raises(OffsetOutOfRangeError, match=r"-0: offsets 0 to 9 are lost: the topic was made anew meanwhile"):
+        found(planned, fail_on_data_loss=True)
+    assert found(planned, fail_on_data_loss=False) == 0
+    (new,) = admin.describe_topics([topic])
+    assert found(replace(planned, topic_id=new.topic_id.hex()), fail_on_data_loss=True) == 10
 
 
 def test_what_a_read_needs_to_be_told(topic: str, spark: SparkSession) -> None:

@@ -59,6 +59,7 @@ class HighwaterBatchReader(DataSourceReader):
     def _ranges(self, topics: TopicOffsets) -> list[OffsetRange]:
         options, filters = self._options, self._filters
         latest = topics.latest(topics.partitions())
+        topic_ids = topics.topic_ids
         starts = topics.resolved(options.starting, latest, options.no_match)
         ends = topics.resolved(options.ending, latest)
         kept = [partition for partition in latest if filters.keeps(partition)]
@@ -67,7 +68,7 @@ class HighwaterBatchReader(DataSourceReader):
             first_at_time = topics.at_times(dict.fromkeys(kept, filters.timestamp_from_ms))
         found = []
         for partition in kept:
-            one = OffsetRange(partition, starts[partition], ends[partition])
+            one = OffsetRange(partition, starts[partition], ends[partition], topic_ids[partition.topic])
             if filters.timestamp_from_ms is not None:
                 # No record that late: nothing of what there is now.
                 first = first_at_time[partition]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,7 +60,7 @@ class PushedFilters:
         if self.offsets is not None:
             start = max(start, min(self.offsets, default=until))
             until = min(until, max(self.offsets, default=start - 1) + 1)
-        return OffsetRange(one.partition, start, max(start, until))
+        return replace(one, start=start, until=max(start, until))
 
     def _take(self, one: Filter) -> bool:
         """True: it is fully taken care of."""

@@ -91,6 +91,11 @@ class BatchConsumer(Consumer):
         """Reads nothing until the next `start_at`."""
         self.assign([])
 
+    def is_of(self, topic: str, topic_id: str) -> bool:
+        """Whether what was fetched last is of that topic: requests name topics by their ids."""
+        info = self._cluster.metadata.topic(topic)
+        return info is not None and info.topic_id.hex() == topic_id
+
     def has_leader(self, partition: TopicPartition) -> bool:
         return self._cluster.leader(*partition) is not None
 
@@ -125,6 +130,9 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
                 position = _after_loss(plan, one, position, consumer, error)
                 buffer = loop.run(begin(position))
                 continue
+            if batches and one.topic_id and not consumer.is_of(topic, one.topic_id):
+                _made_anew(plan, one, position)
+                break
             # A gap that compaction left, or a transaction's marker, may be the end of the range.
             reached = buffer.position
             for fetched, first in batches:
@@ -172,6 +180,15 @@ def _after_loss(
     following = min(earliest, one.until) if earliest > position else one.until
     logger.warning("%s: offsets %d to %d are lost: skipped", one, position, following - 1)
     return following
+
+
+def _made_anew(plan: ReadPlan, one: OffsetRange, position: int) -> None:
+    """Raises where the query is to fail."""
+    topic, partition = one.partition
+    said = f"{topic}-{partition}: offsets {position} to {one.until - 1} are lost: the topic was made anew meanwhile"
+    if plan.fail_on_data_loss:
+        raise OffsetOutOfRangeError(f"{said}; to go on without them, set failOnDataLoss to false")
+    logger.warning("%s", said)
 
 
 def _nothing_came(

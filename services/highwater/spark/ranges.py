@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from highwater.client.topic_partition import TopicPartition
@@ -16,6 +16,8 @@ class OffsetRange:
     partition: TopicPartition
     start: int
     until: int
+    topic_id: str = ""
+    """In hex: one that was made anew under the same name is another topic. Empty: whichever there is."""
 
     @property
     def size(self) -> int:
@@ -51,4 +53,4 @@ def _share(size: int, total: int, parts: int) -> int:
 def _cut(one: OffsetRange, parts: int) -> list[OffsetRange]:
     parts = min(parts, one.size)
     cuts = [one.start + one.size * index // parts for index in range(parts + 1)]
-    return [OffsetRange(one.partition, start, until) for start, until in pairwise(cuts)]
+    return [replace(one, start=start, until=until) for start, until in pairwise(cuts)]

@@ -89,7 +89,10 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = parse_stream_offset(start), parse_stream_offset(end)
         starts = {**before.ends, **(after.starts or {})}
-        ranges = [OffsetRange(partition, starts.get(partition, 0), until) for partition, until in after.ends.items()]
+        ranges = [
+            OffsetRange(partition, starts.get(partition, 0), until, after.topic_ids.get(partition.topic, ""))
+            for partition, until in after.ends.items()
+        ]
         options = self._options
         cut = split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return range_partitions(cut)
