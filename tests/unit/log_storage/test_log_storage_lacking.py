@@ -99,9 +99,9 @@ async def test_scrubbing_leaves_no_segment_open(data: Path) -> None:
     manager = opened(data)
     threads = ThreadPoolExecutor(1)
     await Scrubber(manager, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub_all()
+    threads.shutdown()  # a thread lets go of what it read a moment after it has said what it found
     sealed = {str(segment.path) for segment in manager.get(KEY).online().segments[:-1]}
     assert not sealed & open_files()
-    threads.shutdown()
     manager.close()
 
 
