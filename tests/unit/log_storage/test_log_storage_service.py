@@ -11,6 +11,8 @@ import pytest
 from log_storage_batches import batch, produced
 from log_storage_client import FOLLOWER, LEADER, Code, Storage, appending, key, running
 
+from highwater.log_storage.serving import data_path
+from highwater.log_storage.serving.answers import key_of
 from highwater.v1 import common_pb2, log_storage_pb2
 
 
@@ -48,6 +50,30 @@ async def test_a_log_from_creation_to_deletion(storage: Storage) -> None:
     assert not (await storage.stub.DeleteLog(delete)).error.code
     assert (await storage.read(key(), 0)).error.code == Code.UNKNOWN_TOPIC_ID
     assert (await storage.create(key(topic=b"u"))).created
+
+
+async def test_a_log_that_stands_still_does_not_hold_up_the_lookups_of_others(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = storage.service._manager
+    assert manager is not None
+    asked = log_storage_pb2.LogListOffsetsRequest()
+    for partition in range(3):
+        await storage.create(key(partition))
+        asked.partitions.add(partition=key(partition), timestamp=-2, max_offset=-1)
+    standing = manager.get(key_of(key(0)))
+
+    async def listed() -> list[tuple[int, int]]:
+        return [(each.error.code, each.offset) for each in (await storage.stub.ListOffsets(asked)).results]
+
+    async with standing.alone():
+        waiting = asyncio.create_task(listed())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+    assert await waiting == [(0, 0)] * 3
+    monkeypatch.setattr(data_path, "LOOKUP_PATIENCE_S", 0.05)
+    async with standing.alone():
+        assert await listed() == [(Code.LOG_STORAGE_ERROR, -1), (0, 0), (0, 0)]
 
 
 async def test_what_the_fence_shuts_out(storage: Storage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from time import monotonic
 from typing import Any, NamedTuple
 
 import grpc.aio
@@ -33,6 +34,10 @@ INLINE_APPEND_BYTES = 1 << 20
 
 # Appends of a stream that wait for the disk.
 MAX_UNSYNCED = 256
+# Lookups go on for so long before the loop gets a turn, and wait for so long for logs that stand still: less than what
+# clients wait for an answer about all of them.
+LOOKUP_TURN_S = 0.005
+LOOKUP_PATIENCE_S = 1.0
 
 
 _log = get_logger("log_storage.data_path")
@@ -203,17 +208,47 @@ class DataPath(ServicerCore):
     async def ListOffsets(
         self, request: log_storage_pb2.LogListOffsetsRequest, context: Any
     ) -> log_storage_pb2.LogListOffsetsResponse:
-        """One log after the other, and the loop gets a turn after each."""
+        """One log after the other. Those that stand still are waited for together, after the others and for
+        `LOOKUP_PATIENCE_S`: an asker of many has the answers of all but these."""
         response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation)
+        standing: list[tuple[log_storage_pb2.LogListOffsetsPartition, log_storage_pb2.LogListOffsetsResult]] = []
+        turn_ends = monotonic() + LOOKUP_TURN_S
         for part in request.partitions:
             result = response.results.add(offset=NO_OFFSET, timestamp=NO_TIME)
             with Answering(result):
-                hosted = await self._idle(part.partition)
-                with self._following_up(hosted):
-                    found = hosted.online().list_offset(part.timestamp, part.max_offset)
-                result.offset, result.timestamp, result.leader_epoch = found
-            await asyncio.sleep(0)
+                hosted = self._manager.get(key_of(part.partition))
+                if hosted.busy:
+                    standing.append((part, result))
+                else:
+                    self._look_up(hosted, part, result)
+            if monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = monotonic() + LOOKUP_TURN_S
+        if standing:
+            await asyncio.gather(*(self._look_up_later(*each) for each in standing))
         return response
+
+    async def _look_up_later(
+        self, part: log_storage_pb2.LogListOffsetsPartition, result: log_storage_pb2.LogListOffsetsResult
+    ) -> None:
+        with Answering(result):
+            try:
+                async with asyncio.timeout(LOOKUP_PATIENCE_S):
+                    hosted = await self._idle(part.partition)
+            except TimeoutError:
+                raise LogError(ErrorCode.LOG_STORAGE_ERROR, "the log is being changed: try again") from None
+            self._look_up(hosted, part, result)
+
+    def _look_up(
+        self,
+        hosted: HostedLog,
+        part: log_storage_pb2.LogListOffsetsPartition,
+        result: log_storage_pb2.LogListOffsetsResult,
+    ) -> None:
+        """Raises `LogError`."""
+        with self._following_up(hosted):
+            found = hosted.online().list_offset(part.timestamp, part.max_offset)
+        result.offset, result.timestamp, result.leader_epoch = found
 
     async def EndOffsetForEpoch(
         self, request: log_storage_pb2.EndOffsetForEpochRequest, context: Any
