@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from etcd_proxy import EtcdProxy, until
-from replica_manager_cluster import TestCluster, eventually, fetch_request, rows, to_key
+from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows, to_key
 
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
@@ -16,7 +18,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
 from highwater.records import decode
 from highwater.rpc.server import UserError
-from highwater.v1 import broker_pb2
+from highwater.v1 import broker_pb2, replica_control_pb2
 
 
 @pytest.fixture
@@ -375,6 +377,7 @@ async def test_records_are_deleted_up_to_the_high_watermark(cluster: TestCluster
 
 async def test_metadata_names_topics_leaders_and_brokers(cluster: TestCluster) -> None:
     topic = await cluster.create_topic("orders")
+    await told_of_everything(cluster, topic)
     response = await cluster[0].stub.Metadata(broker_pb2.MetadataRequest(topics=["orders", "none"]))
     assert [broker.broker_id for broker in response.brokers] == [0]
     found, missing = response.topics
@@ -383,9 +386,45 @@ async def test_metadata_names_topics_leaders_and_brokers(cluster: TestCluster) -
     assert missing.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_a_broker_that_has_not_heard_of_all_topics_says_of_none_that_it_is_gone(cluster: TestCluster) -> None:
+    """RULES 9.4."""
+    topic = await cluster.create_topic("orders")
+
+    async def asked(**what: Any) -> list[int]:
+        response = await cluster[0].stub.Metadata(broker_pb2.MetadataRequest(**what))
+        return [found.error.code for found in response.topics]
+
+    assert await asked() == []
+    assert await asked(topics=["orders"], topic_ids=[topic.key.topic_id]) == [0, 0]
+    unknown: list[dict[str, Any]] = [{"all_topics": True}, {"topics": ["orders", "none"]}, {"topic_ids": [b"n" * 16]}]
+    for what in unknown:
+        with pytest.raises(grpc.aio.AioRpcError, match="has not told this broker of all topics yet") as caught:
+            await asked(**what)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    await told_of_everything(cluster, topic)
+    assert [await asked(**what) for what in unknown] == [
+        [0],
+        [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
+        [ErrorCode.UNKNOWN_TOPIC_ID],
+    ]
+
+
 async def test_producer_ids_are_given_once(cluster: TestCluster) -> None:
     given = [(await cluster[0].stub.InitProducerId(broker_pb2.InitProducerIdRequest())).producer_id for _ in range(3)]
     assert len(set(given)) == 3
+
+
+async def told_of_everything(cluster: TestCluster, topic: Topic) -> None:
+    """As a controller does first of all. `topic` is all there is."""
+    told = await cluster[0].control.UpdateMetadata(
+        replica_control_pb2.UpdateMetadataRequest(
+            controller_id=9,
+            controller_epoch=cluster.controller_epoch,
+            full=True,
+            topics=[replica_control_pb2.TopicState(topic=topic.name, topic_id=topic.key.topic_id)],
+        )
+    )
+    assert told.error.code == ErrorCode.NONE
 
 
 def _delete(key: str) -> object:

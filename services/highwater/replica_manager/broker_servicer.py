@@ -20,7 +20,7 @@ from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.fetch_stream import FetchStream, fetch_ask, fetch_error, fetch_response
 from highwater.replica_manager.log_dirs import LogDirs
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, MetadataCache
 from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
 from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
 from highwater.replica_manager.storage import from_key, to_key
@@ -263,6 +263,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
     async def Metadata(self, request: broker_pb2.MetadataRequest, context: Context) -> broker_pb2.MetadataResponse:
         cache = self._broker.metadata
+        if not cache.complete and not _knows(cache, request):
+            # What it does not know may be there all the same (RULES 9.4).
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the controller has not told this broker of all topics yet"
+            )
         topics = []
         if request.all_topics:
             topics = [self._topic(topic) for topic in cache.topics()]
@@ -370,4 +375,12 @@ def _partition_metadata(
         offline_replicas=[
             replica for replica in partition.replicas if replica not in brokers or replica in partition.offline_replicas
         ],
+    )
+
+
+def _knows(cache: MetadataCache, request: broker_pb2.MetadataRequest) -> bool:
+    return (
+        not request.all_topics
+        and all(cache.by_name(name) is not None for name in request.topics)
+        and all(cache.by_id(topic_id) is not None for topic_id in request.topic_ids)
     )

@@ -52,6 +52,7 @@ class MetadataCache:
         self.controller_id = NO_LEADER
         self.controller_address = ""
         self.brokers: dict[int, Endpoint] = {}
+        self.complete = False  # whether the controller has told of everything since this broker's start
         self._topics: dict[bytes, CachedTopic] = {}
         self._ids: dict[str, bytes] = {}
 
@@ -75,6 +76,7 @@ class MetadataCache:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one
         (RULES 1.3)."""
         if full:
+            self.complete = True
             self._forget(set(self._topics) - {topic.topic_id for topic in topics})
         for topic in topics:
             known = self._topics.get(topic.topic_id)
