@@ -214,15 +214,19 @@ class Cluster:
             if error is not None and waited > timeout_s:
                 raise error
 
-    async def confirm(self) -> None:
-        """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7)."""
+    async def confirm(self) -> list[MetadataAnswer]:
+        """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What
+        those say that answer."""
         addresses = {broker.address for broker in self.metadata.brokers.values()} or set(self._bootstrap)
         answers = await asyncio.gather(*(self._ask(address) for address in addresses), return_exceptions=True)
+        found = []
         for answer in answers:
             if isinstance(answer, MetadataAnswer):
                 self._merge(answer)
+                found.append(answer)
             elif not isinstance(answer, HighwaterError):
                 raise answer
+        return found
 
     async def answer_of_all_topics(self) -> MetadataAnswer:
         """Every topic there is, from the first broker that answers; for administration."""

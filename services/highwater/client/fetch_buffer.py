@@ -29,6 +29,7 @@ class FetchedBatch:
 class FetchBuffer:
     def __init__(self, partition: TopicPartition, *, check_crcs: bool = True) -> None:
         self.partition = partition
+        self.topic_id: bytes | None = None  # of the only topic to read, where another one may have the same name by now
         self.generation = 0
         self.fetch_offset: int | None = None  # None: the position is not known yet
         self.reset_timestamp: int | None = None  # where the position is to come from: a time, earliest or latest

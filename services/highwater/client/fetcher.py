@@ -134,7 +134,7 @@ class Fetcher:
                 continue
             leader = self._cluster.leader(*buffer.partition)
             topic = self._cluster.metadata.topic(buffer.partition.topic)
-            if leader is None or topic is None:
+            if leader is None or topic is None or buffer.topic_id not in (None, topic.topic_id):
                 self._cluster.request_refresh()
                 continue
             key = (topic.topic_id, buffer.partition.partition)

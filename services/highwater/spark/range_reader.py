@@ -26,6 +26,7 @@ from highwater.spark.ranges import OffsetRange
 from highwater.spark.worker_process import prepare_worker
 
 _POLL_MS = 1000.0
+_GONE_S = 2.0  # a topic counts as gone that no broker has known for so long: one may lag
 # Bytes of one answer of a leader. The SDK's own default suits consumers of many partitions; a task reads one.
 DEFAULT_MAX_PARTITION_FETCH_BYTES = 4 * 1024 * 1024
 
@@ -54,10 +55,13 @@ class BatchConsumer(Consumer):
         """Its topic is part of the first answer of the brokers."""
         self._cluster.track([partition.topic])
 
-    def start_at(self, partition: TopicPartition, offset: int) -> FetchBuffer:
+    def start_at(self, partition: TopicPartition, offset: int, topic_id: bytes | None = None) -> FetchBuffer:
+        """Of the topic of that id only, where one is given."""
         self.assign([partition])
         self.seek(partition, offset)
-        return self._fetcher.buffers[partition]
+        buffer = self._fetcher.buffers[partition]
+        buffer.topic_id = topic_id
+        return buffer
 
     async def poll_encoded(self, buffer: FetchBuffer, timeout_ms: float) -> list[tuple[FetchedBatch, int]]:
         """All that is buffered of the only partition: batches, and the first offset to look at of each. What follows
@@ -91,10 +95,13 @@ class BatchConsumer(Consumer):
         """Reads nothing until the next `start_at`."""
         self.assign([])
 
-    def is_of(self, topic: str, topic_id: str) -> bool:
-        """Whether what was fetched last is of that topic: requests name topics by their ids."""
+    async def is_gone(self, topic: str, topic_id: bytes) -> bool:
+        """Whether brokers answer, and none of them knows the topic of this id: it was deleted, or made anew."""
         info = self._cluster.metadata.topic(topic)
-        return info is not None and info.topic_id.hex() == topic_id
+        if info is not None and info.topic_id == topic_id:
+            return False
+        answers = await self._cluster.confirm()
+        return bool(answers) and not any(one.topic_id == topic_id for answer in answers for one in answer.topics)
 
     def has_leader(self, partition: TopicPartition) -> bool:
         return self._cluster.leader(*partition) is not None
@@ -113,15 +120,17 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
     consumer = _idle_consumers.pop(_key(plan), None) or _new_consumer(plan)
     finished = False
     topic, partition = one.partition
+    topic_id = bytes.fromhex(one.topic_id) or None
 
     async def begin(offset: int) -> FetchBuffer:
         consumer.track(one.partition)
         await consumer.start()
-        return consumer.start_at(one.partition, offset)
+        return consumer.start_at(one.partition, offset, topic_id)
 
     try:
         buffer = loop.run(begin(one.start))
         position = one.start
+        gone_since: float | None = None
         deadline = monotonic() + plan.poll_timeout_ms / 1000
         while position < one.until:
             try:
@@ -130,8 +139,12 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
                 position = _after_loss(plan, one, position, consumer, error)
                 buffer = loop.run(begin(position))
                 continue
-            if batches and one.topic_id and not consumer.is_of(topic, one.topic_id):
-                _made_anew(plan, one, position)
+            if batches or topic_id is None or not loop.run(consumer.is_gone(topic, topic_id)):
+                gone_since = None
+            elif gone_since is None:
+                gone_since = monotonic()
+            elif monotonic() - gone_since > _GONE_S:
+                _gone(plan, one, position)
                 break
             # A gap that compaction left, or a transaction's marker, may be the end of the range.
             reached = buffer.position
@@ -182,10 +195,10 @@ def _after_loss(
     return following
 
 
-def _made_anew(plan: ReadPlan, one: OffsetRange, position: int) -> None:
+def _gone(plan: ReadPlan, one: OffsetRange, position: int) -> None:
     """Raises where the query is to fail."""
     topic, partition = one.partition
-    said = f"{topic}-{partition}: offsets {position} to {one.until - 1} are lost: the topic was made anew meanwhile"
+    said = f"{topic}-{partition}: offsets {position} to {one.until - 1} are lost: the topic was deleted, or made anew"
     if plan.fail_on_data_loss:
         raise OffsetOutOfRangeError(f"{said}; to go on without them, set failOnDataLoss to false")
     logger.warning("%s", said)
