@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,8 @@ from highwater.spark.topic_offsets import TopicOffsets
 
 Offsets = Mapping[TopicPartition, int]
 
+_LOOKS, _LOOK_AGAIN_S = 5, 0.3
+
 logger = logging.getLogger(__name__)
 
 
@@ -50,6 +52,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._latest: Offsets | None = None  # as of the last look
         self._topic_ids: Mapping[str, str] = {}  # the same
         self._target: Offsets | None = None  # of Trigger.AvailableNow
+        self._gone: Set[TopicPartition] = frozenset()  # partitions that the query has read, as of the last look
+        self._told: Sequence[str] = ()
         self._last_batch_s: float | None = None
 
     # Planning
@@ -113,25 +117,35 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Pieces of planning
 
     def _next_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        latest = self._look() if self._target is None else self._target
-        self._latest = latest
-        before = parse_stream_offset(start)
-        ids = self._topic_ids
-        anew = {topic for topic, known in before.topic_ids.items() if ids.get(topic, known) != known}
-        lost = _lost(before.ends, latest, anew)
+        before, begun = parse_stream_offset(start), start != NOT_BEGUN
+        latest = self._latest = self._found(before.ends)
+        found_ids = self._topic_ids
+        anew = {topic for topic, known in before.topic_ids.items() if found_ids.get(topic, known) != known}
         kept = {partition: offset for partition, offset in before.ends.items() if partition.topic not in anew}
-        begun = start != NOT_BEGUN
         starts = self._starts(begun=begun, before=kept, latest=latest)
-        if begun:
-            lost += [f"{topic}-{partition} begins at {first}" for (topic, partition), first in starts.items() if first]
-        self._check_loss(lost)
+        self._check_loss(_lost(before.ends, latest, anew, starts if begun else {}))
         positions = {partition: starts.get(partition, kept.get(partition, 0)) for partition in latest}
         ends = self._ends(positions, latest, Limits() if isinstance(limit, ReadAllAvailable) else self._limits())
-        if begun and not starts and ends == positions and latest.keys() >= before.ends.keys():
+        # What is gone keeps its place: a broker that had not heard of it may have answered.
+        ends |= {partition: offset for partition, offset in kept.items() if partition not in latest}
+        ids = {**before.topic_ids, **found_ids}
+        ids = {topic: ids[topic] for topic, _ in ends if topic in ids}
+        if begun and not starts and (ends, ids) == (before.ends, before.topic_ids):
             return start
         self._last_batch_s = monotonic()
-        taken_up = starts if starts or not begun else None
-        return StreamOffset(ends, taken_up, {topic: ids[topic] for topic, _ in ends}).to_json()
+        return StreamOffset(ends, starts if starts or not begun else None, ids).to_json()
+
+    def _found(self, before: Offsets) -> Offsets:
+        """Where the partitions end; more than one look says that one is gone."""
+        latest = self._look() if self._target is None else self._target
+        for _ in range(_LOOKS):
+            if before.keys() - latest.keys() <= self._gone:
+                break
+            sleep(_LOOK_AGAIN_S)
+            latest = self._look()
+            self._target = None if self._target is None else latest
+        self._gone = before.keys() - latest.keys()
+        return latest
 
     def _look(self) -> dict[TopicPartition, int]:
         """The partitions that there are now, and their ends."""
@@ -162,7 +176,9 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 f"{'; '.join(lost)}: records may be lost (was the topic deleted, or made anew?); to go on without "
                 "them, set failOnDataLoss to false"
             )
-        logger.warning("records may be lost: %s", "; ".join(lost))
+        if lost != self._told:
+            logger.warning("records may be lost: %s", "; ".join(lost))
+        self._told = lost
 
     def _limits(self) -> Limits:
         options = self._options
@@ -191,7 +207,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._sizes.mean_bytes(behind)
 
 
-def _lost(before: Offsets, latest: Offsets, anew: Set[str]) -> list[str]:
+def _lost(before: Offsets, latest: Offsets, anew: Set[str], starts: Offsets) -> list[str]:
+    """`starts`: of partitions that a running query has found."""
     lost = [f"{topic} is another topic than before" for topic in sorted(anew)]
     for partition, offset in before.items():
         topic, number = partition
@@ -201,4 +218,4 @@ def _lost(before: Offsets, latest: Offsets, anew: Set[str]) -> list[str]:
             lost.append(f"{topic}-{number} is gone")
         elif latest[partition] < offset:
             lost.append(f"{topic}-{number} ends at {latest[partition]}, before offset {offset}")
-    return lost
+    return lost + [f"{topic}-{number} begins at {first}" for (topic, number), first in starts.items() if first]
