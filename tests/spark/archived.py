@@ -68,6 +68,9 @@ class _LocalFiles:
     def names(self, directory: str) -> list[str]:
         return [path.name for path in Path(directory).glob("*")]
 
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
     def read(self, path: str) -> bytes:
         return Path(path).read_bytes()
 

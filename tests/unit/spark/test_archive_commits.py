@@ -180,6 +180,10 @@ def test_who_reads_beside_a_writer_sees_every_commit_whole(seed: int) -> None:
             disk.let_write(drawn.choice((0, 0, 1, 2, 5)))
             return disk.names(directory)
 
+        def exists(self, path: str) -> bool:
+            disk.let_write(drawn.choice((0, 0, 0, 12)))
+            return disk.exists(path)
+
         def read(self, path: str) -> bytes:
             return disk.read(path)
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archive_commits import Commit, CommitLog, Offsets, merged_ids, merged_offsets
+from highwater.spark.pipelines.archive_commits import Commit, CommitLog, Offsets, check_topics, merged_offsets
 from highwater.spark.pipelines.archive_compaction import compact
 from highwater.spark.pipelines.archive_files import (
     archive_session,
@@ -39,11 +39,10 @@ from highwater.spark.pipelines.common import (
 )
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, check_one_file_system
 from highwater.spark.positions import EARLIEST_OFFSET, OptionError, parse_duration_ms
+from highwater.spark.stream_offset import parse_stream_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from highwater.client import TopicPartition
 
 _DAY_MS = 86_400_000
 _HOUR_MS = 3_600_000
@@ -94,7 +93,6 @@ class Archive:
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
         self._options = options
-        self._source_options = {**options.source_options(), "includeHeaders": "true"}
         self._spark = archive_session(spark)
         self._files = HadoopFiles(spark, options.to)
         self._directory = self._files.qualified(options.to)
@@ -124,30 +122,28 @@ class Archive:
 
     def source(self) -> DataFrame:
         """The streaming read. A query without a checkpoint goes on where the archive ends."""
-        found = self._source_options
-        if ids := self._commits.last.topic_ids:
-            merged_ids(ids, self._topic_ids(), self._options.to)
+        found = {**self._options.source_options(), "includeHeaders": "true"}
         archived = self._commits.last.offsets
         if archived and not self._files.names(f"{self._checkpoint}/offsets"):
-            found = {**found, "startingOffsets": json.dumps(self._starts(archived))}
+            found["startingOffsets"] = json.dumps(self._starts(found, archived))
         return self._spark.readStream.format("highwater").options(**found).load()
 
-    def add(self, frame: DataFrame, _batch: int) -> None:
+    def add(self, frame: DataFrame, batch: int) -> None:
         """A micro-batch. Spark calls this again with the same records where it does not know that they are in."""
+        archived, planned = self._commits.last.topic_ids, self._planned_ids(batch)
+        check_topics(archived, planned, self._options.to)
         number = self._commits.last.number + 1
         staging = f"{self._staging}/{number}"
         self._files.delete(staging)
         write_files(self._placed(self._new(frame)), staging, self._options.compression)
         found = contents(read_files(self._spark, staging))
         if found:
-            topics = {one.topic for one in found}
-            present = {topic: topic_id for topic, topic_id in self._topic_ids().items() if topic in topics}
-            ids = merged_ids(self._commits.last.topic_ids, present, self._options.to)
             offsets = merged_offsets(
                 self._commits.last.offsets, [(one.topic, one.partition, one.last_offset) for one in found]
             )
             adds = {target: f"{staging}/{path}" for path, target in named(found, number).items()}
-            self._commits.commit(Commit(number, offsets, adds, topic_ids=ids))
+            ids = {one.topic: planned[one.topic] for one in found if one.topic in planned}
+            self._commits.commit(Commit(number, offsets, adds, topic_ids={**archived, **ids}))
         self._files.delete(staging)
         self._batches += 1
         if self._options.compact_every is not None and self._batches % self._options.compact_every == 0:
@@ -208,28 +204,27 @@ class Archive:
         rows: list[Any] = grouped.agg(f.max("offset").alias("last")).collect()
         return merged_offsets({}, [(row.topic, row.partition, row["last"]) for row in rows])
 
-    def _starts(self, archived: Offsets) -> dict[str, dict[str, int]]:
+    def _planned_ids(self, batch: int) -> Mapping[str, str]:
+        """Of the topics that a micro-batch reads: Spark writes down what it is to read before it begins."""
+        planned = self._files.read(f"{self._checkpoint}/offsets/{batch}").decode().splitlines()[-1]
+        return parse_stream_offset(json.loads(planned)).topic_ids
+
+    def _starts(self, source_options: dict[str, str], archived: Offsets) -> dict[str, dict[str, int]]:
         """Where each partition that there is now goes on; those that the archive does not know begin."""
-        starts: dict[str, dict[str, int]] = {}
-        for topic, partition in self._present()[0]:
-            offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
-            starts.setdefault(topic, {})[str(partition)] = offset
-        return starts
-
-    def _topic_ids(self) -> dict[str, str]:
-        return self._present()[1]
-
-    def _present(self) -> tuple[list[TopicPartition], dict[str, str]]:
-        """The partitions that are to be archived now, and the ids of their topics."""
         from highwater.client import Admin
         from highwater.spark.client_settings import client_settings
         from highwater.spark.options import lower_case, parse_read_options
         from highwater.spark.topic_offsets import TopicOffsets
 
-        parsed = parse_read_options(self._source_options, streaming=True)
-        settings = client_settings(lower_case(self._source_options), Admin)
+        parsed = parse_read_options(source_options, streaming=True)
+        settings = client_settings(lower_case(source_options), Admin)
+        starts: dict[str, dict[str, int]] = {}
         with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
-            return topics.partitions(missing_ok=not parsed.fail_on_data_loss), topics.topic_ids
+            for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):
+                offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
+                starts.setdefault(topic, {})[str(partition)] = offset
+            check_topics(self._commits.last.topic_ids, topics.topic_ids, self._options.to)
+        return starts
 
 
 command = pipeline_command(ArchiveOptions, run, "Archive topics as Parquet files: every record once.")

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 from highwater.rpc.server import UserError
 
 COMMITS = "_commits"
-LOOKS = 100
+SETTLE_S = 120.0
 
 Offsets = Mapping[str, Mapping[int, int]]  # topic to partition to the offset after the last one archived
 
@@ -147,21 +148,23 @@ def commit_numbers(names: Iterable[str]) -> list[int]:
 def pending_commit(files: Files, archive: str) -> Commit | None:
     """The commit that is being applied, or that a crash left half applied; for those who only read the archive."""
     directory = f"{archive.rstrip('/')}/{COMMITS}"
-    numbers = commit_numbers(files.names(directory))
-    if len(numbers) < 2:
-        return None
-    return parse_commit(numbers[-1], files.read(f"{directory}/{numbers[-1]:012d}.json"))
+    while len(numbers := commit_numbers(files.names(directory))) > 1:
+        path = f"{directory}/{numbers[-1]:012d}.json"
+        if files.exists(path):  # else it and the next one were applied since
+            return parse_commit(numbers[-1], files.read(path))
+    return None
 
 
 def settled_files(files: Files, archive: str, listed: Callable[[], Iterable[str]]) -> list[str]:
     """As `visible`, of an archive that another process may be writing to: `listed` looks at all of it, which takes a
-    while. Raises `UserError` where the archive changes with every look.
+    while. Raises `UserError` where the archive has changed with every look for `SETTLE_S`.
 
     A commit number that is the last one before and after a look was so all the time. Of a commit that is pending
     meanwhile, files only come or only go: two looks that find the same files found what was there between them."""
     directory = f"{archive.rstrip('/')}/{COMMITS}"
     before: tuple[list[int], list[str]] | None = None
-    for _ in range(LOOKS):
+    deadline = monotonic() + SETTLE_S
+    while monotonic() < deadline:
         numbers = commit_numbers(files.names(directory))
         pending = pending_commit(files, archive)
         found = numbers, sorted(listed())
@@ -170,7 +173,9 @@ def settled_files(files: Files, archive: str, listed: Callable[[], Iterable[str]
         if pending is None or found == before:
             return visible(found[1], pending)
         before = found
-    raise UserError(f"{archive} changes all the time: try again when fewer files are being written to it or merged")
+    raise UserError(
+        f"{archive} has changed with every look for {SETTLE_S:g} s: try again when less is written to it or merged"
+    )
 
 
 def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
@@ -182,16 +187,15 @@ def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
     return sorted(present)
 
 
-def merged_ids(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> dict[str, str]:
-    """Those of the archived topics and of the ones that there are now. Raises `UserError` where one was made anew:
-    its offsets mean other records than those that are archived under its name."""
+def check_topics(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> None:
+    """By their ids. Raises `UserError` where one was made anew: its offsets mean other records than those that are
+    archived under its name."""
     anew = [topic for topic, topic_id in present.items() if archived.get(topic, topic_id) != topic_id]
     if anew:
         raise UserError(
             f"{', '.join(sorted(anew))} was deleted and made anew since {archive} was written: archive what is there "
             "now into another directory, with a checkpoint of its own"
         )
-    return {**archived, **present}
 
 
 def merged_offsets(offsets: Offsets, reached: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
