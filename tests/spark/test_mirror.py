@@ -84,6 +84,9 @@ def test_records_arrive_as_they_were(
     with Admin(target.bootstrap) as there:
         (made,) = there.describe_topics([f"{topic}-a"])
     assert made.config["segment.bytes"] == "1048576"
+    lost = options(cluster, target, tmp_path / "lost", pattern=f"{topic}-.")
+    with pytest.raises(UserError, match=f"topic {topic}-a, {topic}-b has records, and checkpoint .* say --append"):
+        run(lost)
 
 
 def test_kill_9_and_ctrl_c_of_the_mirror(

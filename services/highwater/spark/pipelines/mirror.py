@@ -32,7 +32,9 @@ from highwater.spark.pipelines.common import (
     session,
     submitted,
 )
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
+from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -52,6 +54,7 @@ class MirrorOptions(StreamOptions):
         int | None,
         typer.Option(min=1, help="of topics that are made there; default: that cluster's", show_default=False),
     ] = None
+    append: Append = False
     to_option: Annotated[
         list[str],
         typer.Option(
@@ -75,9 +78,11 @@ class MirrorOptions(StreamOptions):
 def run(options: MirrorOptions) -> None:
     """Raises `UserError` and the SDK's errors."""
     mirror = Mirror(options)
-    mirror.prepare()
+    partitions = mirror.prepare()
     spark = session("mirror", options, NO_SPECULATION)
     check_attempts("mirror", spark, NO_SPECULATION)
+    if not options.append and not HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets"):
+        check_empty(mirror.plan.bootstrap, partitions, options.checkpoint)
     notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
     frame = (
         spark.readStream.format("highwater").options(**options.source_options()).option("includeHeaders", "true").load()
