@@ -7,7 +7,7 @@ was lost, duplicated or reordered.
 
     python flights.py [SPARK_PYTHON]
 
-The Python of an environment with Spark runs the last part, `flights_on_spark.py`: the topic archived to Parquet and
+The Python of an environment with Spark runs the last part, `flights_on_spark.py`: the topic archived to a table and
 rolled up by Spark. Where Java is missing the demo says so and ends without it.
 """
 

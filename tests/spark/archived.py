@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
-from highwater.spark.pipelines.archive_commits import Commit, pending_commit, visible
+from highwater.spark.pipelines.archives.commits import Commit, pending_commit, visible
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 
@@ -23,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 def in_topic(bootstrap: str, topic: str) -> Rows:
-    """All records, by partition and offset."""
+    """All records, by topic, partition and offset."""
     with Admin(bootstrap) as admin:
         (found,) = admin.describe_topics([topic])
         partitions = [TopicPartition(topic, one.partition) for one in found.partitions]
@@ -38,8 +39,13 @@ def in_topic(bootstrap: str, topic: str) -> Rows:
 
 
 def in_archive(directory: Path) -> Rows:
-    """As any reader of Parquet finds it, by partition and offset."""
+    """As any reader of Parquet finds it, by topic, partition and offset."""
     return _sorted(pq.read_table(directory))
+
+
+def in_table(directory: Path, version: int | None = None) -> Rows:
+    """As a reader of Delta tables without Spark finds it, by topic, partition and offset."""
+    return _sorted(DeltaTable(directory, version=version).to_pyarrow_table())
 
 
 def visible_in_archive(directory: Path) -> Rows:
@@ -58,8 +64,8 @@ def pending(directory: Path) -> Commit | None:
 
 
 def _sorted(table: pa.Table) -> Rows:
-    rows = table.select(COLUMNS).sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
-    return [dict(row) for row in rows]
+    rows = [dict(row) for row in table.select(COLUMNS).to_pylist()]
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
 class _LocalFiles:

@@ -25,6 +25,7 @@ from quick_start import set_up
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Producer
+from highwater.spark.pipelines.archives.delta_session import delta_settings
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 set_up()
@@ -64,6 +65,9 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         .config("spark.sql.streaming.noDataProgressEventInterval", "100ms")
+        .config(map=delta_settings({}))
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -24,7 +24,7 @@ class PipelineProcess:
 
     def start(self, arguments: Sequence[str]) -> None:
         with self._log.open("ab") as log:
-            line = [*self._line, *arguments, "--master", "local[2]"]
+            line = [*self._line, "--master", "local[2]", *arguments]
             self._running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
     def until(self, holds: Callable[[], bool], every_s: float = 0.01) -> None:

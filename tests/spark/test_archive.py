@@ -1,4 +1,4 @@
-"""`highwater pipeline archive`: every record in the files once, whatever is killed when."""
+"""`highwater pipeline archive --format parquet`: every record in the files once, whatever is killed when."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from pyspark.sql import SparkSession
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archive import ArchiveOptions, run
+from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
+
+PARQUET = ArchiveFormat.PARQUET
 
 
 def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptions:
-    given = {"to": str(directory / "archive"), "checkpoint": str(directory / "checkpoint"), **more}
+    given = {"to": str(directory / "archive"), "checkpoint": str(directory / "checkpoint"), "format": PARQUET, **more}
     return ArchiveOptions(bootstrap=cluster.bootstrap, **given)
 
 
@@ -132,11 +134,12 @@ def test_small_files_are_merged(
 
 @pytest.mark.timeout(1800)
 def test_kill_9_of_the_archive_and_of_its_compaction(
-    cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
+    """While it runs, a second one is refused."""
     admin.create_topic(topic, 3, 1, FOREVER)
     archive, staging = tmp_path / "archive", tmp_path / "checkpoint" / "staging"
-    common = ["--to", str(archive), "--checkpoint", str(tmp_path / "checkpoint")]
+    common = ["--to", str(archive), "--checkpoint", str(tmp_path / "checkpoint"), "--format", "parquet"]
     common += ["--conf", "spark.sql.shuffle.partitions=2"]
     reading = [*common, "--topic", topic, "--bootstrap", cluster.bootstrap, "--max-offsets-per-trigger", "700"]
 
@@ -147,7 +150,7 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
         process.until(lambda: archived() > before)
 
     def is_staged() -> bool:
-        return any(staging.glob("*/topic=*/**/*.parquet"))
+        return any(staging.glob("*/*/topic=*/**/*.parquet"))
 
     def is_pending() -> bool:
         return len(list((archive / "_commits").glob("*.json"))) > 1
@@ -157,6 +160,10 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
             produce_all_kinds(cluster.bootstrap, topic, range(number * 1500, number * 1500 + 1500), hours=12)
             process.start([*reading, "--trigger", "10ms"])
             more_than(archived(), process)
+            if number == 0:
+                refused = r"another archive pipeline \(process \d+ on .*\) writes to .*/archive"
+                with pytest.raises(UserError, match=refused):
+                    run(options(cluster, tmp_path, topic=[topic]))
             process.until(killed_when)
             process.kill()
             rows = in_topic(cluster.bootstrap, topic)

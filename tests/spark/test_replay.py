@@ -18,7 +18,7 @@ from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import archive, replay
-from highwater.spark.pipelines.archive import ArchiveOptions
+from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay import ReplayOptions
 from highwater.spark.pipelines.replay_progress import ReplayProgress, Step
@@ -26,9 +26,9 @@ from highwater.spark.pipelines.replay_progress import ReplayProgress, Step
 KEPT = ("key", "value", "headers", "timestamp")
 
 
-def archived(cluster: LocalCluster, topic: str, directory: Path) -> None:
+def archived(cluster: LocalCluster, topic: str, directory: Path, kind: ArchiveFormat | None = None) -> None:
     to, checkpoint = str(directory / "archive"), str(directory / "checkpoint")
-    archive.run(ArchiveOptions(bootstrap=cluster.bootstrap, topic=[topic], to=to, checkpoint=checkpoint))
+    archive.run(ArchiveOptions(bootstrap=cluster.bootstrap, topic=[topic], to=to, checkpoint=checkpoint, format=kind))
 
 
 def options(cluster: LocalCluster, directory: Path, to: str, **more: Any) -> ReplayOptions:
@@ -63,7 +63,8 @@ def test_records_come_back_as_they_were(
     keeping = options(cluster, tmp_path, same, keep_partitions=True, step=600)
     replay.run(keeping)
     assert kept(in_topic(cluster.bootstrap, same), "partition", "offset") == kept(rows, "partition", "offset")
-    replay.run(options(cluster, tmp_path, other))
+    archived(cluster, topic, tmp_path / "files", ArchiveFormat.PARQUET)
+    replay.run(options(cluster, tmp_path / "files", other, step=600))
     found = in_topic(cluster.bootstrap, other)
     assert by_key(found) == by_key(rows)
     assert Counter(kept(found)) == Counter(kept(rows))
@@ -78,9 +79,9 @@ def test_records_come_back_as_they_were(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("stamped_by", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize(("stamped_by", "kills"), [("CreateTime", 2), ("LogAppendTime", 1)])
 def test_kill_9_of_the_replay(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, stamped_by: str
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, stamped_by: str, kills: int
 ) -> None:
     admin.create_topic(topic, 3, 1, FOREVER)
     to = f"{topic}-to"
@@ -96,7 +97,7 @@ def test_kill_9_of_the_replay(
     arguments += ["--bootstrap", cluster.bootstrap, "--step", "6000", "--option", "highwater.batch.size=1000"]
     arguments += ["--conf", "spark.sql.shuffle.partitions=2"]
     with pipeline_process("replay", tmp_path) as process:
-        for _ in range(2):
+        for _ in range(kills):
             process.start(arguments)
             before = arrived()
             until_more_than(process, arrived, before)
@@ -164,7 +165,7 @@ def test_replays_that_are_refused(
     admin.create_topic(topic, 3, 1, FOREVER)
     to = f"{topic}-to"
     admin.create_topic(to, 2, 1, FOREVER)
-    with pytest.raises(UserError, match="is no archive: it has no directory topic="):
+    with pytest.raises(UserError, match="is no archive: it has neither a table nor a directory topic="):
         replay.run(options(cluster, tmp_path, to))
     send(cluster, topic, range(100))
     archived(cluster, topic, tmp_path)
@@ -174,6 +175,11 @@ def test_replays_that_are_refused(
         replay.run(options(cluster, tmp_path, to, keep_partitions=True))
     given = options(cluster, tmp_path, to)
     replay.run(given)
+    lost = options(cluster, tmp_path, to, checkpoint=str(tmp_path / "another"))
+    with pytest.raises(UserError, match=f"topic {to} has records, and checkpoint .*another is new: .* say --append"):
+        replay.run(lost)
+    replay.run(options(cluster, tmp_path, to, checkpoint=str(tmp_path / "another"), append=True))
+    assert len(in_topic(cluster.bootstrap, to)) == 200
     admin.delete_topic(to)
     admin.create_topic(to, 2, 1, FOREVER)
     with pytest.raises(UserError, match=f"is of a replay to another topic than {to} is now"):

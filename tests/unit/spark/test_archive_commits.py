@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archive_commits import (
+from highwater.spark.pipelines.archives.commits import (
     Commit,
     CommitLog,
-    merged_offsets,
     pending_commit,
     settled_files,
     visible,
 )
+from highwater.spark.pipelines.archives.offsets import merged_offsets
 
 ARCHIVE = "/archive"
 

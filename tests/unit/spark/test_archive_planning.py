@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.spark.pipelines.archive_compaction import small_files
-from highwater.spark.pipelines.archive_files import FileContent, highest_commit, named
+from highwater.spark.pipelines.archives.compaction import small_files
+from highwater.spark.pipelines.archives.files import FileContent, highest_commit, named
 from highwater.spark.pipelines.hadoop_files import FileStatus
 from highwater.spark.pipelines.replay_progress import next_until
 

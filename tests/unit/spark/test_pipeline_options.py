@@ -136,6 +136,9 @@ def test_the_sentence_in_what_spark_says() -> None:
     assert cause_of("Traceback\n  File x\nPermissionError: [Errno 13] Permission denied: 'f'\n\tat org.x.Y") == (
         "[Errno 13] Permission denied: 'f'"
     )
+    java = "An error occurred while calling o1.save.\n: io.delta.SomeException: [SOME] the sentence\n\tat org.x.Y"
+    assert cause_of(java) == "SomeException: [SOME] the sentence"
+    assert cause_of("An error occurred while calling o1.save.\n: java.lang.Crash\n\tat org.x.Y") == "Crash"
     assert cause_of("[PARSE_SYNTAX_ERROR] Syntax error\n\n== SQL ==") == "[PARSE_SYNTAX_ERROR] Syntax error"
     failed = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== x"
     assert cause_of(failed) == "Job aborted. SQLSTATE: XXKST"

@@ -39,6 +39,8 @@ AVAILABLE_NOW = "available-now"
 _JAVA = 17  # what Spark 4 needs
 _PAUSE_S = 0.3
 _ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$")
+_JAVA_CALL = re.compile(r"^An error occurred while calling ")
+_JAVA_ERROR = re.compile(r"^: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 
 Options = TypeVar("Options", bound="PipelineOptions")
@@ -170,8 +172,20 @@ def submitted(command: Callable[..., None], argv: Sequence[str]) -> int:
 
 # The session
 
+Needed = Callable[[Mapping[str, str]], Mapping[str, str]]
+"""Settings that a new session must have, by those that the user has given."""
 
-def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | None = None) -> SparkSession:
+
+def nothing_needed(_given: Mapping[str, str]) -> Mapping[str, str]:
+    return {}
+
+
+def session(
+    name: str,
+    options: PipelineOptions,
+    defaults: Mapping[str, str] | None = None,
+    needed: Needed = nothing_needed,
+) -> SparkSession:
     """The session that there is, as it is but for `--conf`, or a new one; `defaults` are settings of Spark that a user
     may override.
 
@@ -185,7 +199,7 @@ def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | N
     spark = spark_session.getActiveSession()
     if spark is None:
         spark = _new_session(
-            spark_session.builder, name, options, defaults or {}, under_spark_submit=under_spark_submit
+            spark_session.builder, name, options, defaults or {}, needed, under_spark_submit=under_spark_submit
         )
     else:
         for key, value in key_values("--conf", options.conf).items():
@@ -197,30 +211,37 @@ def session(name: str, options: PipelineOptions, defaults: Mapping[str, str] | N
 
 
 def _new_session(
-    builder: Any, name: str, options: PipelineOptions, defaults: Mapping[str, str], *, under_spark_submit: bool
+    builder: Any,
+    name: str,
+    options: PipelineOptions,
+    defaults: Mapping[str, str],
+    needed: Needed,
+    *,
+    under_spark_submit: bool,
 ) -> Any:
+    given = key_values("--conf", options.conf)
     own = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false", **defaults}
     if under_spark_submit:
         submitted_with = _submitted_conf()
+        given = {**submitted_with, **given}
         own = {key: value for key, value in own.items() if key not in submitted_with}
     else:
         check_java()
         own["spark.ui.enabled"] = "false"
     if options.master is not None or not under_spark_submit:
         builder = builder.master(options.master or "local[*]")
-    given = key_values("--conf", options.conf)
-    spark = builder.appName(f"highwater {name}").config(map={**own, **given}).getOrCreate()
+    spark = builder.appName(f"highwater {name}").config(map={**own, **given, **needed(given)}).getOrCreate()
     if not under_spark_submit:
         spark.sparkContext.setLogLevel("OFF")  # a failure is told once, by the pipeline itself
     return spark
 
 
-def _submitted_conf() -> set[str]:
+def _submitted_conf() -> dict[str, str]:
     """The settings of Spark that `spark-submit` was given."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
-    return {key for key, _ in SparkConf().getAll()}
+    return dict(SparkConf().getAll())
 
 
 def _spark_session_class() -> Any:
@@ -271,6 +292,8 @@ def cause_of(message: str) -> str:
     found = [match for line in lines if (match := _ERROR_LINE.match(line))]
     if found:
         return found[-1][2].removesuffix('"')
+    if len(lines) > 1 and _JAVA_CALL.match(lines[0]) and (java := _JAVA_ERROR.match(lines[1])):
+        return java[1]
     return _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
 
 

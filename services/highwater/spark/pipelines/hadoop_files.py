@@ -71,12 +71,21 @@ class HadoopFiles:
     def write(self, path: str, content: bytes) -> None:
         """A new file, which has its name only when it is whole."""
         partial = f"{path}.partial"
-        stream = self._system.create(self._path(partial), True)
+        self.overwrite(partial, content)
+        self.move(partial, path)
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        """Whoever reads it meanwhile may find it empty, or some of it."""
+        stream = self._system.create(self._path(path), True)
         try:
             stream.write(bytearray(content))
         finally:
             stream.close()
-        self.move(partial, path)
+
+    def size_bytes(self, path: str) -> int:
+        """Of a file; -1 where there is none."""
+        path = self._path(path)
+        return int(self._system.getFileStatus(path).getLen()) if self._system.exists(path) else -1
 
     def move(self, source: str, target: str) -> None:
         """Raises `UserError` where the file system refuses."""

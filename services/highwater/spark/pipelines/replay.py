@@ -1,4 +1,4 @@
-"""An archive of Parquet files back into a topic, in order, with keys, headers and timestamps as they were.
+"""An archive back into a topic, in order, with keys, headers and timestamps as they were.
 
     spark-submit replay.py --archive /data/archive --topic flights --to flights2 --checkpoint /data/flights2.replay
 
@@ -23,11 +23,15 @@ from highwater.client.cluster import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
-from highwater.spark.pipelines.archive_commits import settled_files
-from highwater.spark.pipelines.archive_files import FileContent, archive_session, contents, read_files
+from highwater.spark.pipelines.archives.delta_session import delta_settings_if_there
+from highwater.spark.pipelines.archives.files import archive_session
+from highwater.spark.pipelines.archives.found import local_format
+from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.reading import archived_topic
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
+    nothing_needed,
     pipeline_command,
     session,
     spark_errors,
@@ -35,6 +39,7 @@ from highwater.spark.pipelines.common import (
 )
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay_progress import PartitionOffsets, ReplayProgress, Step, next_until
+from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import ONCE, check_attempts
 from highwater.spark.stream_offset import offsets_json
 from highwater.spark.topic_offsets import TopicOffsets
@@ -58,6 +63,7 @@ class ReplayOptions(PipelineOptions):
     keep_partitions: Annotated[
         bool, typer.Option("--keep-partitions", help="send each record to the partition that it had")
     ] = False
+    append: Append = False
     step: Annotated[int, typer.Option(min=1, help="records to send between two notes of how far it is")] = 1_000_000
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
     option: Annotated[
@@ -81,7 +87,8 @@ def run(options: ReplayOptions) -> None:
     """Sends what the archive holds and the topic lacks. Raises `UserError` and the SDK's errors."""
     # A task that Spark ran again would send again what it had sent: the step fails instead, and the next run looks up
     # what has arrived.
-    spark = session("replay", options, ONCE)
+    needed = delta_settings_if_there if local_format(options.archive) is not ArchiveFormat.PARQUET else nothing_needed
+    spark = session("replay", options, ONCE, needed)
     check_attempts("replay", spark, ONCE)
     with spark_errors():
         replay = Replay(spark, options)
@@ -94,25 +101,26 @@ class Replay:
         self._options = options
         self._spark = archive_session(spark)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
-        self._files = HadoopFiles(spark, options.archive)
-        self._archive = self._files.qualified(options.archive)
+        self._archive = HadoopFiles(spark, options.archive).qualified(options.archive)
+        self._topic, self._archived = archived_topic(spark, options.archive, options.topic)
         checkpoint_files = HadoopFiles(spark, options.checkpoint)
         self._progress = ReplayProgress(checkpoint_files, checkpoint_files.qualified(options.checkpoint))
 
     def steps(self) -> Iterator[tuple[int, int]]:
         """Sends step by step; after each, how many of the archived offsets were sent, and how many there are."""
-        topic = self._archived_topic()
-        found = contents(read_files(self._spark, self._archive, self._paths(topic)))
-        firsts, ends = _firsts(found), _ends(found)
+        topic, firsts, ends = self._topic, self._archived.firsts, self._archived.ends
         topic_id = self._target(ends)
         total = sum(ends.values()) - sum(firsts.values())
         last = self._progress.last()
-        number, sent = 0, firsts
+        number, sent = 0, dict(firsts)
         keeps = self._options.keep_partitions
+        if last is None and not self._options.append:
+            to = [TopicPartition(self._options.to, partition) for partition in self._topic_ends()]
+            check_empty(self._bootstrap, to, self._options.checkpoint)
         if last is not None:
             self._check(last, topic, topic_id)
             if last.sent != last.until:
-                self._send(last, found, resumed=True)
+                self._send(last, resumed=True)
             number = last.number
             sent = {partition: max(first, last.until.get(partition, first)) for partition, first in firsts.items()}
             yield sum(sent.values()) - sum(firsts.values()), total
@@ -120,16 +128,17 @@ class Replay:
             number += 1
             step = Step(number, self._archive, topic, topic_id, sent, until, self._topic_ends(), keeps)
             self._progress.write(step)
-            self._send(step, found, resumed=False)
+            self._send(step, resumed=False)
             sent = until
             yield sum(sent.values()) - sum(firsts.values()), total
         self._progress.write(Step(number + 1, self._archive, topic, topic_id, sent, sent, {}, keeps))
 
-    def _send(self, step: Step, found: Sequence[FileContent], *, resumed: bool) -> None:
-        paths = sorted({one.path for one in found if _overlaps(one, step)})
-        if not paths:
+    def _send(self, step: Step, *, resumed: bool) -> None:
+        rows = self._archived.rows(
+            {partition: (step.sent[partition], until) for partition, until in step.until.items()}
+        )
+        if rows is None:
             return
-        rows = self._rows(paths, step)
         if resumed:
             rows = self._lacking(rows, step)
         columns = [*_SENT_COLUMNS, *(["partition"] if self._options.keep_partitions else [])]
@@ -143,22 +152,6 @@ class Replay:
             .option("includeTimestamp", "true")
             .mode("append")
             .save()
-        )
-
-    def _rows(self, paths: Sequence[str], step: Step) -> DataFrame:
-        """Of the step."""
-        from pyspark.sql import functions as f
-
-        ranges = self._spark.createDataFrame(
-            [(partition, step.sent[partition], until) for partition, until in step.until.items()],
-            "partition int, first bigint, until bigint",
-        )
-        lowest = min(step.sent[partition] for partition in step.until)
-        return (
-            read_files(self._spark, self._archive, paths)
-            .where(f.col("offset").between(lowest, max(step.until.values())))
-            .join(f.broadcast(ranges), "partition")
-            .where("offset >= first and offset < until")
         )
 
     def _lacking(self, rows: DataFrame, step: Step) -> DataFrame:
@@ -195,29 +188,6 @@ class Replay:
         )
 
     # What there is
-
-    def _archived_topic(self) -> str:
-        topics = [name.removeprefix("topic=") for name in self._files.names(self._archive) if name.startswith("topic=")]
-        if not topics:
-            raise UserError(f"{self._options.archive} is no archive: it has no directory topic=…")
-        if self._options.topic is None:
-            if len(topics) > 1:
-                raise UserError(
-                    f"{self._options.archive} has several topics: say which with --topic: {', '.join(topics)}"
-                )
-            return topics[0]
-        if self._options.topic not in topics:
-            raise UserError(f"{self._options.archive} has no topic {self._options.topic}; it has {', '.join(topics)}")
-        return self._options.topic
-
-    def _paths(self, topic: str) -> list[str]:
-        """The topic's files; those that hold each record once where the archive is being changed, or was left so."""
-
-        def listed() -> list[str]:
-            return [one.path for one in self._files.files(self._archive)]
-
-        found = settled_files(self._files, self._archive, listed)
-        return [path for path in found if path.startswith(f"topic={topic}/")]
 
     def _target(self, ends: PartitionOffsets) -> str:
         """The id of the topic that is sent to. Raises `UserError` where it cannot take what is sent."""
@@ -256,27 +226,6 @@ class Replay:
     def _offsets(self, offsets: PartitionOffsets) -> Mapping[str, Any]:
         to = self._options.to
         return offsets_json({TopicPartition(to, partition): offset for partition, offset in offsets.items()})
-
-
-def _firsts(found: Sequence[FileContent]) -> dict[int, int]:
-    """The first archived offset of each partition."""
-    firsts: dict[int, int] = {}
-    for one in found:
-        firsts[one.partition] = min(firsts.get(one.partition, one.first_offset), one.first_offset)
-    return firsts
-
-
-def _ends(found: Sequence[FileContent]) -> dict[int, int]:
-    """The offset after the last archived one of each partition."""
-    ends: dict[int, int] = {}
-    for one in found:
-        ends[one.partition] = max(ends.get(one.partition, 0), one.last_offset + 1)
-    return ends
-
-
-def _overlaps(one: FileContent, step: Step) -> bool:
-    until = step.until.get(one.partition)
-    return until is not None and one.first_offset < until and one.last_offset >= step.sent[one.partition]
 
 
 def _digest(*, timed: bool, placed: bool) -> Column:

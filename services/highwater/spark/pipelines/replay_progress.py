@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.spark.pipelines.archive_commits import Files, commit_numbers
+from highwater.spark.pipelines.archives.commits import Files, commit_numbers
 
 PartitionOffsets = Mapping[int, int]
 

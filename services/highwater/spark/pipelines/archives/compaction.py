@@ -12,8 +12,8 @@ from time import time
 from typing import TYPE_CHECKING
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archive_commits import Commit, CommitLog
-from highwater.spark.pipelines.archive_files import PATH_COLUMNS, FileContent, contents, named, read_files, write_files
+from highwater.spark.pipelines.archives.commits import Commit, CommitLog
+from highwater.spark.pipelines.archives.files import PATH_COLUMNS, FileContent, contents, named, read_files, write_files
 from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from highwater.spark import register
+from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,22 +60,30 @@ def archive_session(spark: SparkSession) -> SparkSession:
     register(own)
     for name, value in _SETTINGS.items():
         own.conf.set(name, value)
+    # What is in a table is looked up once a transaction, and whenever one is read: 50 tasks unless it is told.
+    parallel = min(spark.sparkContext.defaultParallelism, 50)
+    own.conf.set("spark.databricks.delta.snapshotPartitions", str(parallel))
     return own
 
 
-def write_files(frame: DataFrame, directory: str, compression: str) -> None:
-    """Writes the rows (of `FILE_SCHEMA` and `PATH_SCHEMA`) below a directory, which must not be there yet."""
+def write_files(frame: DataFrame, directory: str, compression: str) -> int:
+    """Writes the rows (of `FILE_SCHEMA` and `PATH_SCHEMA`) below a directory, which must not be there yet; how many
+    there are."""
+    from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
+    written = Observation()
     # Of columns that may be null Spark makes others, sorts by these, and forgets the order that was asked for.
     never_null = {name: f.coalesce(name, f.lit("")) for name in PATH_COLUMNS}
     (
-        frame.withColumns(never_null)
+        frame.observe(written, f.count("offset").alias("rows"))  # after the sort it would hide that it is one
+        .withColumns(never_null)
         .sortWithinPartitions(*PATH_COLUMNS, *ORDER)
         .write.partitionBy(*PATH_COLUMNS)
         .option("compression", compression)
         .parquet(directory)
     )
+    return int(written.get["rows"])
 
 
 def read_files(spark: SparkSession, directory: str, paths: Sequence[str] | None = None) -> DataFrame:
@@ -103,6 +112,14 @@ def contents(frame: DataFrame) -> list[FileContent]:
         )
         for row in rows
     ]
+
+
+def offsets_of(archived: DataFrame) -> Offsets:
+    """Up to where the rows of an archive go."""
+    from pyspark.sql import functions as f
+
+    rows: list[Any] = archived.groupBy("topic", "partition").agg(f.max("offset").alias("last")).collect()
+    return merged_offsets({}, [(row.topic, row.partition, row["last"]) for row in rows])
 
 
 def named(found: Iterable[FileContent], commit: int) -> dict[str, str]:

@@ -18,11 +18,10 @@ from time import monotonic
 from typing import Any, Protocol
 
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archives.offsets import Offsets
 
 COMMITS = "_commits"
 SETTLE_S = 120.0
-
-Offsets = Mapping[str, Mapping[int, int]]  # topic to partition to the offset after the last one archived
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,17 @@ class Files(Protocol):
 class CommitLog:
     """The commits of one archive, for the one process that writes to it."""
 
-    def __init__(self, files: Files, archive: str) -> None:
+    def __init__(self, files: Files, archive: str, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises where this process may not write any more."""
         self._files = files
         self._archive = archive.rstrip("/")
+        self._check = check
         self._last: Commit | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the archive has commits."""
+        return bool(self._numbers())
 
     @property
     def last(self) -> Commit:
@@ -96,11 +102,14 @@ class CommitLog:
         self._files.write(self._path(number), self._last.to_json())
 
     def commit(self, commit: Commit) -> None:
-        """Raises `UserError` where another process has written to the archive meanwhile."""
+        """Raises `UserError` where another process has written to the archive meanwhile, or a staged file is gone."""
         before = self.last.number
         assert commit.number == before + 1
+        self._check()
         if self._numbers() != [before]:
             raise UserError(f"another archive pipeline writes to {self._archive}: only one at a time can")
+        if gone := [staged for staged in commit.adds.values() if not self._files.exists(staged)]:
+            raise UserError(f"{gone[0]} is gone, and {len(gone) - 1} more: leave alone what is staged for an archive")
         self._files.write(self._path(commit.number), commit.to_json())
         self._apply(commit, before)
         self._last = commit
@@ -185,23 +194,3 @@ def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
         applied = present.issuperset(pending.adds)
         present -= set(pending.removes) if applied else pending.adds.keys()
     return sorted(present)
-
-
-def check_topics(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> None:
-    """By their ids. Raises `UserError` where one was made anew: its offsets mean other records than those that are
-    archived under its name."""
-    anew = [topic for topic, topic_id in present.items() if archived.get(topic, topic_id) != topic_id]
-    if anew:
-        raise UserError(
-            f"{', '.join(sorted(anew))} was deleted and made anew since {archive} was written: archive what is there "
-            "now into another directory, with a checkpoint of its own"
-        )
-
-
-def merged_offsets(offsets: Offsets, reached: Iterable[tuple[str, int, int]]) -> dict[str, dict[int, int]]:
-    """`offsets` after records up to `(topic, partition, offset)` were archived, too."""
-    merged = {topic: dict(partitions) for topic, partitions in offsets.items()}
-    for topic, partition, offset in reached:
-        partitions = merged.setdefault(topic, {})
-        partitions[partition] = max(partitions.get(partition, 0), offset + 1)
-    return merged

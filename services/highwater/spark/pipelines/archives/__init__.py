@@ -1,0 +1,1 @@
+"""Archives: what `archive` writes and `replay` reads, as a Delta table or as plain Parquet files."""

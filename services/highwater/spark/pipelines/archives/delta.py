@@ -1,0 +1,276 @@
+"""An archive that is a Delta table, partitioned by topic and date (of the record's timestamp, in UTC).
+
+Each micro-batch is one transaction of the table. Up to which offset each partition is archived with it stands in that
+transaction, as Delta's `userMetadata`:
+
+    {"highwater": {"lineage": "4f53…", "number": 8, "offsets": {"flights": {"0": 1200}}, "topic_ids": {…: "5f…"}}}
+
+Transactions of archives are numbered: each also sets the version of an application (Delta's `txnAppId`) that has the
+name of the lineage. Of two pipelines that would add number 8, Delta lets one: it skips a version that is there already,
+and a transaction that read such a version fails where another one has set it meanwhile. A lineage begins with what the
+table holds, where its history does not say (any more) up to where it was archived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from time import time
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archives.delta_session import check_delta
+from highwater.spark.pipelines.archives.files import archive_session, offsets_of
+from highwater.spark.pipelines.archives.found import DELTA_LOG
+from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, new_rows
+from highwater.spark.pipelines.archives.offsets import Offsets, check_topics, merged_offsets
+from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONED_BY = ("topic", "date")
+ORDER = (*PARTITIONED_BY, "partition", "offset")
+_SCHEMA = (
+    "topic string, date date, partition int, offset bigint, timestamp timestamp, timestampType int, key binary, "
+    "value binary, headers array<struct<key:string,value:binary>>"
+)
+_TRANSACTION = re.compile(r"\d{20}\.")
+_KEY = "highwater"
+# How many of the last transactions are looked at for one of an archive: others merge files or delete rows.
+_HISTORIES = (20, 1000, None)
+# What Delta raises where another transaction was quicker: one with the same number; one that changed the table itself.
+_SAME_NUMBER = re.compile(r"\bio\.delta\.exceptions\.ConcurrentTransactionException")
+_TABLE_CHANGED = re.compile(r"\bio\.delta\.exceptions\.(?:MetadataChanged|ProtocolChanged|ConcurrentWrite)Exception")
+_TRIES = 5
+_LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
+_LOCAL = re.compile(r"local(\[.*\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What a table holds, as its last transaction of an archive says."""
+
+    lineage: str
+    number: int = 0
+    offsets: Offsets = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)  # in hex, as far as known
+
+    def to_json(self) -> str:
+        said = {
+            "lineage": self.lineage,
+            "number": self.number,
+            "offsets": self.offsets,
+            "topic_ids": dict(self.topic_ids),
+        }
+        return json.dumps({_KEY: said}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Of a table's history."""
+
+    version: int
+    operation: str
+    user_metadata: str | None
+
+
+def archived_by(history: Iterable[Transaction]) -> Archived | None:
+    """What the last transaction of an archive says; None where none of these is one, or where the table was restored
+    to what it was before. The newest comes first. Pure."""
+    for transaction in history:
+        if transaction.operation == "RESTORE":
+            return None
+        try:
+            said = json.loads(transaction.user_metadata or "")[_KEY]
+        except (ValueError, KeyError, TypeError):
+            continue  # somebody else's
+        offsets = {
+            topic: {int(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in said["offsets"].items()
+        }
+        return Archived(said["lineage"], said["number"], offsets, said["topic_ids"])
+    return None
+
+
+def begun(offsets: Offsets, restored: int | None = None) -> Archived:
+    """A new lineage, of a table that holds what is before these offsets. Whoever begins one with the same contents
+    begins the same. `restored`: the version that made them so."""
+    named = json.dumps([offsets, restored], sort_keys=True)
+    return Archived(hashlib.sha256(named.encode()).hexdigest()[:32], 0, offsets)
+
+
+class DeltaArchive:
+    """A Delta table, and a process that adds to it."""
+
+    def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
+        """Raises `UserError` where the session has no Delta Lake."""
+        check_delta(spark)
+        self._options = options
+        self._spark = archive_session(spark)
+        self._spark.conf.set("spark.sql.parquet.compression.codec", options.compression)
+        self._files = HadoopFiles(spark, options.to)
+        self._path = self._files.qualified(options.to)
+        self._micro_batches = MicroBatches(self._spark, options)
+        self._archived = begun({})
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Raises `UserError`."""
+        options = self._options
+        if any(map(_TRANSACTION.match, self._files.names(f"{self._path}/{DELTA_LOG}"))):
+            self._archived = self._found()
+        elif self._micro_batches.begun:
+            raise UserError(
+                f"checkpoint {options.checkpoint} is of an archive that is no longer in {options.to}: remove it to "
+                "archive from the beginning"
+            )
+        elif options.compact:
+            raise UserError(f"there is no archive in {options.to}")
+        else:
+            self._create()
+        yield
+
+    def source(self) -> DataFrame:
+        return self._micro_batches.source(self._archived.offsets, self._archived.topic_ids)
+
+    def add(self, frame: DataFrame, batch: int) -> None:
+        """A micro-batch. Spark calls this again with the same records where it does not know that they are in."""
+        archived, planned = self._archived, self._micro_batches.planned(batch)
+        check_topics(archived.topic_ids, planned.topic_ids, self._options.to)
+        planned = planned.lacking(archived.offsets)
+        if not planned.ranges:
+            return
+        following = replace(
+            archived,
+            number=archived.number + 1,
+            offsets=merged_offsets(archived.offsets, planned.offsets()),
+            topic_ids={**archived.topic_ids, **planned.topic_ids},
+        )
+        version = self._write(_placed(new_rows(frame, planned, archived.offsets)), following)
+        self._check_files(version)
+        self._archived = following
+        if self._options.compact_every is not None and following.number % self._options.compact_every == 0:
+            self.compact()
+
+    def compact(self) -> None:
+        """Merges the small files of days that are over."""
+        options = self._options
+        closed = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=options.closed_after_ms)
+        for name, size in (("maxFileSize", options.file_mib << 20), ("minFileSize", options.file_mib << 19)):
+            self._spark.conf.set(f"spark.databricks.delta.optimize.{name}", str(size))
+        self._spark.sql(f"OPTIMIZE {_quoted(self._path)} WHERE date < '{closed.date()}'")
+
+    def _create(self) -> None:
+        made = f"CREATE TABLE IF NOT EXISTS {_quoted(self._path)} ({_SCHEMA}) USING delta"
+        try:
+            self._spark.sql(f"{made} PARTITIONED BY ({', '.join(PARTITIONED_BY)})")
+        except Exception as error:
+            if not _TABLE_CHANGED.search(str(error)):  # another archive pipeline has just made it
+                raise
+
+    def _write(self, frame: DataFrame, following: Archived) -> int:
+        """The version of the table that has it. Raises `UserError` where another pipeline has added to it."""
+        session = frame.sparkSession
+        before = _last_commit(session)
+        for left in reversed(range(_TRIES)):
+            try:
+                (
+                    frame.sortWithinPartitions(*ORDER)
+                    .write.format("delta")
+                    .mode("append")
+                    .option("txnAppId", f"highwater-archive-{following.lineage}")
+                    .option("txnVersion", following.number)
+                    .option("userMetadata", following.to_json())
+                    .save(self._path)
+                )
+                break
+            except Exception as error:
+                if _SAME_NUMBER.search(str(error)):
+                    raise self._refusal() from error
+                if self._may_be_of_each_machine and "FileNotFoundException" in str(error):
+                    raise self._unshared("the table's log") from error
+                if not left or not _TABLE_CHANGED.search(str(error)):
+                    raise
+        if (after := _last_commit(session)) == before:  # it was skipped: there is such a number
+            raise self._refusal()
+        return after
+
+    def _refusal(self) -> UserError:
+        return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
+
+    def _check_files(self, version: int) -> None:
+        """That the driver sees what Spark's tasks have written. Raises `UserError`."""
+        if not self._may_be_of_each_machine:
+            return
+        actions = self._files.read(f"{self._path}/{DELTA_LOG}/{version:020d}.json").decode().splitlines()
+        added = [action["add"] for action in map(json.loads, actions) if "add" in action]
+        for one in added:
+            if self._files.size_bytes(f"{self._path}/{unquote(one['path'])}") != one["size"]:
+                raise self._unshared(one["path"])
+
+    @property
+    def _may_be_of_each_machine(self) -> bool:
+        local = _LOCAL.fullmatch(self._spark.sparkContext.master)
+        return urlparse(self._path).scheme == "file" and local is None
+
+    def _unshared(self, what: str) -> UserError:
+        return UserError(
+            f"Spark's driver and tasks do not see the same in {self._options.to} ({what}): begin anew in a directory, "
+            "and with a checkpoint, on a file system that all machines share"
+        )
+
+    def _found(self) -> Archived:
+        history: list[Transaction] = []
+        for limit in _HISTORIES:
+            history = self._history(limit)
+            if found := archived_by(history):
+                return found
+            if limit is None or len(history) < limit:
+                break
+        restored = next((one.version for one in history if one.operation == "RESTORE"), None)
+        return begun(self._offsets_of_rows(), restored)
+
+    def _history(self, limit: int | None) -> list[Transaction]:
+        rows = self._spark.sql(
+            f"DESCRIBE HISTORY {_quoted(self._path)}" + ("" if limit is None else f" LIMIT {limit}")
+        ).select("version", "operation", "userMetadata")
+        return [Transaction(*row) for row in rows.collect()]
+
+    def _offsets_of_rows(self) -> Offsets:
+        table = self._spark.read.format("delta").load(self._path)
+        if not {"topic", "partition", "offset"} <= set(table.columns):
+            raise UserError(f"{self._options.to} is a table of something else: it has no columns of an archive")
+        return offsets_of(table)
+
+
+def _placed(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr(
+        "topic",
+        f"{date_of('timestamp')} as date",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "key",
+        "value",
+        "headers",
+    )
+
+
+def _last_commit(session: SparkSession) -> int:
+    """The version that it made last, -1 where it made none; Delta notes it in the session."""
+    found = session.conf.get(_LAST_COMMIT, None)
+    return -1 if found is None else int(found)
+
+
+def _quoted(path: str) -> str:
+    """A table by its path, in SQL."""
+    return f"delta.`{path.replace('`', '``')}`"

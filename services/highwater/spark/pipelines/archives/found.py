@@ -1,0 +1,39 @@
+"""What kind of archive lies in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+from highwater.spark.pipelines.archives.commits import COMMITS
+from highwater.spark.pipelines.archives.options import ArchiveFormat
+
+if TYPE_CHECKING:
+    from highwater.spark.pipelines.hadoop_files import HadoopFiles
+
+DELTA_LOG = "_delta_log"
+
+
+def format_of(names: Iterable[str]) -> ArchiveFormat | None:
+    """By the names in the directory; None where there is no archive. Pure."""
+    names = set(names)
+    if DELTA_LOG in names:
+        return ArchiveFormat.DELTA
+    if COMMITS in names or any(name.startswith("topic=") for name in names):
+        return ArchiveFormat.PARQUET
+    return None
+
+
+def local_format(directory: str) -> ArchiveFormat | None:
+    """The same, without Spark; None also where the directory is not of this machine."""
+    parsed = urlparse(directory)
+    path = Path(parsed.path)
+    if parsed.scheme not in ("", "file") or not path.is_dir():
+        return None
+    return format_of(each.name for each in path.iterdir())
+
+
+def found_format(files: HadoopFiles, directory: str) -> ArchiveFormat | None:
+    return format_of(files.names(files.qualified(directory)))

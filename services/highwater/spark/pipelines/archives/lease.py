@@ -1,0 +1,140 @@
+"""Who may write to an archive of plain files: one process at a time, which says so again and again.
+
+    ARCHIVE/_commits/writer.json     {"run": "5f0c…", "host": "node-3", "pid": 4711, "renewed_ms": 1790000000000}
+
+A lease that was not renewed for `LEASE_S` is anybody's, and so is one of a process of this machine that is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from threading import Event, Lock, Thread
+from time import monotonic, sleep, time
+from typing import Any, Protocol
+from uuid import uuid4
+
+from highwater.rpc.server import UserError
+from highwater.telemetry.log import get_logger
+
+LEASE_S = 30.0
+RENEW_S = 5.0
+# Of two that take a lease at once, the one that wrote first sees the other's name after this. What cannot be read for
+# so often is no lease: it is read while it is written.
+SETTLE_S = 0.2
+READS = 10
+
+_log = get_logger("spark.pipelines.archive")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    run: str
+    host: str
+    pid: int
+    renewed_ms: int
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is a process of this machine that has ended."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+
+class Files(Protocol):
+    def exists(self, path: str) -> bool: ...
+    def read(self, path: str) -> bytes: ...
+    def overwrite(self, path: str, content: bytes) -> None: ...
+    def delete(self, path: str) -> None: ...
+
+
+class Lease:
+    def __init__(self, files: Files, path: str, archive: str) -> None:
+        """`archive` as the user calls it."""
+        self._files = files
+        self._path = path
+        self._archive = archive
+        self._run = uuid4().hex
+        self._writing = Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Takes the lease, renews it, and gives it back. Raises `UserError` where another process holds it, after
+        `LEASE_S` at most."""
+        self._take()
+        stopping = Event()
+        renewing = Thread(target=self._renew, args=(stopping,), name="archive lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            renewing.join()
+            if self._is_own():
+                self._files.delete(self._path)
+
+    def check(self) -> None:
+        """Before anything is changed. Raises `UserError` where the lease was taken by another process."""
+        if not self._is_own():
+            raise self._refusal(self._holder())
+
+    def _take(self) -> None:
+        seen: Holder | None = None
+        deadline = monotonic() + LEASE_S
+        while (holder := self._holder()) is not None and not holder.gone:
+            if seen is not None and holder != seen:
+                raise self._refusal(holder)  # renewed: it is alive
+            seen = holder
+            if monotonic() > deadline:
+                break
+            sleep(min(RENEW_S, LEASE_S) / 5)
+        self._write()
+        sleep(SETTLE_S)
+        self.check()
+
+    def _renew(self, stopping: Event) -> None:
+        while not stopping.wait(RENEW_S):
+            try:
+                if not self._is_own():
+                    return
+                self._write()
+            except Exception as error:  # the next one may do; else somebody else takes it, which `check` finds
+                _log.warning("the lease of %s is not renewed: %s", self._archive, error)
+
+    def _write(self) -> None:
+        holder = Holder(self._run, socket.gethostname(), os.getpid(), int(time() * 1000))
+        with self._writing:
+            self._files.overwrite(self._path, json.dumps(asdict(holder)).encode())
+
+    def _is_own(self) -> bool:
+        holder = self._holder()
+        return holder is not None and holder.run == self._run
+
+    def _holder(self) -> Holder | None:
+        for _ in range(READS):
+            with self._writing:
+                if not self._files.exists(self._path):
+                    return None
+                try:
+                    read: dict[str, Any] = json.loads(self._files.read(self._path))
+                    return Holder(**read)
+                except Exception as error:  # Java's, say, where it was deleted just now
+                    unreadable = error
+            sleep(SETTLE_S / READS)
+        _log.warning("%s is no lease: %s", self._path, unreadable)
+        return None
+
+    def _refusal(self, holder: Holder | None) -> UserError:
+        who = "" if holder is None else f" (process {holder.pid} on {holder.host})"
+        return UserError(f"another archive pipeline{who} writes to {self._archive}: only one at a time can")

@@ -1,0 +1,126 @@
+"""What the micro-batches of an archive's query read, and what of it the archive lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from highwater.client.topic_partition import TopicPartition
+from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics
+from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.positions import EARLIEST_OFFSET
+from highwater.spark.stream_offset import StreamOffset, parse_stream_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a micro-batch reads."""
+
+    ranges: Mapping[TopicPartition, tuple[int, int]]  # from the first of these offsets to before the other
+    topic_ids: Mapping[str, str]  # in hex
+
+    def lacking(self, archived: Offsets) -> Planned:
+        """The ranges of which some is not archived."""
+        lacking = {
+            partition: (first, end)
+            for partition, (first, end) in self.ranges.items()
+            if end > max(first, archived_at(archived, partition))
+        }
+        return Planned(lacking, self.topic_ids)
+
+    def archived_in_part(self, archived: Offsets) -> list[tuple[str, int, int]]:
+        """Topic, partition, and the first offset that is not archived, of ranges that begin before it."""
+        return [
+            (*partition, archived_at(archived, partition))
+            for partition, (first, _) in self.ranges.items()
+            if first < archived_at(archived, partition)
+        ]
+
+    def offsets(self) -> list[tuple[str, int, int]]:
+        """Topic, partition and the last offset of each range that has any."""
+        return [(*partition, end - 1) for partition, (first, end) in self.ranges.items() if end > first]
+
+
+class MicroBatches:
+    def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
+        self._spark = spark
+        self._options = options
+        self._files = HadoopFiles(spark, options.checkpoint)
+        self.checkpoint = self._files.qualified(options.checkpoint)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the checkpoint says where the query goes on."""
+        return bool(self._files.names(f"{self.checkpoint}/offsets"))
+
+    def source(self, archived: Offsets, topic_ids: Mapping[str, str]) -> DataFrame:
+        """The streaming read. A query without a checkpoint goes on where the archive ends. Raises `UserError`."""
+        found = {**self._options.source_options(), "includeHeaders": "true"}
+        if archived and not self.begun:
+            found["startingOffsets"] = json.dumps(self._starts(found, archived, topic_ids))
+        return self._spark.readStream.format("highwater").options(**found).load()
+
+    def planned(self, batch: int) -> Planned:
+        """Spark writes down what a micro-batch is to read before it begins."""
+        before = self._written(batch - 1).ends if batch else {}
+        written = self._written(batch)
+        starts = {**before, **(written.starts or {})}
+        ranges = {partition: (starts.get(partition, 0), end) for partition, end in written.ends.items()}
+        return Planned(ranges, written.topic_ids)
+
+    def _written(self, batch: int) -> StreamOffset:
+        text = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode()
+        return parse_stream_offset(json.loads(text.splitlines()[-1]))
+
+    def _starts(
+        self, source_options: dict[str, str], archived: Offsets, topic_ids: Mapping[str, str]
+    ) -> dict[str, dict[str, int]]:
+        """Where each partition that there is now goes on; those that the archive does not know begin."""
+        from highwater.client import Admin
+        from highwater.spark.client_settings import client_settings
+        from highwater.spark.options import lower_case, parse_read_options
+        from highwater.spark.topic_offsets import TopicOffsets
+
+        parsed = parse_read_options(source_options, streaming=True)
+        settings = client_settings(lower_case(source_options), Admin)
+        starts: dict[str, dict[str, int]] = {}
+        with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
+            for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):
+                offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
+                starts.setdefault(topic, {})[str(partition)] = offset
+            check_topics(topic_ids, topics.topic_ids, self._options.to)
+        return starts
+
+
+def new_rows(frame: DataFrame, planned: Planned, archived: Offsets) -> DataFrame:
+    """Of a micro-batch, without what the archive has already."""
+    known = planned.archived_in_part(archived)
+    if not known:
+        return frame
+    from pyspark.sql import functions as f
+
+    offsets = frame.sparkSession.createDataFrame(known, "topic string, partition int, archived bigint")
+    return (
+        frame.join(f.broadcast(offsets), ["topic", "partition"], "left")
+        .where("archived is null or offset >= archived")
+        .drop("archived")
+    )
+
+
+def date_of(time: str) -> str:
+    """SQL: the date of a timestamp in UTC, whatever the session's time zone is."""
+    return f"date_from_unix_date(cast(floor(unix_millis({time}) / {_DAY_MS}) as int))"
+
+
+def hour_of(time: str) -> str:
+    """SQL: `00` to `23`, in UTC."""
+    return f"lpad(cast(floor(pmod(unix_millis({time}), {_DAY_MS}) / {_HOUR_MS}) as string), 2, '0')"

@@ -1,0 +1,51 @@
+"""What can be said of an archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.common import PipelineOptions, StreamOptions
+from highwater.spark.positions import OptionError, parse_duration_ms
+
+
+class ArchiveFormat(StrEnum):
+    DELTA = "delta"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions(StreamOptions):
+    to: Annotated[str, typer.Option(help="directory of the archive (any of Spark's file systems)")]
+    format: Annotated[
+        ArchiveFormat | None,
+        typer.Option(help="delta: a table; parquet: plain files; default: as it is; a new one is a table"),
+    ] = None
+    compression: Annotated[str, typer.Option(help="of the Parquet files: zstd, snappy, gzip, lz4_raw, none")] = "zstd"
+    compact: Annotated[bool, typer.Option("--compact", help="only merge small files of times that are over")] = False
+    compact_every: Annotated[
+        int | None, typer.Option(min=1, help="merge small files after so many commits", show_default=False)
+    ] = None
+    closed_after: Annotated[str, typer.Option(help="how long after its end an hour (a table: a day) may be merged")] = (
+        "10m"
+    )
+    file_mib: Annotated[int, typer.Option(min=1, help="merge files below half of this, into files of about this")] = 128
+
+    def __post_init__(self) -> None:
+        if self.compact:
+            PipelineOptions.__post_init__(self)  # no topic is read
+        else:
+            super().__post_init__()
+        _ = self.closed_after_ms
+
+    @property
+    def closed_after_ms(self) -> int:
+        """Raises `UserError`."""
+        try:
+            return parse_duration_ms("--closed-after", self.closed_after)
+        except OptionError as error:
+            raise UserError(str(error)) from None

@@ -1,0 +1,131 @@
+"""Who may write to an archive of plain files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archives import lease
+from highwater.spark.pipelines.archives.lease import Lease
+
+
+class Disk:
+    """A local one, that may be read while it is written."""
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        Path(path).write_bytes(content)
+
+    def delete(self, path: str) -> None:
+        Path(path).unlink()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.02)
+    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease, "SETTLE_S", 0.02)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "writer.json"
+
+
+def of(path: Path) -> Lease:
+    return Lease(Disk(), str(path), "/archive")
+
+
+def written_by(path: Path, *, host: str, pid: int) -> None:
+    path.write_text(json.dumps({"run": "another", "host": host, "pid": pid, "renewed_ms": 1}))
+
+
+def test_one_at_a_time(path: Path) -> None:
+    first, second = of(path), of(path)
+    with first.held():
+        first.check()
+        whose = rf"another archive pipeline \(process {os.getpid()} on .*\) writes to /archive: only one at a time can"
+        with pytest.raises(UserError, match=whose), second.held():
+            pass
+        first.check()
+    assert not path.exists()
+    with second.held():
+        second.check()
+        with pytest.raises(UserError, match="writes to /archive"):
+            first.check()
+
+
+def test_who_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says nothing any more, and none that is known to be gone."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    monkeypatch.setattr(lease, "LEASE_S", 60.0)
+    written_by(path, host=socket.gethostname(), pid=gone.pid)
+    with of(path).held():
+        pass
+    monkeypatch.setattr(lease, "LEASE_S", 0.1)
+    for host, pid in (("elsewhere", 1), (socket.gethostname(), os.getpid())):
+        written_by(path, host=host, pid=pid)
+        taken = of(path)
+        with taken.held():
+            taken.check()
+
+
+def test_what_is_no_lease_is_replaced(path: Path) -> None:
+    for text in ("", "{", "[]", '{"run": 1}'):
+        path.write_text(text)
+        taken = of(path)
+        with taken.held():
+            taken.check()
+
+
+def test_whose_lease_was_taken_may_not_write_and_leaves_it_alone(path: Path) -> None:
+    first = of(path)
+    with first.held():
+        written_by(path, host="elsewhere", pid=7)
+        Event().wait(0.1)
+        written_by(path, host="elsewhere", pid=7)  # again: a renewal may have been under way
+        with pytest.raises(UserError, match=r"another archive pipeline \(process 7 on elsewhere\)"):
+            first.check()
+    assert json.loads(path.read_text())["run"] == "another"
+
+
+def test_of_many_at_once_one_may_write(path: Path) -> None:
+    go, done = Event(), Event()
+    holding: list[int] = []
+    refused: list[int] = []
+
+    def stand(number: int) -> None:
+        go.wait()
+        one = of(path)
+        try:
+            with one.held():
+                one.check()
+                holding.append(number)
+                done.wait(5)
+        except UserError:
+            refused.append(number)
+
+    threads = [Thread(target=stand, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    while len(holding) + len(refused) < 6:
+        Event().wait(0.01)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert (len(holding), len(refused)) == (1, 5)

@@ -1,0 +1,161 @@
+"""What an archive's table says of itself, what a micro-batch adds to it, and where Delta Lake comes from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from highwater.client.topic_partition import TopicPartition
+from highwater.spark.pipelines.archives import delta_session
+from highwater.spark.pipelines.archives.delta import Archived, Transaction, archived_by, begun
+from highwater.spark.pipelines.archives.delta_session import SETTINGS, NoDeltaError, delta_settings
+from highwater.spark.pipelines.archives.found import format_of
+from highwater.spark.pipelines.archives.micro_batches import Planned
+from highwater.spark.pipelines.archives.options import ArchiveFormat
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+WRITTEN = Archived("l", 8, {"a": {0: 1200, 1: 7}}, {"a": "5f"})
+
+
+def by_archive(version: int, archived: Archived) -> Transaction:
+    return Transaction(version, "WRITE", archived.to_json())
+
+
+# What a table says
+
+
+def test_the_last_transaction_of_an_archive_counts() -> None:
+    others = [
+        Transaction(12, "OPTIMIZE", None),
+        Transaction(11, "DELETE", "by hand"),
+        Transaction(10, "WRITE", "[1]"),
+        Transaction(9, "WRITE", '{"job": 7}'),
+    ]
+    before = by_archive(7, Archived("l", 7, {"a": {0: 1000}}))
+    assert archived_by([*others, by_archive(8, WRITTEN), before]) == WRITTEN
+    assert archived_by(others) is None
+    assert archived_by([]) is None
+
+
+def test_a_restored_table_is_not_what_its_last_archive_says() -> None:
+    assert archived_by([Transaction(9, "RESTORE", None), by_archive(8, WRITTEN)]) is None
+    after = begun({"a": {0: 900}}, restored=9)
+    assert archived_by([by_archive(10, after), Transaction(9, "RESTORE", None), by_archive(8, WRITTEN)]) == after
+
+
+def test_who_begins_with_the_same_contents_begins_the_same() -> None:
+    assert begun({"a": {0: 5, 1: 6}}) == begun({"a": {0: 5, 1: 6}})
+    several = [begun({}), begun({"a": {0: 5}}), begun({"a": {0: 6}}), begun({}, restored=3), begun({}, restored=4)]
+    assert len({one.lineage for one in several}) == len(several)
+
+
+# What a micro-batch adds
+
+
+def test_what_of_a_micro_batch_is_lacking() -> None:
+    planned = Planned({A0: (0, 10), A1: (5, 5), B0: (7, 9)}, {"a": "5f"})
+    assert planned.lacking({}).ranges == {A0: (0, 10), B0: (7, 9)}
+    archived = {"a": {0: 4}, "b": {0: 9}}
+    lacking = planned.lacking(archived)
+    assert lacking.ranges == {A0: (0, 10)}
+    assert lacking.archived_in_part(archived) == [("a", 0, 4)]
+    assert lacking.offsets() == [("a", 0, 9)]
+    assert planned.lacking({"a": {0: 10}, "b": {0: 12}}).ranges == {}
+    assert planned.archived_in_part({"a": {0: 0}, "b": {0: 7}}) == []
+
+
+# What lies in a directory
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], None),
+        (["notes.txt", "_SUCCESS"], None),
+        (["_delta_log", "topic=a"], ArchiveFormat.DELTA),
+        (["_commits"], ArchiveFormat.PARQUET),
+        (["topic=a"], ArchiveFormat.PARQUET),
+    ],
+)
+def test_the_format_of_a_directory(names: list[str], found: ArchiveFormat | None) -> None:
+    assert format_of(names) is found
+
+
+# Where Delta Lake comes from
+
+
+def test_what_the_user_has_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_session, "fetched_jars", lambda given: [Path("/j/delta.jar"), Path("/j/storage.jar")])
+    jars = "/j/delta.jar,/j/storage.jar"
+    assert delta_settings({}) == {**SETTINGS, "spark.jars": jars}
+    extension, ours = "spark.sql.extensions", SETTINGS["spark.sql.extensions"]
+    given = {"spark.jars": "/own/udf.jar", extension: "org.Own"}
+    assert delta_settings(given) == {**SETTINGS, extension: f"org.Own,{ours}", "spark.jars": f"/own/udf.jar,{jars}"}
+    for own in ({"spark.jars.packages": "io.delta:delta-spark_2.13:9"}, {"spark.jars": "/own/delta-spark_2.13-9.jar"}):
+        assert delta_settings(own) == SETTINGS
+
+
+def fetching(monkeypatch: pytest.MonkeyPatch, cache: Path, result: Any) -> list[list[str]]:
+    lines: list[list[str]] = []
+
+    def run(line: list[str], **_: Any) -> Any:
+        lines.append(line)
+        if isinstance(result, Exception):
+            raise result
+        if result is None:
+            (ivy,) = [part.partition("=")[2] for part in line if part.startswith("spark.jars.ivy=")]
+            jars = Path(ivy, "jars")
+            jars.mkdir()
+            (jars / "delta-spark.jar").touch()
+            return subprocess.CompletedProcess(line, 0, "", "")
+        return result
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(delta_session.subprocess, "run", run)
+    monkeypatch.setattr(delta_session, "coordinates", lambda: "io.delta:delta-spark_4.2_2.13:1")
+    monkeypatch.setattr(delta_session, "_spark_home", lambda: "/spark")
+    return lines
+
+
+def test_jars_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = fetching(monkeypatch, tmp_path, None)
+    given = {"spark.jars.repositories": "mine", "spark.jars.packages": "other", "spark.app.name": "x"}
+    for _ in range(2):
+        (jar,) = delta_session.fetched_jars(given)
+        assert jar == tmp_path / "highwater" / "io.delta_delta-spark_4.2_2.13_1" / "delta-spark.jar"
+        assert jar.exists()
+    (line,) = lines
+    assert line[0] == "/spark/bin/spark-submit"
+    assert "spark.jars.repositories=mine" in line
+    assert "spark.jars.packages=io.delta:delta-spark_4.2_2.13:1" in line
+    assert not any("other" in part or part == "x" for part in line)
+    assert [path.name for path in (tmp_path / "highwater").iterdir()] == ["io.delta_delta-spark_4.2_2.13_1"]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (
+            subprocess.CompletedProcess([], 1, "", "::\nunresolved dependency: io.delta#x;1: not found]\n"),
+            "io.delta#x;1",
+        ),
+        (subprocess.CompletedProcess([], 1, "", "java.net.ConnectException: no route\n"), "ConnectException: no route"),
+        (subprocess.CompletedProcess([], 0, "", ""), "Spark does not say why"),
+        (subprocess.TimeoutExpired([], 600), "nothing came for 600 s"),
+    ],
+)
+def test_jars_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, result: Any, said: str) -> None:
+    fetching(monkeypatch, tmp_path, result)
+    with pytest.raises(NoDeltaError, match=rf"cannot be fetched: .*{said}.*; say where .*or archive plain .*--format"):
+        delta_settings({})
+    assert delta_session.delta_settings_if_there({}) == {}
+    assert list((tmp_path / "highwater").iterdir()) == []
+
+
+def test_what_a_transaction_says_is_read_back() -> None:
+    assert json.loads(WRITTEN.to_json())["highwater"]["offsets"] == {"a": {"0": 1200, "1": 7}}
+    assert archived_by([by_archive(1, WRITTEN)]) == WRITTEN
