@@ -14,8 +14,9 @@ from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta import Archived, Transaction, archived_by, begun
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
-from highwater.spark.pipelines.archives.micro_batches import Planned
+from highwater.spark.pipelines.archives.micro_batches import Planned, planned
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.stream_offset import StreamOffset
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 WRITTEN = Archived("l", 8, {"a": {0: 1200, 1: 7}}, {"a": "5f"})
@@ -56,16 +57,29 @@ def test_who_begins_with_the_same_contents_begins_the_same() -> None:
 # What a micro-batch adds
 
 
+def test_what_a_micro_batch_reads_stands_in_the_checkpoint() -> None:
+    first = StreamOffset({A0: 7}, {A0: 7}, {"a": "5f"})  # where the query begins
+    second = StreamOffset({A0: 10, B0: 4}, {B0: 2}, {"a": "5f", "b": "6e"})  # finds b
+    third = StreamOffset({A0: 12, B0: 4}, None, {"a": "5f", "b": "6e"})
+    anew = StreamOffset({A0: 3, B0: 4}, {A0: 0}, {"a": "7d", "b": "6e"})
+    assert planned(None, first) == Planned({A0: (7, 7)}, {"a": "5f"})
+    assert planned(first, second).ranges == {A0: (7, 10), B0: (2, 4)}
+    assert planned(second, third).ranges == {A0: (10, 12), B0: (4, 4)}
+    assert planned(third, anew) == Planned({A0: (0, 3), B0: (4, 4)}, {"a": "7d", "b": "6e"})
+    # Of a version that did not write down where a query begins: from the first offset, for all that is known.
+    assert planned(None, StreamOffset({A0: 9})).ranges == {A0: (0, 9)}
+
+
 def test_what_of_a_micro_batch_is_lacking() -> None:
-    planned = Planned({A0: (0, 10), A1: (5, 5), B0: (7, 9)}, {"a": "5f"})
-    assert planned.lacking({}).ranges == {A0: (0, 10), B0: (7, 9)}
+    reads = Planned({A0: (0, 10), A1: (5, 5), B0: (7, 9)}, {"a": "5f"})
+    assert reads.lacking({}).ranges == {A0: (0, 10), B0: (7, 9)}
     archived = {"a": {0: 4}, "b": {0: 9}}
-    lacking = planned.lacking(archived)
+    lacking = reads.lacking(archived)
     assert lacking.ranges == {A0: (0, 10)}
     assert lacking.archived_in_part(archived) == [("a", 0, 4)]
     assert lacking.offsets() == [("a", 0, 9)]
-    assert planned.lacking({"a": {0: 10}, "b": {0: 12}}).ranges == {}
-    assert planned.archived_in_part({"a": {0: 0}, "b": {0: 7}}) == []
+    assert reads.lacking({"a": {0: 10}, "b": {0: 12}}).ranges == {}
+    assert reads.archived_in_part({"a": {0: 0}, "b": {0: 7}}) == []
 
 
 # What lies in a directory

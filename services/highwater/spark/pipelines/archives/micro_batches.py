@@ -71,11 +71,7 @@ class MicroBatches:
 
     def planned(self, batch: int) -> Planned:
         """Spark writes down what a micro-batch is to read before it begins."""
-        before = self._written(batch - 1).ends if batch else {}
-        written = self._written(batch)
-        starts = {**before, **(written.starts or {})}
-        ranges = {partition: (starts.get(partition, 0), end) for partition, end in written.ends.items()}
-        return Planned(ranges, written.topic_ids)
+        return planned(self._written(batch - 1) if batch else None, self._written(batch))
 
     def _written(self, batch: int) -> StreamOffset:
         text = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode()
@@ -99,6 +95,13 @@ class MicroBatches:
                 starts.setdefault(topic, {})[str(partition)] = offset
             check_topics(topic_ids, topics.topic_ids, self._options.to)
         return starts
+
+
+def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
+    """Of a micro-batch and of the one before it, as they stand in the checkpoint. Pure."""
+    starts = {**(before.ends if before is not None else {}), **(written.starts or {})}
+    ranges = {partition: (starts.get(partition, 0), end) for partition, end in written.ends.items()}
+    return Planned(ranges, written.topic_ids)
 
 
 def new_rows(frame: DataFrame, planned: Planned, archived: Offsets) -> DataFrame:
