@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from etcd_proxy import until
 from replica_manager_cluster import TestCluster, Trio
 
 from highwater.client import Consumer, Producer, TopicPartition, UnknownTopicError
@@ -25,7 +26,7 @@ from highwater.v1 import broker_pb2
 async def running(
     etcd: LocalEtcd, store: Store, keys: Keys, directory: Path, *, replication_factor: int = 1, **settings: str
 ) -> AsyncIterator[Trio]:
-    """One broker and a controller."""
+    """One broker, and a controller that has told it of all topics (RULES 9.4)."""
     controller = ControllerService(
         ControllerSettings(
             controller_id=0,
@@ -40,6 +41,9 @@ async def running(
     await controller.start()
     try:
         async with TestCluster(store, keys, etcd.address, directory, brokers=1, settings=settings) as cluster:
+            replica_manager = cluster[0].replica_manager
+            assert replica_manager is not None
+            await until(lambda: replica_manager.broker.metadata.complete)
             yield cluster[0]
     finally:
         await controller.stop()
