@@ -164,6 +164,7 @@ def test_kill_9_of_the_archive_and_of_its_compaction(
                 refused = r"another archive pipeline \(process \d+ on .*\) writes to .*/archive"
                 with pytest.raises(UserError, match=refused):
                     run(options(cluster, tmp_path, topic=[topic]))
+                produce_all_kinds(cluster.bootstrap, topic, range(1500), hours=12)  # it may have done all meanwhile
             process.until(killed_when)
             process.kill()
             rows = in_topic(cluster.bootstrap, topic)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from archived import FIRST_MS, HOUR_MS, in_table, in_topic, produce_all_kinds
-from conftest import FOREVER, send, started
+from conftest import FOREVER, send, started, wait_until
 from deltalake import DeltaTable
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
@@ -17,6 +17,7 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.reading import archived_topic
 
 
@@ -62,7 +63,7 @@ def test_topics_in_a_table(
     # Small files become one a day and topic; readers see the same before and after.
     many = files(archive)
     version = table.version()
-    name, one = archived_topic(spark, str(archive), f"{topic}-a")
+    name, one = archived_topic(spark, str(archive), f"{topic}-a", DeltaSettings())
     run(options(cluster, tmp_path, compact=True))
     assert len(files(archive)) == 6 < len(many)
     assert in_table(archive) == found == in_table(archive, version)
@@ -94,23 +95,70 @@ def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
         for path in log.glob("*.json"):
             if path.stem.isdecimal() and int(path.stem) < last:
                 path.unlink()
-                (log / f".{path.name}.crc").unlink(missing_ok=True)
                 path.with_suffix(".crc").unlink(missing_ok=True)
 
     def restored() -> None:
         spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {DeltaTable(archive).version() - 1}")
 
-    def again() -> None:
-        run(given)
+    def emptied() -> None:
+        spark.sql(f"DELETE FROM {table}")
+        without_history()
+
+    def nothing() -> None: ...
+
+    def equal() -> bool:
+        return in_table(archive) == in_topic(cluster.bootstrap, topic)
 
     run(given)
-    for number, change in enumerate((again, restored, without_history)):
+    for number, change in enumerate((nothing, restored, without_history, emptied)):
         produce_all_kinds(cluster.bootstrap, topic, range(number * 200, number * 200 + 200))
         run(given)
         shutil.rmtree(tmp_path / "checkpoint")
         change()
         run(given)
-        assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+        assert equal()
+    # One partition has more, and the query is told to begin earlier than the archive ends.
+    with Producer(cluster.bootstrap) as producer:
+        producer.send(topic, b"more", partition=1, timestamp_ms=FIRST_MS)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(options(cluster, tmp_path, topic=[topic], option=["startingTimestamp=0"]))
+    assert equal()
+    # The table was put back, and the checkpoint was not.
+    produce_all_kinds(cluster.bootstrap, topic, range(100))
+    run(given)
+    restored()
+    produce_all_kinds(cluster.bootstrap, topic, range(100))
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"goes on at offset \d+ of .*, and archive .* ends at \d+: .* remove the che"
+        ):
+            run(given)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert equal()
+
+
+def test_a_table_that_is_restored_while_it_is_written_to(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    send(cluster, topic, range(20))
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic], trigger="100ms")
+
+    def restore_and_send() -> None:
+        wait_until((archive / "_delta_log" / f"{1:020d}.json").exists, lambda: list(archive.glob("*")))
+        spark.sql(f"RESTORE TABLE delta.`{archive}` TO VERSION AS OF 0")
+        send(cluster, topic, range(20, 30))
+
+    beside = started(restore_and_send)
+    with pytest.raises(
+        UserError, match="was restored to an earlier version while it was archived to; remove checkpoint"
+    ):
+        run(given)
+    beside.join()
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(options(cluster, tmp_path, topic=[topic]))
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
 def test_a_topic_made_anew_does_not_go_into_the_table_of_the_old_one(
@@ -130,6 +178,17 @@ def test_a_topic_made_anew_does_not_go_into_the_table_of_the_old_one(
         with pytest.raises(UserError, match=f"{topic} was deleted and made anew since .*/archive was written"):
             run(given)
     assert in_table(tmp_path / "archive") == before
+    # Of one that was made anew before anything of it was archived, there is no old one.
+    both = options(cluster, tmp_path / "both", pattern=f"{topic}.*", option=["failOnDataLoss=false"])
+    for _ in range(2):
+        admin.create_topic(f"{topic}-empty", 1, 1)
+        run(both)
+        admin.delete_topic(f"{topic}-empty")
+    admin.create_topic(f"{topic}-empty", 1, 1)
+    send(cluster, f"{topic}-empty", range(7))
+    run(both)
+    rows = [*in_topic(cluster.bootstrap, topic), *in_topic(cluster.bootstrap, f"{topic}-empty")]
+    assert in_table(tmp_path / "both" / "archive") == rows
 
 
 @pytest.mark.timeout(900)

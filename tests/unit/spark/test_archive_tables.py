@@ -12,7 +12,7 @@ import pytest
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta import Archived, Transaction, archived_by, begun
-from highwater.spark.pipelines.archives.delta_session import SETTINGS, NoDeltaError, delta_settings
+from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.micro_batches import Planned, planned
 from highwater.spark.pipelines.archives.options import ArchiveFormat
@@ -37,7 +37,7 @@ def test_the_last_transaction_of_an_archive_counts() -> None:
         Transaction(9, "WRITE", '{"job": 7}'),
     ]
     before = by_archive(7, Archived("l", 7, {"a": {0: 1000}}))
-    assert archived_by([*others, by_archive(8, WRITTEN), before]) == WRITTEN
+    assert archived_by([*others, by_archive(8, WRITTEN), before]) == (8, WRITTEN)
     assert archived_by(others) is None
     assert archived_by([]) is None
 
@@ -45,7 +45,7 @@ def test_the_last_transaction_of_an_archive_counts() -> None:
 def test_a_restored_table_is_not_what_its_last_archive_says() -> None:
     assert archived_by([Transaction(9, "RESTORE", None), by_archive(8, WRITTEN)]) is None
     after = begun({"a": {0: 900}}, restored=9)
-    assert archived_by([by_archive(10, after), Transaction(9, "RESTORE", None), by_archive(8, WRITTEN)]) == after
+    assert archived_by([by_archive(10, after), Transaction(9, "RESTORE", None), by_archive(8, WRITTEN)]) == (10, after)
 
 
 def test_who_begins_with_the_same_contents_begins_the_same() -> None:
@@ -75,11 +75,19 @@ def test_what_of_a_micro_batch_is_lacking() -> None:
     assert reads.lacking({}).ranges == {A0: (0, 10), B0: (7, 9)}
     archived = {"a": {0: 4}, "b": {0: 9}}
     lacking = reads.lacking(archived)
-    assert lacking.ranges == {A0: (0, 10)}
-    assert lacking.archived_in_part(archived) == [("a", 0, 4)]
+    assert lacking == Planned({A0: (0, 10)}, {"a": "5f"})
+    assert reads.archived_in_part(archived) == [("a", 0, 4), ("b", 0, 9)]  # b's are there, and read all the same
     assert lacking.offsets() == [("a", 0, 9)]
+    assert reads.lacking({"a": {0: 10}}).topic_ids == {}
     assert reads.lacking({"a": {0: 10}, "b": {0: 12}}).ranges == {}
     assert reads.archived_in_part({"a": {0: 0}, "b": {0: 7}}) == []
+
+
+def test_a_micro_batch_that_leaves_a_gap() -> None:
+    reads = Planned({A0: (5, 10), A1: (5, 5), B0: (7, 9)}, {})
+    assert reads.beyond({}) == []  # the archive begins with it
+    assert reads.beyond({"a": {0: 5, 1: 9}, "b": {0: 8}}) == []
+    assert reads.beyond({"a": {0: 4, 1: 5}, "b": {1: 3}}) == [(A0, 5, 4)]
 
 
 # What lies in a directory
@@ -102,8 +110,9 @@ def test_the_format_of_a_directory(names: list[str], found: ArchiveFormat | None
 # Where Delta Lake comes from
 
 
-def test_what_the_user_has_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_given_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(delta_session, "fetched_jars", lambda given: [Path("/j/delta.jar"), Path("/j/storage.jar")])
+    monkeypatch.setattr(delta_session, "_spark_home", lambda: str(tmp_path))
     jars = "/j/delta.jar,/j/storage.jar"
     assert delta_settings({}) == {**SETTINGS, "spark.jars": jars}
     extension, ours = "spark.sql.extensions", SETTINGS["spark.sql.extensions"]
@@ -111,6 +120,13 @@ def test_what_the_user_has_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert delta_settings(given) == {**SETTINGS, extension: f"org.Own,{ours}", "spark.jars": f"/own/udf.jar,{jars}"}
     for own in ({"spark.jars.packages": "io.delta:delta-spark_2.13:9"}, {"spark.jars": "/own/delta-spark_2.13-9.jar"}):
         assert delta_settings(own) == SETTINGS
+    assert delta_settings({"spark.driver.extraClassPath": "/own/delta-spark_2.13-9.jar"}) == SETTINGS
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "io.delta_delta-spark_2.13-9.jar").touch()
+    assert delta_settings({}) == SETTINGS
+    (tmp_path / "jars" / "io.delta_delta-spark_2.13-9.jar").unlink()
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # under spark-submit jars come too late
+    assert delta_settings({}) == SETTINGS
 
 
 def fetching(monkeypatch: pytest.MonkeyPatch, cache: Path, result: Any) -> list[list[str]]:
@@ -166,10 +182,13 @@ def test_jars_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     fetching(monkeypatch, tmp_path, result)
     with pytest.raises(NoDeltaError, match=rf"cannot be fetched: .*{said}.*; say where .*or archive plain .*--format"):
         delta_settings({})
-    assert delta_session.delta_settings_if_there({}) == {}
+    later = DeltaSettings()
+    assert later({}) == {}
+    with pytest.raises(NoDeltaError, match=said):
+        later.check(None)  # type: ignore[arg-type]
     assert list((tmp_path / "highwater").iterdir()) == []
 
 
 def test_what_a_transaction_says_is_read_back() -> None:
     assert json.loads(WRITTEN.to_json())["highwater"]["offsets"] == {"a": {"0": 1200, "1": 7}}
-    assert archived_by([by_archive(1, WRITTEN)]) == WRITTEN
+    assert archived_by([by_archive(1, WRITTEN)]) == (1, WRITTEN)

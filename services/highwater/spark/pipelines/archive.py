@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from highwater.spark.pipelines.archives.delta import DeltaArchive
+    from highwater.spark.pipelines.archives.delta_session import DeltaSettings
     from highwater.spark.pipelines.archives.parquet import ParquetArchive
 
 __all__ = ["ArchiveFormat", "ArchiveOptions", "run"]
@@ -34,14 +35,14 @@ __all__ = ["ArchiveFormat", "ArchiveOptions", "run"]
 
 def run(options: ArchiveOptions) -> None:
     """Archives until the topics' end, or for ever. Raises `UserError` and the SDK's errors."""
-    from highwater.spark.pipelines.archives.delta_session import delta_settings
+    from highwater.spark.pipelines.archives.delta_session import DeltaSettings
     from highwater.spark.pipelines.archives.found import local_format
 
-    wanted = options.format or local_format(options.to) or ArchiveFormat.DELTA
+    delta = DeltaSettings()
+    plain = (options.format or local_format(options.to)) is ArchiveFormat.PARQUET
     with spark_errors():
-        needed = delta_settings if wanted is ArchiveFormat.DELTA else nothing_needed
-        spark = session("archive", options, needed=needed)
-        archive = _archive(spark, options)
+        spark = session("archive", options, needed=nothing_needed if plain else delta)
+        archive = _archive(spark, options, delta)
         with archive.opened():
             if options.compact:
                 archive.compact()
@@ -50,7 +51,7 @@ def run(options: ArchiveOptions) -> None:
             run_query("archive", source.writeStream.foreachBatch(archive.add), options)
 
 
-def _archive(spark: SparkSession, options: ArchiveOptions) -> DeltaArchive | ParquetArchive:
+def _archive(spark: SparkSession, options: ArchiveOptions, delta: DeltaSettings) -> DeltaArchive | ParquetArchive:
     from highwater.spark.pipelines.archives.delta import DeltaArchive
     from highwater.spark.pipelines.archives.found import found_format
     from highwater.spark.pipelines.archives.parquet import ParquetArchive
@@ -59,9 +60,10 @@ def _archive(spark: SparkSession, options: ArchiveOptions) -> DeltaArchive | Par
     there = found_format(HadoopFiles(spark, options.to), options.to)
     if there is not None and options.format not in (None, there):
         raise UserError(f"{options.to} is an archive of another format: leave --format out, or say --format {there}")
-    if (there or options.format or ArchiveFormat.DELTA) is ArchiveFormat.DELTA:
-        return DeltaArchive(spark, options)
-    return ParquetArchive(spark, options)
+    if (there or options.format or ArchiveFormat.DELTA) is ArchiveFormat.PARQUET:
+        return ParquetArchive(spark, options)
+    delta.check(spark)
+    return DeltaArchive(spark, options)
 
 
 command = pipeline_command(ArchiveOptions, run, "Archive topics as a Delta table or Parquet files: every record once.")

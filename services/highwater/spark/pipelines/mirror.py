@@ -81,7 +81,8 @@ def run(options: MirrorOptions) -> None:
     partitions = mirror.prepare()
     spark = session("mirror", options, NO_SPECULATION)
     check_attempts("mirror", spark, NO_SPECULATION)
-    if not options.append and not HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets"):
+    begun = HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets")
+    if not options.append and not any(map(str.isdecimal, begun)):
         check_empty(mirror.plan.bootstrap, partitions, options.checkpoint)
     notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
     frame = (

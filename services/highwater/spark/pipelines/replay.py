@@ -23,7 +23,7 @@ from highwater.client.cluster import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
-from highwater.spark.pipelines.archives.delta_session import delta_settings_if_there
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.found import local_format
 from highwater.spark.pipelines.archives.options import ArchiveFormat
@@ -87,22 +87,23 @@ def run(options: ReplayOptions) -> None:
     """Sends what the archive holds and the topic lacks. Raises `UserError` and the SDK's errors."""
     # A task that Spark ran again would send again what it had sent: the step fails instead, and the next run looks up
     # what has arrived.
-    needed = delta_settings_if_there if local_format(options.archive) is not ArchiveFormat.PARQUET else nothing_needed
-    spark = session("replay", options, ONCE, needed)
+    delta = DeltaSettings()
+    plain = local_format(options.archive) is ArchiveFormat.PARQUET
+    spark = session("replay", options, ONCE, nothing_needed if plain else delta)
     check_attempts("replay", spark, ONCE)
     with spark_errors():
-        replay = Replay(spark, options)
+        replay = Replay(spark, options, delta)
         for sent, total in replay.steps():
             screen.print(f"sent {sent:,} of {total:,} offsets to {options.to}")
 
 
 class Replay:
-    def __init__(self, spark: Any, options: ReplayOptions) -> None:
+    def __init__(self, spark: Any, options: ReplayOptions, delta: DeltaSettings) -> None:
         self._options = options
         self._spark = archive_session(spark)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         self._archive = HadoopFiles(spark, options.archive).qualified(options.archive)
-        self._topic, self._archived = archived_topic(spark, options.archive, options.topic)
+        self._topic, self._archived = archived_topic(spark, options.archive, options.topic, delta)
         checkpoint_files = HadoopFiles(spark, options.checkpoint)
         self._progress = ReplayProgress(checkpoint_files, checkpoint_files.qualified(options.checkpoint))
 

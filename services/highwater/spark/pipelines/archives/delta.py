@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.delta_session import check_delta
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
 from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, new_rows
-from highwater.spark.pipelines.archives.offsets import Offsets, check_topics, merged_offsets
+from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.common import cause_of
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.telemetry.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,15 +44,18 @@ _SCHEMA = (
     "value binary, headers array<struct<key:string,value:binary>>"
 )
 _TRANSACTION = re.compile(r"\d{20}\.")
-_KEY = "highwater"
+_KEY, _RESTORE = "highwater", "RESTORE"
 # How many of the last transactions are looked at for one of an archive: others merge files or delete rows.
 _HISTORIES = (20, 1000, None)
 # What Delta raises where another transaction was quicker: one with the same number; one that changed the table itself.
 _SAME_NUMBER = re.compile(r"\bio\.delta\.exceptions\.ConcurrentTransactionException")
 _TABLE_CHANGED = re.compile(r"\bio\.delta\.exceptions\.(?:MetadataChanged|ProtocolChanged|ConcurrentWrite)Exception")
+_CONCURRENT = re.compile(r"\bio\.delta\.exceptions\.Concurrent\w+Exception")
 _TRIES = 5
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _LOCAL = re.compile(r"local(\[.*\])?")
+
+_log = get_logger("spark.pipelines.archive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +85,46 @@ class Transaction:
     operation: str
     user_metadata: str | None
 
-
-def archived_by(history: Iterable[Transaction]) -> Archived | None:
-    """What the last transaction of an archive says; None where none of these is one, or where the table was restored
-    to what it was before. The newest comes first. Pure."""
-    for transaction in history:
-        if transaction.operation == "RESTORE":
-            return None
+    @property
+    def archived(self) -> Archived | None:
+        """What it says, if it is one of an archive."""
         try:
-            said = json.loads(transaction.user_metadata or "")[_KEY]
+            said = json.loads(self.user_metadata or "")[_KEY]
         except (ValueError, KeyError, TypeError):
-            continue  # somebody else's
+            return None
         offsets = {
             topic: {int(partition): offset for partition, offset in partitions.items()}
             for topic, partitions in said["offsets"].items()
         }
         return Archived(said["lineage"], said["number"], offsets, said["topic_ids"])
+
+
+def archived_by(history: Iterable[Transaction]) -> tuple[int, Archived] | None:
+    """What the last transaction of an archive says, and its version; None where none of these is one, or where the
+    table was restored to what it was before. The newest comes first. Pure."""
+    for transaction in history:
+        if transaction.operation == _RESTORE:
+            return None
+        if (archived := transaction.archived) is not None:
+            return transaction.version, archived
     return None
 
 
-def begun(offsets: Offsets, restored: int | None = None) -> Archived:
+def begun(offsets: Offsets, restored: int | None = None, topic_ids: Mapping[str, str] | None = None) -> Archived:
     """A new lineage, of a table that holds what is before these offsets. Whoever begins one with the same contents
     begins the same. `restored`: the version that made them so."""
-    named = json.dumps([offsets, restored], sort_keys=True)
-    return Archived(hashlib.sha256(named.encode()).hexdigest()[:32], 0, offsets)
+    return Archived(_named([offsets, restored]), 0, offsets, topic_ids or {})
+
+
+def _named(what: object) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class DeltaArchive:
     """A Delta table, and a process that adds to it."""
 
     def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
-        """Raises `UserError` where the session has no Delta Lake."""
-        check_delta(spark)
+        """The session has Delta Lake."""
         self._options = options
         self._spark = archive_session(spark)
         self._spark.conf.set("spark.sql.parquet.compression.codec", options.compression)
@@ -120,6 +132,7 @@ class DeltaArchive:
         self._path = self._files.qualified(options.to)
         self._micro_batches = MicroBatches(self._spark, options)
         self._archived = begun({})
+        self._version = -1  # the last one that this process has seen
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -144,21 +157,26 @@ class DeltaArchive:
     def add(self, frame: DataFrame, batch: int) -> None:
         """A micro-batch. Spark calls this again with the same records where it does not know that they are in."""
         archived, planned = self._archived, self._micro_batches.planned(batch)
-        check_topics(archived.topic_ids, planned.topic_ids, self._options.to)
-        planned = planned.lacking(archived.offsets)
-        if not planned.ranges:
+        self._micro_batches.check(planned, archived.offsets, archived.topic_ids)
+        lacking = planned.lacking(archived.offsets)
+        if not lacking.ranges:
             return
+        self._check_not_restored()
         following = replace(
             archived,
             number=archived.number + 1,
-            offsets=merged_offsets(archived.offsets, planned.offsets()),
-            topic_ids={**archived.topic_ids, **planned.topic_ids},
+            offsets=merged_offsets(archived.offsets, lacking.offsets()),
+            topic_ids={**archived.topic_ids, **lacking.topic_ids},
         )
-        version = self._write(_placed(new_rows(frame, planned, archived.offsets)), following)
-        self._check_files(version)
-        self._archived = following
+        self._archived = self._write(_placed(new_rows(frame, planned, archived.offsets)), following)
+        self._check_files(self._version)
         if self._options.compact_every is not None and following.number % self._options.compact_every == 0:
-            self.compact()
+            try:
+                self.compact()
+            except Exception as error:
+                if not _CONCURRENT.search(str(error)):
+                    raise
+                _log.warning("files of %s are merged later: %s", self._options.to, cause_of(str(error)))
 
     def compact(self) -> None:
         """Merges the small files of days that are over."""
@@ -166,18 +184,29 @@ class DeltaArchive:
         closed = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=options.closed_after_ms)
         for name, size in (("maxFileSize", options.file_mib << 20), ("minFileSize", options.file_mib << 19)):
             self._spark.conf.set(f"spark.databricks.delta.optimize.{name}", str(size))
-        self._spark.sql(f"OPTIMIZE {_quoted(self._path)} WHERE date < '{closed.date()}'")
+        self._spark.sql(f"OPTIMIZE {quoted(self._path)} WHERE date < '{closed.date()}'")
 
     def _create(self) -> None:
-        made = f"CREATE TABLE IF NOT EXISTS {_quoted(self._path)} ({_SCHEMA}) USING delta"
+        made = f"CREATE TABLE IF NOT EXISTS {quoted(self._path)} ({_SCHEMA}) USING delta"
         try:
             self._spark.sql(f"{made} PARTITIONED BY ({', '.join(PARTITIONED_BY)})")
         except Exception as error:
             if not _TABLE_CHANGED.search(str(error)):  # another archive pipeline has just made it
                 raise
+        self._version = self._latest_version()
 
-    def _write(self, frame: DataFrame, following: Archived) -> int:
-        """The version of the table that has it. Raises `UserError` where another pipeline has added to it."""
+    def _write(self, frame: DataFrame, following: Archived) -> Archived:
+        """What the table says afterwards. Raises `UserError` where another pipeline has added to it."""
+        while not self._written(frame, following):
+            # It was skipped: there is such a number. Of a lineage that has only just begun it may be one that the table
+            # has forgotten, of rows and history that were deleted since.
+            if following.number > 1 or archived_by(self._history(_HISTORIES[0])) is not None:
+                raise self._refusal()
+            following = replace(following, lineage=_named(following.lineage))
+        return following
+
+    def _written(self, frame: DataFrame, following: Archived) -> bool:
+        """False where Delta has skipped it. Raises `UserError`."""
         session = frame.sparkSession
         before = _last_commit(session)
         for left in reversed(range(_TRIES)):
@@ -199,9 +228,28 @@ class DeltaArchive:
                     raise self._unshared("the table's log") from error
                 if not left or not _TABLE_CHANGED.search(str(error)):
                     raise
-        if (after := _last_commit(session)) == before:  # it was skipped: there is such a number
-            raise self._refusal()
-        return after
+        after = _last_commit(session)
+        if after == before:
+            return False
+        if after > self._version + 1:
+            self._check_not_restored(until=after)
+        self._version = after
+        return True
+
+    def _check_not_restored(self, until: int | None = None) -> None:
+        """Since the last transaction of this process, and before `until`. Raises `UserError`."""
+        if until is None and not self._files.exists(f"{self._path}/{DELTA_LOG}/{self._version + 1:020d}.json"):
+            return
+        latest = self._latest_version()
+        last = latest + 1 if until is None else until
+        since = self._history(latest - self._version)
+        restored = [one.version for one in since if one.operation == _RESTORE and self._version < one.version < last]
+        if not restored:
+            return
+        said = f"{self._options.to} was restored to an earlier version while it was archived to"
+        if until is not None:
+            said += f", and version {until} does not go on where that ends: RESTORE it to version {restored[0]}"
+        raise UserError(f"{said}; remove checkpoint {self._options.checkpoint}, and start again")
 
     def _refusal(self) -> UserError:
         return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
@@ -228,24 +276,38 @@ class DeltaArchive:
         )
 
     def _found(self) -> Archived:
+        """What the table holds now, at `_version`."""
         history: list[Transaction] = []
+        self._version = self._latest_version()
         for limit in _HISTORIES:
             history = self._history(limit)
-            if found := archived_by(history):
-                return found
-            if limit is None or len(history) < limit:
+            if (last := archived_by(history)) is not None:
+                version, archived = last
+                if version == self._version:
+                    self._check_files(version)
+                return archived
+            if any(one.operation == _RESTORE for one in history):
                 break
-        restored = next((one.version for one in history if one.operation == "RESTORE"), None)
-        return begun(self._offsets_of_rows(), restored)
+        restored = next((one.version for one in history if one.operation == _RESTORE), None)
+        ids = next((found.topic_ids for one in history if (found := one.archived) is not None), None)
+        return begun(self._offsets_of_rows(), restored, ids)
+
+    def _latest_version(self) -> int:
+        rows = self._spark.sql(f"DESCRIBE HISTORY {quoted(self._path)} LIMIT 1").collect()
+        if not rows:  # Spark's tasks look, and find nothing
+            raise self._unshared("the table's log")
+        return int(rows[0].version)
 
     def _history(self, limit: int | None) -> list[Transaction]:
-        rows = self._spark.sql(
-            f"DESCRIBE HISTORY {_quoted(self._path)}" + ("" if limit is None else f" LIMIT {limit}")
-        ).select("version", "operation", "userMetadata")
-        return [Transaction(*row) for row in rows.collect()]
+        """Of the last `limit` transactions, those that restored the table, and those of archives."""
+        told = f"DESCRIBE HISTORY {quoted(self._path)}" + ("" if limit is None else f" LIMIT {limit}")
+        rows = self._spark.sql(told).select("version", "operation", "userMetadata")
+        kept = rows.where(f"operation = '{_RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")
+        return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
 
     def _offsets_of_rows(self) -> Offsets:
-        table = self._spark.read.format("delta").load(self._path)
+        """At `_version`."""
+        table = self._spark.read.format("delta").option("versionAsOf", self._version).load(self._path)
         if not {"topic", "partition", "offset"} <= set(table.columns):
             raise UserError(f"{self._options.to} is a table of something else: it has no columns of an archive")
         return offsets_of(table)
@@ -271,6 +333,6 @@ def _last_commit(session: SparkSession) -> int:
     return -1 if found is None else int(found)
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     """A table by its path, in SQL."""
     return f"delta.`{path.replace('`', '``')}`"

@@ -55,17 +55,29 @@ def delta_settings(given: Mapping[str, str]) -> dict[str, str]:
     `NoDeltaError`."""
     extension = "spark.sql.extensions"
     found = {**SETTINGS, extension: _joined(given.get(extension), [SETTINGS[extension]])}
-    if not any("delta-spark" in given.get(name, "") for name in ("spark.jars", "spark.jars.packages")):
+    if not _brought(given):
         found["spark.jars"] = _joined(given.get("spark.jars"), map(str, fetched_jars(given)))
     return found
 
 
-def delta_settings_if_there(given: Mapping[str, str]) -> dict[str, str]:
-    """The same, for who may not need it: nothing where there is no Delta Lake."""
-    try:
-        return delta_settings(given)
-    except NoDeltaError:
-        return {}
+class DeltaSettings:
+    """`delta_settings` for a session that need not have it, unless it turns out to be needed."""
+
+    def __init__(self) -> None:
+        self._problem: NoDeltaError | None = None
+
+    def __call__(self, given: Mapping[str, str]) -> dict[str, str]:
+        try:
+            return delta_settings(given)
+        except NoDeltaError as error:
+            self._problem = error
+            return {}
+
+    def check(self, spark: SparkSession) -> None:
+        """It is needed. Raises `NoDeltaError`."""
+        if self._problem is not None:
+            raise self._problem
+        check_delta(spark)
 
 
 def check_delta(spark: SparkSession) -> None:
@@ -82,18 +94,29 @@ def check_delta(spark: SparkSession) -> None:
         )
 
 
+def _brought(given: Mapping[str, str]) -> bool:
+    """Whether the user, or who has installed Spark, says where Delta Lake is; `spark-submit` has begun without it
+    otherwise."""
+    names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    return (
+        any("delta-spark" in given.get(name, "") for name in names)
+        or "PYSPARK_GATEWAY_PORT" in os.environ
+        or any(Path(_spark_home(), "jars").glob("*delta-spark*.jar"))
+    )
+
+
 def fetched_jars(given: Mapping[str, str]) -> list[Path]:
     """Those of Delta Lake and of what it needs; fetched where this user has none yet. Raises `NoDeltaError`."""
     wanted = coordinates()
     home = _cache() / re.sub(r"[^\w.-]", "_", wanted)
-    if not home.is_dir():
+    if not any(home.glob("*.jar")):
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent) as directory:
             _fetch(wanted, Path(directory), given)
             try:
                 (Path(directory) / "jars").rename(home)
             except OSError:
-                if not home.is_dir():  # else another process was as quick
+                if not any(home.glob("*.jar")):  # else another process was as quick
                     raise
     return sorted(home.glob("*.jar"))
 

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from threading import Event, Lock, Thread
 from time import monotonic, sleep, time
@@ -23,8 +23,8 @@ from highwater.telemetry.log import get_logger
 
 LEASE_S = 30.0
 RENEW_S = 5.0
-# Of two that take a lease at once, the one that wrote first sees the other's name after this. What cannot be read for
-# so often is no lease: it is read while it is written.
+# Of two that take a lease at once, the one that wrote first sees the other's name after this. It is read again
+# so often before it counts as unreadable: it may be written just now.
 SETTLE_S = 0.2
 READS = 10
 
@@ -50,6 +50,10 @@ class Holder:
         except PermissionError:
             pass
         return False
+
+
+class UnreadableLeaseError(Exception):
+    """It is there, and what it says cannot be read."""
 
 
 class Files(Protocol):
@@ -81,23 +85,29 @@ class Lease:
         finally:
             stopping.set()
             renewing.join()
-            if self._is_own():
-                self._files.delete(self._path)
+            with suppress(UnreadableLeaseError):
+                if self._is_own():
+                    self._files.delete(self._path)
 
     def check(self) -> None:
-        """Before anything is changed. Raises `UserError` where the lease was taken by another process."""
+        """Before anything is changed. Raises `UserError` where the lease was taken by another process,
+        `UnreadableLeaseError`."""
         if not self._is_own():
             raise self._refusal(self._holder())
 
     def _take(self) -> None:
         seen: Holder | None = None
         deadline = monotonic() + LEASE_S
-        while (holder := self._holder()) is not None and not holder.gone:
+        while monotonic() < deadline:
+            try:
+                holder = self._holder()
+            except UnreadableLeaseError:
+                continue  # it may be one all the same
+            if holder is None or holder.gone:
+                break
             if seen is not None and holder != seen:
                 raise self._refusal(holder)  # renewed: it is alive
             seen = holder
-            if monotonic() > deadline:
-                break
             sleep(min(RENEW_S, LEASE_S) / 5)
         self._write()
         sleep(SETTLE_S)
@@ -132,8 +142,7 @@ class Lease:
                 except Exception as error:  # Java's, say, where it was deleted just now
                     unreadable = error
             sleep(SETTLE_S / READS)
-        _log.warning("%s is no lease: %s", self._path, unreadable)
-        return None
+        raise UnreadableLeaseError(f"{self._path}: {unreadable}")
 
     def _refusal(self, holder: Holder | None) -> UserError:
         who = "" if holder is None else f" (process {holder.pid} on {holder.host})"

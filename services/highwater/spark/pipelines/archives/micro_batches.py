@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
+from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
@@ -29,13 +30,14 @@ class Planned:
     topic_ids: Mapping[str, str]  # in hex
 
     def lacking(self, archived: Offsets) -> Planned:
-        """The ranges of which some is not archived."""
+        """The ranges of which some is not archived, and their topics."""
         lacking = {
             partition: (first, end)
             for partition, (first, end) in self.ranges.items()
             if end > max(first, archived_at(archived, partition))
         }
-        return Planned(lacking, self.topic_ids)
+        topics = {partition.topic for partition in lacking}
+        return Planned(lacking, {topic: value for topic, value in self.topic_ids.items() if topic in topics})
 
     def archived_in_part(self, archived: Offsets) -> list[tuple[str, int, int]]:
         """Topic, partition, and the first offset that is not archived, of ranges that begin before it."""
@@ -43,6 +45,15 @@ class Planned:
             (*partition, archived_at(archived, partition))
             for partition, (first, _) in self.ranges.items()
             if first < archived_at(archived, partition)
+        ]
+
+    def beyond(self, archived: Offsets) -> list[tuple[TopicPartition, int, int]]:
+        """Partitions that the archive knows, the first offset of the range and where the archive ends, of ranges that
+        begin after it."""
+        return [
+            (partition, first, archived_at(archived, partition))
+            for partition, (first, _) in self.ranges.items()
+            if partition.partition in archived.get(partition.topic, {}) and first > archived_at(archived, partition)
         ]
 
     def offsets(self) -> list[tuple[str, int, int]]:
@@ -60,12 +71,13 @@ class MicroBatches:
     @property
     def begun(self) -> bool:
         """Whether the checkpoint says where the query goes on."""
-        return bool(self._files.names(f"{self.checkpoint}/offsets"))
+        return any(map(str.isdecimal, self._files.names(f"{self.checkpoint}/offsets")))
 
     def source(self, archived: Offsets, topic_ids: Mapping[str, str]) -> DataFrame:
         """The streaming read. A query without a checkpoint goes on where the archive ends. Raises `UserError`."""
         found = {**self._options.source_options(), "includeHeaders": "true"}
         if archived and not self.begun:
+            found = {name: value for name, value in found.items() if not name.lower().startswith("starting")}
             found["startingOffsets"] = json.dumps(self._starts(found, archived, topic_ids))
         return self._spark.readStream.format("highwater").options(**found).load()
 
@@ -74,8 +86,24 @@ class MicroBatches:
         return planned(self._written(batch - 1) if batch else None, self._written(batch))
 
     def _written(self, batch: int) -> StreamOffset:
-        text = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode()
-        return parse_stream_offset(json.loads(text.splitlines()[-1]))
+        form, *_, offset = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode().splitlines()
+        if form != "v1":
+            raise UserError(
+                f"checkpoint {self._options.checkpoint} has offsets in Spark's format {form}, and an archive reads v1: "
+                "leave spark.sql.streaming.offsetLog.formatVersion as it is, and begin with another checkpoint"
+            )
+        return parse_stream_offset(json.loads(offset))
+
+    def check(self, planned: Planned, archived: Offsets, topic_ids: Mapping[str, str]) -> None:
+        """That what a micro-batch reads goes on with what is archived. Raises `UserError`."""
+        options = self._options
+        check_topics(topic_ids, planned.topic_ids, options.to)
+        for (topic, number), first, end in planned.beyond(archived):
+            raise UserError(
+                f"checkpoint {options.checkpoint} goes on at offset {first} of {topic}-{number}, and archive "
+                f"{options.to} ends at {end}: it is of another archive, or this one was put back; remove the "
+                "checkpoint to go on where the archive ends"
+            )
 
     def _starts(
         self, source_options: dict[str, str], archived: Offsets, topic_ids: Mapping[str, str]

@@ -26,7 +26,7 @@ from highwater.spark.pipelines.archives.files import (
 )
 from highwater.spark.pipelines.archives.lease import Lease
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, hour_of, new_rows
-from highwater.spark.pipelines.archives.offsets import Offsets, check_topics, merged_offsets
+from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, check_one_file_system
 
@@ -81,9 +81,9 @@ class ParquetArchive:
     def add(self, frame: DataFrame, batch: int) -> None:
         """A micro-batch. Spark calls this again with the same records where it does not know that they are in."""
         last, planned = self._commits.last, self._micro_batches.planned(batch)
-        check_topics(last.topic_ids, planned.topic_ids, self._options.to)
-        planned = planned.lacking(last.offsets)
-        if not planned.ranges:
+        self._micro_batches.check(planned, last.offsets, last.topic_ids)
+        lacking = planned.lacking(last.offsets)
+        if not lacking.ranges:
             return
         number = last.number + 1
         staging = f"{self._staging}/{number}"
@@ -94,11 +94,9 @@ class ParquetArchive:
                 f"Spark's tasks wrote {written} records to {staging}, and the driver sees {staged} there: it must be "
                 "on a file system that all machines share"
             )
-        if found:
-            offsets = merged_offsets(last.offsets, [(one.topic, one.partition, one.last_offset) for one in found])
-            adds = {target: f"{staging}/{path}" for path, target in named(found, number).items()}
-            ids = {one.topic: planned.topic_ids[one.topic] for one in found if one.topic in planned.topic_ids}
-            self._commits.commit(Commit(number, offsets, adds, topic_ids={**last.topic_ids, **ids}))
+        adds = {target: f"{staging}/{path}" for path, target in named(found, number).items()}
+        offsets = merged_offsets(last.offsets, lacking.offsets())
+        self._commits.commit(Commit(number, offsets, adds, topic_ids={**last.topic_ids, **lacking.topic_ids}))
         self._files.delete(staging)
         if self._options.compact_every is not None and self._commits.last.number % self._options.compact_every == 0:
             self.compact()

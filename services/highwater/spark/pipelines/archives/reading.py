@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import settled_files
-from highwater.spark.pipelines.archives.delta_session import check_delta
+from highwater.spark.pipelines.archives.delta import quoted
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files
 from highwater.spark.pipelines.archives.found import found_format
 from highwater.spark.pipelines.archives.options import ArchiveFormat
@@ -29,7 +30,9 @@ class ArchivedTopic(Protocol):
         """The records in these ranges; None where it has none."""
 
 
-def archived_topic(spark: SparkSession, archive: str, topic: str | None) -> tuple[str, ArchivedTopic]:
+def archived_topic(
+    spark: SparkSession, archive: str, topic: str | None, delta: DeltaSettings
+) -> tuple[str, ArchivedTopic]:
     """A topic of an archive, and its name; None: the only one there is. Raises `UserError`."""
     files = HadoopFiles(spark, archive)
     directory = files.qualified(archive)
@@ -38,8 +41,8 @@ def archived_topic(spark: SparkSession, archive: str, topic: str | None) -> tupl
         raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
     session = archive_session(spark)
     if kind is ArchiveFormat.DELTA:
-        check_delta(spark)
-        (latest,) = session.sql(f"DESCRIBE HISTORY delta.`{directory}` LIMIT 1").collect()
+        delta.check(spark)
+        (latest,) = session.sql(f"DESCRIBE HISTORY {quoted(directory)} LIMIT 1").collect()
         table = session.read.format("delta").option("versionAsOf", latest.version).load(directory)
         name = _one(archive, topic, sorted(row.topic for row in table.select("topic").distinct().collect()))
         return name, _TableTopic(session, table.where(table.topic == name))
