@@ -88,8 +88,8 @@ def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
 
     def without_history() -> None:
         """As after the 30 days that Delta keeps it."""
-        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.logRetentionDuration' = 'interval 30 days')")
+        DeltaTable(archive).create_checkpoint()
         log = archive / "_delta_log"
         last = max(int(path.stem) for path in log.glob("*.json") if path.stem.isdecimal())
         for path in log.glob("*.json"):
@@ -98,10 +98,11 @@ def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
                 path.with_suffix(".crc").unlink(missing_ok=True)
 
     def restored() -> None:
-        spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {DeltaTable(archive).version() - 1}")
+        found = DeltaTable(archive)
+        found.restore(found.version() - 1)
 
     def emptied() -> None:
-        spark.sql(f"DELETE FROM {table}")
+        DeltaTable(archive).delete()
         without_history()
 
     def nothing() -> None: ...
@@ -111,10 +112,9 @@ def test_a_table_goes_on_without_its_checkpoint_and_without_its_history(
 
     run(given)
     for number, change in enumerate((nothing, restored, without_history, emptied)):
-        produce_all_kinds(cluster.bootstrap, topic, range(number * 200, number * 200 + 200))
-        run(given)
-        shutil.rmtree(tmp_path / "checkpoint")
         change()
+        shutil.rmtree(tmp_path / "checkpoint")
+        produce_all_kinds(cluster.bootstrap, topic, range(number * 200, number * 200 + 200))
         run(given)
         assert equal()
     # One partition has more, and the query is told to begin earlier than the archive ends.
@@ -215,8 +215,27 @@ def test_two_archives_of_one_topic_into_one_table(
     assert in_table(tmp_path / "archive") == in_topic(cluster.bootstrap, topic)
 
 
+def test_a_table_that_was_only_begun(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """By a process that was killed, or by another one that is about to make it."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    send(cluster, topic, range(10))
+    archive = tmp_path / "archive"
+    (archive / "_delta_log").mkdir(parents=True)
+    run(options(cluster, tmp_path, topic=[topic]))
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+    assert DeltaTable(archive).metadata().partition_columns == ["topic", "date"]
+    (tmp_path / "other" / "archive").mkdir(parents=True)
+    (tmp_path / "other" / "archive" / "letter.txt").touch()
+    with pytest.raises(UserError, match="has letter.txt in it and is no archive: name another directory"):
+        run(options(cluster, tmp_path / "other", topic=[topic]))
+
+
 @pytest.mark.timeout(1800)
-def test_kill_9_of_the_archive_of_a_table(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+def test_kill_9_of_the_archive_of_a_table(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
     admin.create_topic(topic, 3, 1, FOREVER)
     archive = tmp_path / "archive"
     arguments = ["--to", str(archive), "--checkpoint", str(tmp_path / "checkpoint"), "--topic", topic]
@@ -236,8 +255,7 @@ def test_kill_9_of_the_archive_of_a_table(cluster: LocalCluster, admin: Admin, t
             process.start([*arguments, "--trigger", "10ms"])
             process.until(lambda count=count, before=before: count() > before)  # type: ignore[misc]
             process.kill()
-        process.start([*arguments, "--trigger", "available-now"])
-        process.end()
+    run(options(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=700, compact_every=4))
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 

@@ -138,7 +138,7 @@ class DeltaArchive:
     def opened(self) -> Iterator[None]:
         """Raises `UserError`."""
         options = self._options
-        if any(map(_TRANSACTION.match, self._files.names(f"{self._path}/{DELTA_LOG}"))):
+        if self._is_there:
             self._archived = self._found()
         elif self._micro_batches.begun:
             raise UserError(
@@ -186,10 +186,19 @@ class DeltaArchive:
             self._spark.conf.set(f"spark.databricks.delta.optimize.{name}", str(size))
         self._spark.sql(f"OPTIMIZE {quoted(self._path)} WHERE date < '{closed.date()}'")
 
+    @property
+    def _is_there(self) -> bool:
+        return any(map(_TRANSACTION.match, self._files.names(f"{self._path}/{DELTA_LOG}")))
+
     def _create(self) -> None:
-        made = f"CREATE TABLE IF NOT EXISTS {quoted(self._path)} ({_SCHEMA}) USING delta"
+        """By a transaction without rows: `CREATE TABLE` refuses where a process has ended, or another one is, between
+        making the directory of the log and its first transaction, or takes that for a table."""
+        others = [name for name in self._files.names(self._path) if not name.startswith(("_", "."))]
+        if others and not self._is_there:  # which comes before the files of another archive pipeline
+            raise UserError(f"{self._options.to} has {min(others)} in it and is no archive: name another directory")
+        nothing = self._spark.createDataFrame([], _SCHEMA).write.format("delta").mode("append")
         try:
-            self._spark.sql(f"{made} PARTITIONED BY ({', '.join(PARTITIONED_BY)})")
+            nothing.partitionBy(*PARTITIONED_BY).save(self._path)
         except Exception as error:
             if not _TABLE_CHANGED.search(str(error)):  # another archive pipeline has just made it
                 raise
