@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
-
-from prometheus_client import Counter
+from typing import TYPE_CHECKING, Any
 
 from highwater.telemetry.log import get_logger, pairs
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter  # what only names it does not load it: the SDK starts the sooner
 
 _log = get_logger(__name__)
 
