@@ -26,12 +26,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
-    """One etcd for the whole run; do not stop it. `etcd.address` is `host:port`."""
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
     running = LocalEtcd(tmp_path_factory.mktemp("etcd"), fsync=False)
     running.start()
     yield running
     running.kill()  # its data is thrown away: no need for the second that an orderly stop takes
+
+
+@pytest.fixture
+def etcd(shared_etcd: LocalEtcd) -> LocalEtcd:
+    """One etcd for the whole run; do not stop it. `etcd.address` is `host:port`. Where it has ended, how it did is said
+    at once: what waits for it would do so until the time of each test is up."""
+    shared_etcd.await_healthy()
+    return shared_etcd
 
 
 @pytest.fixture

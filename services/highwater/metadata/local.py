@@ -150,10 +150,11 @@ class LocalEtcd:
         assert self._process is not None, "start it first"
         deadline = time.monotonic() + timeout_s
         while not self.healthy:
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
                 self.kill()
-                what = "ended at once" if ended else f"did not become healthy within {timeout_s:g} s"
+                late = f"did not become healthy within {timeout_s:g} s"
+                what = late if status is None else f"ended with status {status}"
                 raise EtcdStartError(
                     f"etcd {what} (address {self.address}, data {self.data_dir}); its log ends:\n{self._log_end()}"
                 )
