@@ -23,18 +23,15 @@ def can_have_disks_of_their_own() -> bool:
 
 
 def two_machines(directory: Path, scratch: Path) -> list[str]:
-    """Arguments of a pipeline whose two executors have disks of their own in place of `directory`, which is there."""
+    """A Spark master and settings (`NAME=VALUE`) by which its two executors have disks of their own in place of
+    `directory`, which is there."""
     java = scratch / "java-home" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(_JAVA.format(directory=directory, java=shutil.which("java")))
     java.chmod(0o755)
-    conf = {
-        "spark.executorEnv.JAVA_HOME": str(java.parent.parent),
-        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
-    }
     return [
-        "--master",
         "local-cluster[2,1,1024]",
-        *(part for item in conf.items() for part in ("--conf", "=".join(item))),
+        f"spark.executorEnv.JAVA_HOME={java.parent.parent}",
+        f"spark.executorEnv.PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+        f"spark.executor.extraJavaOptions={os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     ]

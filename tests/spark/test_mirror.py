@@ -90,7 +90,7 @@ def test_records_arrive_as_they_were(
 
 
 def test_kill_9_and_ctrl_c_of_the_mirror(
-    cluster: LocalCluster, target: LocalCluster, admin: Admin, topic: str, tmp_path: Path
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     admin.create_topic(topic, 2, 1, FOREVER)
     arguments = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--to", target.bootstrap]
@@ -112,8 +112,7 @@ def test_kill_9_and_ctrl_c_of_the_mirror(
             until_more_arrived(arrived() + 1000)
             end()
         process.end(130)
-        process.start([*arguments, "--trigger", "available-now"])
-        process.end()
+    run(options(cluster, target, tmp_path, topic=[topic]))
     rows = everything(cluster, topic)
     assert len(rows) == 10_000
     assert everything(target, topic) == rows

@@ -184,7 +184,9 @@ def test_a_micro_batch_that_is_run_again_passes_over_what_is_there(
     assert written() == sorted([*range(20), *range(20)])
 
 
-def test_kill_9_of_the_rollup(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+def test_kill_9_of_the_rollup(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
     admin.create_topic(topic, 1, 1)
     admin.create_topic(f"{topic}-out", 1, 1)
     rows = [flight(number) for number in range(4000)]
@@ -197,9 +199,8 @@ def test_kill_9_of_the_rollup(cluster: LocalCluster, admin: Admin, topic: str, t
         process.start([*arguments, "--trigger", "10ms"])
         process.until(lambda: len(records(cluster, f"{topic}-out")) >= 50, every_s=0.3)
         process.kill()
-        send_json(cluster, topic, rows[3000:])
-        process.start([*arguments, "--trigger", "available-now"])
-        process.end()
+    send_json(cluster, topic, rows[3000:])
+    run(options(cluster, topic, tmp_path, to_topic=f"{topic}-out", schema=SCHEMA, **HOURLY))
     assert latest(cluster, f"{topic}-out") == expected(rows)
 
 
