@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from threading import Semaphore, Thread
 from typing import Any, cast
@@ -20,6 +21,7 @@ from highwater.spark.pipelines.archives.commits import (
     visible,
 )
 from highwater.spark.pipelines.archives.offsets import merged_offsets
+from highwater.spark.pipelines.hadoop_files import write_new_file
 
 ARCHIVE = "/archive"
 
@@ -52,6 +54,12 @@ class Disk:
         self._step(lambda: self.content.update({f"{path}.partial": content[: len(content) // 2]}))
         self.content.pop(f"{path}.partial", None)
         self.content[path] = content
+
+    def write_new(self, path: str, content: bytes) -> bool:
+        if self.exists(path):
+            return False
+        self.write(path, content)
+        return True
 
     def move(self, source: str, target: str) -> None:
         self._step()
@@ -220,6 +228,49 @@ def test_a_commit_whose_staged_files_were_deleted_is_taken_back() -> None:
     assert pending_commit(disk, ARCHIVE) is None
 
 
+def test_staged_files_that_vanish_while_they_are_moved() -> None:
+    """As where somebody removes the checkpoint of a pipeline that is running: they are not said to be archived."""
+
+    class Vanishing(Disk):
+        def move(self, source: str, target: str) -> None:
+            super().move(source, target)
+            self.delete("/staging")
+
+    disk = Vanishing()
+    log = CommitLog(disk, ARCHIVE)
+    log.begin(1, {"topic": {0: 3}})
+    with pytest.raises(UserError, match="/staging/2 is gone: leave alone what is staged .* and start again"):
+        log.commit(Commit(2, {"topic": {0: 9}}, stage(disk, {"1": "ab", "2": "cd"})))
+    again = CommitLog(disk, ARCHIVE)
+    assert again.open()
+    assert (archived_offset(again), disk.archived()) == (3, [])
+
+
+@pytest.mark.parametrize("commits_of_the_other", [1, 3])
+def test_a_process_that_stood_still_before_its_commit(commits_of_the_other: int) -> None:
+    """For longer than its lease: another one has gone on meanwhile."""
+
+    class StandingStill(Disk):
+        def write_new(self, path: str, content: bytes) -> bool:
+            if still.pop():
+                assert other.open()
+                for number in range(2, 2 + commits_of_the_other):
+                    adds = stage(self, {f"other-{number}": "abcd"[number - 2]})
+                    still.append(False)
+                    other.commit(Commit(number, {"topic": {0: number - 1}}, adds))
+            return super().write_new(path, content)
+
+    disk, still = StandingStill(), [True]
+    one, other = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)
+    one.begin(1, {})
+    with pytest.raises(UserError, match="another archive pipeline writes to /archive"):
+        one.commit(Commit(2, {"topic": {0: 2}}, stage(disk, {"one-2": "ab"})))
+    again = CommitLog(disk, ARCHIVE)
+    assert again.open()
+    assert archived_offset(again) == commits_of_the_other
+    assert disk.records(disk.archived()) == Counter("abc"[:commits_of_the_other])
+
+
 def test_two_processes_on_one_archive() -> None:
     disk = Disk()
     first, second = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)
@@ -235,3 +286,11 @@ def test_offsets_go_on_from_the_highest_record() -> None:
         "a": {0: 10, 1: 1},
         "b": {0: 8},
     }
+
+
+def test_a_new_file_does_not_replace_one(tmp_path: Path) -> None:
+    path = tmp_path / "_commits" / "8.json"
+    assert write_new_file(path, b"first")
+    assert not write_new_file(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [one.name for one in path.parent.iterdir()] == ["8.json"]

@@ -14,7 +14,7 @@ import pytest
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives import lease
-from highwater.spark.pipelines.archives.lease import Lease
+from highwater.spark.pipelines.archives.lease import Holder, Lease
 
 
 class Disk:
@@ -49,8 +49,9 @@ def of(path: Path) -> Lease:
     return Lease(Disk(), str(path), "/archive")
 
 
-def written_by(path: Path, *, host: str, pid: int) -> None:
-    path.write_text(json.dumps({"run": "another", "host": host, "pid": pid, "renewed_ms": 1}))
+def written_by(path: Path, *, pid: int, processes: str = "elsewhere") -> None:
+    holder = {"run": "another", "host": socket.gethostname(), "pid": pid, "renewed_ms": 1, "processes": processes}
+    path.write_text(json.dumps(holder))
 
 
 def test_one_at_a_time(path: Path) -> None:
@@ -73,15 +74,25 @@ def test_who_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     monkeypatch.setattr(lease, "LEASE_S", 60.0)
-    written_by(path, host=socket.gethostname(), pid=gone.pid)
+    written_by(path, pid=gone.pid, processes=lease.process_namespace())
     with of(path).held():
         pass
     monkeypatch.setattr(lease, "LEASE_S", 0.1)
-    for host, pid in (("elsewhere", 1), (socket.gethostname(), os.getpid())):
-        written_by(path, host=host, pid=pid)
+    for pid, processes in ((1, "elsewhere"), (os.getpid(), lease.process_namespace())):
+        written_by(path, pid=pid, processes=processes)
         taken = of(path)
         with taken.held():
             taken.check()
+
+
+def test_a_pid_of_other_processes_says_nothing() -> None:
+    """Of another container or machine with this one's name: its process may be alive."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = socket.gethostname(), gone.pid, 1
+    assert Holder("r", *here, lease.process_namespace()).gone
+    for processes in ("elsewhere", ""):  # "": written by a version that did not say
+        assert not Holder("r", *here, processes).gone
 
 
 def test_what_is_no_lease_is_replaced(path: Path) -> None:
@@ -95,10 +106,10 @@ def test_what_is_no_lease_is_replaced(path: Path) -> None:
 def test_whose_lease_was_taken_may_not_write_and_leaves_it_alone(path: Path) -> None:
     first = of(path)
     with first.held():
-        written_by(path, host="elsewhere", pid=7)
+        written_by(path, pid=7)
         Event().wait(0.1)
-        written_by(path, host="elsewhere", pid=7)  # again: a renewal may have been under way
-        with pytest.raises(UserError, match=r"another archive pipeline \(process 7 on elsewhere\)"):
+        written_by(path, pid=7)  # again: a renewal may have been under way
+        with pytest.raises(UserError, match=r"another archive pipeline \(process 7 on .*\)"):
             first.check()
     assert json.loads(path.read_text())["run"] == "another"
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
+from uuid import uuid4
 
+from highwater.log_storage.durable import fsync_directory, write_whole
 from highwater.rpc.server import UserError
 
 if TYPE_CHECKING:
@@ -74,6 +76,20 @@ class HadoopFiles:
         self.overwrite(partial, content)
         self.move(partial, path)
 
+    def write_new(self, path: str, content: bytes) -> bool:
+        """The same; False where there is such a file, which stays as it is."""
+        local = urlparse(self.qualified(path))
+        if local.scheme == "file":
+            return write_new_file(Path(unquote(local.path)), content)
+        if self.exists(path):
+            return False
+        partial = f"{path}.{uuid4().hex}.partial"
+        self.overwrite(partial, content)
+        if self._system.rename(self._path(partial), self._path(path)):
+            return True
+        self.delete(partial)
+        return False
+
     def overwrite(self, path: str, content: bytes) -> None:
         """Whoever reads it meanwhile may find it empty, or some of it."""
         stream = self._system.create(self._path(path), True)
@@ -99,6 +115,21 @@ class HadoopFiles:
 
     def _path(self, path: str) -> Any:
         return self._hadoop.Path(path)
+
+
+def write_new_file(path: Path, content: bytes) -> bool:
+    """On a local disk, where a rename would replace the file: False where there is one. Durable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
+    try:
+        write_whole(partial, content, durable=True)
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+    return True
 
 
 def check_one_file_system(first: str, second: str) -> None:

@@ -61,6 +61,7 @@ class Files(Protocol):
     def names(self, directory: str) -> list[str]: ...
     def read(self, path: str) -> bytes: ...
     def write(self, path: str, content: bytes) -> None: ...
+    def write_new(self, path: str, content: bytes) -> bool: ...
     def move(self, source: str, target: str) -> None: ...
     def delete(self, path: str) -> None: ...
 
@@ -107,12 +108,20 @@ class CommitLog:
         assert commit.number == before + 1
         self._check()
         if self._numbers() != [before]:
-            raise UserError(f"another archive pipeline writes to {self._archive}: only one at a time can")
+            raise self._refusal()
         if gone := [staged for staged in commit.adds.values() if not self._files.exists(staged)]:
             raise UserError(f"{gone[0]} is gone, and {len(gone) - 1} more: leave alone what is staged for an archive")
-        self._files.write(self._path(commit.number), commit.to_json())
-        self._apply(commit, before)
+        if not self._files.write_new(self._path(commit.number), commit.to_json()):
+            raise self._refusal()
+        # Between the check and the commit this process may have stood still for longer than its lease.
+        self._check()
+        if self._numbers() != [before, commit.number]:
+            raise self._refusal()
+        self._apply(commit, before, staged=True)
         self._last = commit
+
+    def _refusal(self) -> UserError:
+        return UserError(f"another archive pipeline writes to {self._archive}: only one at a time can")
 
     def _finish(self, commit: Commit, before: int) -> None:
         whole = all(
@@ -120,7 +129,7 @@ class CommitLog:
             for target, staged in commit.adds.items()
         )
         if whole or not all(self._files.exists(self._target(removed)) for removed in commit.removes):
-            self._apply(commit, before)
+            self._apply(commit, before, staged=False)
             return
         # Staged files were deleted by someone else, and nothing was removed yet: the commit before still holds.
         for target in commit.adds:
@@ -128,10 +137,14 @@ class CommitLog:
         self._files.delete(self._path(commit.number))
         self._last = self._read(before)
 
-    def _apply(self, commit: Commit, before: int) -> None:
-        for target, staged in commit.adds.items():
-            if self._files.exists(staged):
-                self._files.move(staged, self._target(target))
+    def _apply(self, commit: Commit, before: int, *, staged: bool) -> None:
+        """`staged`: nothing of it was done yet. Else what is nowhere was in the archive, and was taken out since."""
+        for target, source in commit.adds.items():
+            if self._files.exists(source):
+                self._files.move(source, self._target(target))
+            elif staged:
+                # There are two commits now, and the next start takes this one back.
+                raise UserError(f"{source} is gone: leave alone what is staged for an archive, and start again")
         for removed in commit.removes:
             self._files.delete(self._target(removed))
         self._files.delete(self._path(before))

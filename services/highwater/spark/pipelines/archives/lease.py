@@ -1,6 +1,7 @@
 """Who may write to an archive of plain files: one process at a time, which says so again and again.
 
-    ARCHIVE/_commits/writer.json     {"run": "5f0c…", "host": "node-3", "pid": 4711, "renewed_ms": 1790000000000}
+    ARCHIVE/_commits/writer.json     {"run": "5f0c…", "host": "node-3", "pid": 4711, "renewed_ms": 1790000000000,
+                                      "processes": "06a4… pid:[4026531836]"}
 
 A lease that was not renewed for `LEASE_S` is anybody's, and so is one of a process of this machine that is gone.
 """
@@ -13,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep, time
 from typing import Any, Protocol
@@ -37,11 +39,12 @@ class Holder:
     host: str
     pid: int
     renewed_ms: int
+    processes: str = ""  # among which the pid is one, as `process_namespace` says
 
     @property
     def gone(self) -> bool:
         """Whether it is a process of this machine that has ended."""
-        if self.host != socket.gethostname():
+        if not self.processes or self.processes != process_namespace():
             return False
         try:
             os.kill(self.pid, 0)
@@ -50,6 +53,15 @@ class Holder:
         except PermissionError:
             pass
         return False
+
+
+def process_namespace() -> str:
+    """Where a pid means one process: this boot of this machine, in this container. Hosts may have one name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux: no containers
+        return socket.gethostname()
 
 
 class UnreadableLeaseError(Exception):
@@ -123,7 +135,8 @@ class Lease:
                 _log.warning("the lease of %s is not renewed: %s", self._archive, error)
 
     def _write(self) -> None:
-        holder = Holder(self._run, socket.gethostname(), os.getpid(), int(time() * 1000))
+        now_ms = int(time() * 1000)
+        holder = Holder(self._run, socket.gethostname(), os.getpid(), now_ms, process_namespace())
         with self._writing:
             self._files.overwrite(self._path, json.dumps(asdict(holder)).encode())
 
