@@ -11,10 +11,11 @@ import pytest
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.pipelines.archives import delta_session
-from highwater.spark.pipelines.archives.delta import Archived, Transaction, archived_by, begun
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
+from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun
 from highwater.spark.pipelines.archives.micro_batches import Planned, planned
+from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.stream_offset import StreamOffset
 
@@ -62,10 +63,10 @@ def test_what_a_micro_batch_reads_stands_in_the_checkpoint() -> None:
     second = StreamOffset({A0: 10, B0: 4}, {B0: 2}, {"a": "5f", "b": "6e"})  # finds b
     third = StreamOffset({A0: 12, B0: 4}, None, {"a": "5f", "b": "6e"})
     anew = StreamOffset({A0: 3, B0: 4}, {A0: 0}, {"a": "7d", "b": "6e"})
-    assert planned(None, first) == Planned({A0: (7, 7)}, {"a": "5f"})
-    assert planned(first, second).ranges == {A0: (7, 10), B0: (2, 4)}
-    assert planned(second, third).ranges == {A0: (10, 12), B0: (4, 4)}
-    assert planned(third, anew) == Planned({A0: (0, 3), B0: (4, 4)}, {"a": "7d", "b": "6e"})
+    assert planned(None, first) == Planned({A0: (7, 7)}, {"a": "5f"}, frozenset({A0}))
+    assert planned(first, second) == Planned({A0: (7, 10), B0: (2, 4)}, {"a": "5f", "b": "6e"}, frozenset({B0}))
+    assert planned(second, third) == Planned({A0: (10, 12), B0: (4, 4)}, {"a": "5f", "b": "6e"})
+    assert planned(third, anew) == Planned({A0: (0, 3), B0: (4, 4)}, {"a": "7d", "b": "6e"}, frozenset({A0}))
     # Of a version that did not write down where a query begins: from the first offset, for all that is known.
     assert planned(None, StreamOffset({A0: 9})).ranges == {A0: (0, 9)}
 
@@ -84,10 +85,24 @@ def test_what_of_a_micro_batch_is_lacking() -> None:
 
 
 def test_a_micro_batch_that_leaves_a_gap() -> None:
-    reads = Planned({A0: (5, 10), A1: (5, 5), B0: (7, 9)}, {})
+    reads = Planned({A0: (5, 10), A1: (5, 5), B0: (7, 9)}, {}, frozenset({A0, A1, B0}))
     assert reads.beyond({}) == []  # the archive begins with it
     assert reads.beyond({"a": {0: 5, 1: 9}, "b": {0: 8}}) == []
     assert reads.beyond({"a": {0: 4, 1: 5}, "b": {1: 3}}) == [(A0, 5, 4)]
+    # A query that goes on has read what is before, whether the archive knows the partition or was put back to before.
+    goes_on = Planned(reads.ranges, {}, frozenset({B0}))
+    assert goes_on.beyond({"a": {1: 5}}) == [(A0, 5, 0)]
+
+
+def test_a_partition_that_is_taken_up_at_its_end_is_noted() -> None:
+    """Else it could not be told from one that the archive has lost."""
+    taken_up = Planned({A0: (5, 5), A1: (0, 0)}, {"a": "5f"}, frozenset({A0, A1}))
+    noted = taken_up.lacking({})
+    assert noted == Planned({A0: (5, 5)}, {"a": "5f"}, frozenset({A0}))
+    offsets = merged_offsets({}, noted.offsets())
+    assert offsets == {"a": {0: 5}}
+    assert taken_up.lacking(offsets).ranges == {}
+    assert Planned({A0: (5, 9)}, {}).beyond(offsets) == []
 
 
 # What lies in a directory

@@ -3,7 +3,11 @@
 Each micro-batch is one transaction of the table. Up to which offset each partition is archived with it stands in that
 transaction, as Delta's `userMetadata`:
 
-    {"highwater": {"lineage": "4f53…", "number": 8, "offsets": {"flights": {"0": 1200}}, "topic_ids": {…: "5f…"}}}
+    {"highwater": {"lineage": "4f53…", "number": 8, "after": 11, "offsets": {"flights": {"0": 1200}}, "topic_ids": {…}}}
+
+`after` is the version of the table that the pipeline knew. Others may come between: files are merged, rows deleted. But
+behind a RESTORE, or a transaction of another archive, it does not go on with what is there, which is said at each start
+until it is mended.
 
 Transactions of archives are numbered: each also sets the version of an application (Delta's `txnAppId`) that has the
 name of the lineage. Of two pipelines that would add number 8, Delta lets one: it skips a version that is there already,
@@ -13,20 +17,29 @@ table holds, where its history does not say (any more) up to where it was archiv
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
 from highwater.spark.pipelines.archives.found import DELTA_LOG
+from highwater.spark.pipelines.archives.history import (
+    RESTORE,
+    Archived,
+    History,
+    archived_by,
+    begun,
+    named,
+    quoted,
+    unshared,
+)
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, new_rows
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
@@ -44,9 +57,6 @@ _SCHEMA = (
     "value binary, headers array<struct<key:string,value:binary>>"
 )
 _TRANSACTION = re.compile(r"\d{20}\.")
-_KEY, _RESTORE = "highwater", "RESTORE"
-# How many of the last transactions are looked at for one of an archive: others merge files or delete rows.
-_HISTORIES = (20, 1000, None)
 # What Delta raises where another transaction was quicker: one with the same number; one that changed the table itself.
 _SAME_NUMBER = re.compile(r"\bio\.delta\.exceptions\.ConcurrentTransactionException")
 _TABLE_CHANGED = re.compile(r"\bio\.delta\.exceptions\.(?:MetadataChanged|ProtocolChanged|ConcurrentWrite)Exception")
@@ -56,68 +66,6 @@ _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _LOCAL = re.compile(r"local(\[.*\])?")
 
 _log = get_logger("spark.pipelines.archive")
-
-
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """What a table holds, as its last transaction of an archive says."""
-
-    lineage: str
-    number: int = 0
-    offsets: Offsets = field(default_factory=dict)
-    topic_ids: Mapping[str, str] = field(default_factory=dict)  # in hex, as far as known
-
-    def to_json(self) -> str:
-        said = {
-            "lineage": self.lineage,
-            "number": self.number,
-            "offsets": self.offsets,
-            "topic_ids": dict(self.topic_ids),
-        }
-        return json.dumps({_KEY: said}, sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """Of a table's history."""
-
-    version: int
-    operation: str
-    user_metadata: str | None
-
-    @property
-    def archived(self) -> Archived | None:
-        """What it says, if it is one of an archive."""
-        try:
-            said = json.loads(self.user_metadata or "")[_KEY]
-        except (ValueError, KeyError, TypeError):
-            return None
-        offsets = {
-            topic: {int(partition): offset for partition, offset in partitions.items()}
-            for topic, partitions in said["offsets"].items()
-        }
-        return Archived(said["lineage"], said["number"], offsets, said["topic_ids"])
-
-
-def archived_by(history: Iterable[Transaction]) -> tuple[int, Archived] | None:
-    """What the last transaction of an archive says, and its version; None where none of these is one, or where the
-    table was restored to what it was before. The newest comes first. Pure."""
-    for transaction in history:
-        if transaction.operation == _RESTORE:
-            return None
-        if (archived := transaction.archived) is not None:
-            return transaction.version, archived
-    return None
-
-
-def begun(offsets: Offsets, restored: int | None = None, topic_ids: Mapping[str, str] | None = None) -> Archived:
-    """A new lineage, of a table that holds what is before these offsets. Whoever begins one with the same contents
-    begins the same. `restored`: the version that made them so."""
-    return Archived(_named([offsets, restored]), 0, offsets, topic_ids or {})
-
-
-def _named(what: object) -> str:
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class DeltaArchive:
@@ -130,6 +78,7 @@ class DeltaArchive:
         self._spark.conf.set("spark.sql.parquet.compression.codec", options.compression)
         self._files = HadoopFiles(spark, options.to)
         self._path = self._files.qualified(options.to)
+        self._history = History(self._spark, self._path, options.to)
         self._micro_batches = MicroBatches(self._spark, options)
         self._archived = begun({})
         self._version = -1  # the last one that this process has seen
@@ -161,7 +110,7 @@ class DeltaArchive:
         lacking = planned.lacking(archived.offsets)
         if not lacking.ranges:
             return
-        self._check_not_restored()
+        self._check_unbroken()
         following = replace(
             archived,
             number=archived.number + 1,
@@ -202,22 +151,23 @@ class DeltaArchive:
         except Exception as error:
             if not _TABLE_CHANGED.search(str(error)):  # another archive pipeline has just made it
                 raise
-        self._version = self._latest_version()
+        self._version = self._history.latest_version()
 
     def _write(self, frame: DataFrame, following: Archived) -> Archived:
         """What the table says afterwards. Raises `UserError` where another pipeline has added to it."""
         while not self._written(frame, following):
             # It was skipped: there is such a number. Of a lineage that has only just begun it may be one that the table
             # has forgotten, of rows and history that were deleted since.
-            if following.number > 1 or archived_by(self._history(_HISTORIES[0])) is not None:
+            if following.number > 1 or archived_by(self._history.back_to_last()) is not None:
                 raise self._refusal()
-            following = replace(following, lineage=_named(following.lineage))
+            following = replace(following, lineage=named(following.lineage))
         return following
 
     def _written(self, frame: DataFrame, following: Archived) -> bool:
         """False where Delta has skipped it. Raises `UserError`."""
         session = frame.sparkSession
         before = _last_commit(session)
+        following = replace(following, after=self._version)
         for left in reversed(range(_TRIES)):
             try:
                 (
@@ -234,31 +184,76 @@ class DeltaArchive:
                 if _SAME_NUMBER.search(str(error)):
                     raise self._refusal() from error
                 if self._may_be_of_each_machine and "FileNotFoundException" in str(error):
-                    raise self._unshared("the table's log") from error
+                    raise unshared(self._options.to, "the table's log") from error
                 if not left or not _TABLE_CHANGED.search(str(error)):
                     raise
-        after = _last_commit(session)
-        if after == before:
+                self._check_unbroken()
+        written = _last_commit(session)
+        if written == before:
             return False
-        if after > self._version + 1:
-            self._check_not_restored(until=after)
-        self._version = after
+        self._check_kept(written, following)
+        self._check_goes_on(written, following)
+        self._version = written
         return True
 
-    def _check_not_restored(self, until: int | None = None) -> None:
-        """Since the last transaction of this process, and before `until`. Raises `UserError`."""
-        if until is None and not self._files.exists(f"{self._path}/{DELTA_LOG}/{self._version + 1:020d}.json"):
+    def _check_kept(self, version: int, archived: Archived) -> None:
+        """That this transaction is the one that has the number: where a file system lets two processes rename a file to
+        one name (a local disk does, in the moment between Delta's look and its rename), the other one's may have
+        replaced it. Raises `UserError`."""
+        said = [one["commitInfo"].get("userMetadata") for one in self._actions(version) if "commitInfo" in one]
+        if said != [archived.to_json()]:
+            raise UserError(
+                f"version {version} of {self._options.to} is not what was written: another process wrote to the table "
+                "at the same moment; start again, and let one at a time write to it"
+            )
+
+    def _check_unbroken(self) -> None:
+        """That what this process knows of the table is there, and goes on with nothing but what others may do. Raises
+        `UserError`."""
+        if self._files.exists(self._transaction(self._version + 1)):
+            found = self._history.since(self._version)
+            if any(one.operation == RESTORE for one in found):
+                raise UserError(f"{self._restored}; remove checkpoint {self._options.checkpoint}, and start again")
+            if any(one.archived is not None for one in found):
+                raise self._refusal()
+        elif not self._files.exists(self._transaction(self._version)) and (
+            not self._is_there or self._history.latest_version() < self._version
+        ):
+            raise self._gone()
+
+    def _check_goes_on(self, version: int, archived: Archived) -> None:
+        """That a transaction of an archive goes on with what was there before it. Raises `UserError`."""
+        after = archived.after
+        if after is None or after == version - 1:
             return
-        latest = self._latest_version()
-        last = latest + 1 if until is None else until
-        since = self._history(latest - self._version)
-        restored = [one.version for one in since if one.operation == _RESTORE and self._version < one.version < last]
-        if not restored:
-            return
-        said = f"{self._options.to} was restored to an earlier version while it was archived to"
-        if until is not None:
-            said += f", and version {until} does not go on where that ends: RESTORE it to version {restored[0]}"
-        raise UserError(f"{said}; remove checkpoint {self._options.checkpoint}, and start again")
+        if after >= version:
+            raise self._gone()
+        between = [one for one in self._history.since(after) if one.version < version]
+        wrong = [one for one in between if one.operation == RESTORE or one.archived is not None]
+        if wrong:
+            last = wrong[0]
+            two = f"two archive pipelines wrote to {self._options.to}"
+            raise UserError(
+                f"{self._restored if last.operation == RESTORE else two}, and version {version} does not go on where "
+                f"{last.version} ends: RESTORE it to version {last.version}; remove checkpoint "
+                f"{self._options.checkpoint}, and start again"
+            )
+
+    @property
+    def _restored(self) -> str:
+        return f"{self._options.to} was restored to an earlier version while it was archived to"
+
+    def _gone(self) -> UserError:
+        return UserError(
+            f"{self._options.to} was removed, or put back, while it was archived to, and may say that it has what it "
+            f"lacks; remove it and checkpoint {self._options.checkpoint} to archive from the beginning"
+        )
+
+    def _actions(self, version: int) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._files.read(self._transaction(version)).decode().splitlines()]
+
+    def _transaction(self, version: int) -> str:
+        return f"{self._path}/{DELTA_LOG}/{version:020d}.json"
 
     def _refusal(self) -> UserError:
         return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
@@ -267,52 +262,28 @@ class DeltaArchive:
         """That the driver sees what Spark's tasks have written. Raises `UserError`."""
         if not self._may_be_of_each_machine:
             return
-        actions = self._files.read(f"{self._path}/{DELTA_LOG}/{version:020d}.json").decode().splitlines()
-        added = [action["add"] for action in map(json.loads, actions) if "add" in action]
+        added = [action["add"] for action in self._actions(version) if "add" in action]
         for one in added:
             if self._files.size_bytes(f"{self._path}/{unquote(one['path'])}") != one["size"]:
-                raise self._unshared(one["path"])
+                raise unshared(self._options.to, one["path"])
 
     @property
     def _may_be_of_each_machine(self) -> bool:
         local = _LOCAL.fullmatch(self._spark.sparkContext.master)
         return urlparse(self._path).scheme == "file" and local is None
 
-    def _unshared(self, what: str) -> UserError:
-        return UserError(
-            f"Spark's driver and tasks do not see the same in {self._options.to} ({what}): begin anew in a directory, "
-            "and with a checkpoint, on a file system that all machines share"
-        )
-
     def _found(self) -> Archived:
-        """What the table holds now, at `_version`."""
-        history: list[Transaction] = []
-        self._version = self._latest_version()
-        for limit in _HISTORIES:
-            history = self._history(limit)
-            if (last := archived_by(history)) is not None:
-                version, archived = last
-                if version == self._version:
-                    self._check_files(version)
-                return archived
-            if any(one.operation == _RESTORE for one in history):
-                break
-        restored = next((one.version for one in history if one.operation == _RESTORE), None)
-        ids = next((found.topic_ids for one in history if (found := one.archived) is not None), None)
-        return begun(self._offsets_of_rows(), restored, ids)
-
-    def _latest_version(self) -> int:
-        rows = self._spark.sql(f"DESCRIBE HISTORY {quoted(self._path)} LIMIT 1").collect()
-        if not rows:  # Spark's tasks look, and find nothing
-            raise self._unshared("the table's log")
-        return int(rows[0].version)
-
-    def _history(self, limit: int | None) -> list[Transaction]:
-        """Of the last `limit` transactions, those that restored the table, and those of archives."""
-        told = f"DESCRIBE HISTORY {quoted(self._path)}" + ("" if limit is None else f" LIMIT {limit}")
-        rows = self._spark.sql(told).select("version", "operation", "userMetadata")
-        kept = rows.where(f"operation = '{_RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")
-        return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
+        """What the table holds now, at `_version`. Raises `UserError`."""
+        self._version = self._history.latest_version()
+        history = self._history.back_to_last()
+        if (last := archived_by(history)) is not None:
+            version, archived = last
+            self._check_goes_on(version, archived)
+            if version == self._version:
+                self._check_files(version)
+            return archived
+        restored = next((one.version for one in history if one.operation == RESTORE), None)
+        return begun(self._offsets_of_rows(), restored, self._history.topic_ids())
 
     def _offsets_of_rows(self) -> Offsets:
         """At `_version`."""
@@ -340,8 +311,3 @@ def _last_commit(session: SparkSession) -> int:
     """The version that it made last, -1 where it made none; Delta notes it in the session."""
     found = session.conf.get(_LAST_COMMIT, None)
     return -1 if found is None else int(found)
-
-
-def quoted(path: str) -> str:
-    """A table by its path, in SQL."""
-    return f"delta.`{path.replace('`', '``')}`"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics
+from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics, knows
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.positions import EARLIEST_OFFSET
@@ -28,16 +28,20 @@ class Planned:
 
     ranges: Mapping[TopicPartition, tuple[int, int]]  # from the first of these offsets to before the other
     topic_ids: Mapping[str, str]  # in hex
+    taken_up: frozenset[TopicPartition] = frozenset()  # the partitions that the query begins with this micro-batch
 
     def lacking(self, archived: Offsets) -> Planned:
-        """The ranges of which some is not archived, and their topics."""
+        """The ranges of which some is not archived, and their topics; also where a partition is taken up at its end:
+        that the archive begins there is to be known when it goes on."""
         lacking = {
             partition: (first, end)
             for partition, (first, end) in self.ranges.items()
             if end > max(first, archived_at(archived, partition))
+            or (partition in self.taken_up and first > 0 and not knows(archived, partition))
         }
         topics = {partition.topic for partition in lacking}
-        return Planned(lacking, {topic: value for topic, value in self.topic_ids.items() if topic in topics})
+        ids = {topic: value for topic, value in self.topic_ids.items() if topic in topics}
+        return Planned(lacking, ids, self.taken_up.intersection(lacking))
 
     def archived_in_part(self, archived: Offsets) -> list[tuple[str, int, int]]:
         """Topic, partition, and the first offset that is not archived, of ranges that begin before it."""
@@ -48,17 +52,18 @@ class Planned:
         ]
 
     def beyond(self, archived: Offsets) -> list[tuple[TopicPartition, int, int]]:
-        """Partitions that the archive knows, the first offset of the range and where the archive ends, of ranges that
-        begin after it."""
+        """A partition, the first offset of the range and where the archive ends, of ranges that begin after it. Where
+        the archive does not know the partition, it begins where the query does, and nowhere later."""
         return [
             (partition, first, archived_at(archived, partition))
             for partition, (first, _) in self.ranges.items()
-            if partition.partition in archived.get(partition.topic, {}) and first > archived_at(archived, partition)
+            if first > archived_at(archived, partition)
+            and (partition not in self.taken_up or knows(archived, partition))
         ]
 
     def offsets(self) -> list[tuple[str, int, int]]:
-        """Topic, partition and the last offset of each range that has any."""
-        return [(*partition, end - 1) for partition, (first, end) in self.ranges.items() if end > first]
+        """Topic, partition and the last offset of each range; of an empty one, the offset before it."""
+        return [(*partition, end - 1) for partition, (_, end) in self.ranges.items()]
 
 
 class MicroBatches:
@@ -127,9 +132,13 @@ class MicroBatches:
 
 def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
     """Of a micro-batch and of the one before it, as they stand in the checkpoint. Pure."""
-    starts = {**(before.ends if before is not None else {}), **(written.starts or {})}
+    ends = before.ends if before is not None else {}
+    starts = {**ends, **(written.starts or {})}
     ranges = {partition: (starts.get(partition, 0), end) for partition, end in written.ends.items()}
-    return Planned(ranges, written.topic_ids)
+    taken_up = frozenset(
+        partition for partition in ranges if partition not in ends or partition in (written.starts or {})
+    )
+    return Planned(ranges, written.topic_ids, taken_up)
 
 
 def new_rows(frame: DataFrame, planned: Planned, archived: Offsets) -> DataFrame:

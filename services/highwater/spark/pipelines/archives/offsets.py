@@ -14,6 +14,10 @@ def archived_at(offsets: Offsets, partition: TopicPartition) -> int:
     return offsets.get(partition.topic, {}).get(partition.partition, 0)
 
 
+def knows(offsets: Offsets, partition: TopicPartition) -> bool:
+    return partition.partition in offsets.get(partition.topic, {})
+
+
 def check_topics(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> None:
     """By their ids. Raises `UserError` where one was made anew: its offsets mean other records than those that are
     archived under its name."""

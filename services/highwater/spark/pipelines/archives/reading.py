@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import settled_files
-from highwater.spark.pipelines.archives.delta import quoted
+from highwater.spark.pipelines.archives.history import quoted
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files
 from highwater.spark.pipelines.archives.found import found_format

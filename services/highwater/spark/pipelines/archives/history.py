@@ -1,0 +1,146 @@
+"""A Delta table's history, and what the transactions of archives say in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archives.offsets import Offsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESTORE = "RESTORE"
+_KEY = "highwater"
+# How many of the last transactions are looked at for one of an archive: others merge files or delete rows.
+_HISTORIES = (20, 1000, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What a table holds, as its last transaction of an archive says."""
+
+    lineage: str
+    number: int = 0
+    offsets: Offsets = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)  # in hex, as far as known
+    after: int | None = None  # the version that it goes on with; None: not known
+
+    def to_json(self) -> str:
+        said = {
+            "lineage": self.lineage,
+            "number": self.number,
+            "after": self.after,
+            "offsets": self.offsets,
+            "topic_ids": dict(self.topic_ids),
+        }
+        return json.dumps({_KEY: said}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Of a table's history."""
+
+    version: int
+    operation: str
+    user_metadata: str | None
+
+    @property
+    def archived(self) -> Archived | None:
+        """What it says, if it is one of an archive."""
+        try:
+            said = json.loads(self.user_metadata or "")[_KEY]
+        except (ValueError, KeyError, TypeError):
+            return None
+        offsets = {
+            topic: {int(partition): offset for partition, offset in partitions.items()}
+            for topic, partitions in said["offsets"].items()
+        }
+        return Archived(said["lineage"], said["number"], offsets, said["topic_ids"], said.get("after"))
+
+
+def archived_by(history: Iterable[Transaction]) -> tuple[int, Archived] | None:
+    """What the last transaction of an archive says, and its version; None where none of these is one, or where the
+    table was restored to what it was before. The newest comes first. Pure."""
+    for transaction in history:
+        if transaction.operation == RESTORE:
+            return None
+        if (archived := transaction.archived) is not None:
+            return transaction.version, archived
+    return None
+
+
+def begun(offsets: Offsets, restored: int | None = None, topic_ids: Mapping[str, str] | None = None) -> Archived:
+    """A new lineage, of a table that holds what is before these offsets. Whoever begins one with the same contents
+    begins the same. `restored`: the version that made them so."""
+    return Archived(named([offsets, restored]), 0, offsets, topic_ids or {})
+
+
+def named(what: object) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class History:
+    """Of one table. Everything raises `UserError` where Spark's tasks, which read it, do not find it."""
+
+    def __init__(self, session: SparkSession, path: str, said: str) -> None:
+        """`said` is what the user calls it."""
+        self._session = session
+        self._table = quoted(path)
+        self._said = said
+
+    def latest_version(self) -> int:
+        rows = self._session.sql(f"DESCRIBE HISTORY {self._table} LIMIT 1").collect()
+        if not rows:
+            raise unshared(self._said, "the table's log")
+        return int(rows[0].version)
+
+    def back_to_last(self) -> list[Transaction]:
+        """Transactions of archives and those that restored the table, the newest first: back to the last one at least,
+        if there is one."""
+        found: list[Transaction] = []
+        for limit in _HISTORIES:
+            found = self._found(limit)
+            if found:
+                break
+        return found
+
+    def since(self, version: int) -> list[Transaction]:
+        """The same, of all after this version."""
+        latest = self.latest_version()
+        while True:
+            found = self._found(latest - version)
+            if (now := self.latest_version()) == latest:
+                return [one for one in found if one.version > version]
+            latest = now
+
+    def topic_ids(self) -> Mapping[str, str]:
+        """As the last transaction of an archive says them, whether or not the table was restored since."""
+        for limit in _HISTORIES:
+            for one in self._found(limit):
+                if (archived := one.archived) is not None:
+                    return archived.topic_ids
+        return {}
+
+    def _found(self, limit: int | None) -> list[Transaction]:
+        """Of the last `limit` transactions."""
+        told = f"DESCRIBE HISTORY {self._table}" + ("" if limit is None else f" LIMIT {limit}")
+        rows = self._session.sql(told).select("version", "operation", "userMetadata")
+        kept = rows.where(f"operation = '{RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")
+        return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
+
+
+def unshared(directory: str, what: str) -> UserError:
+    return UserError(
+        f"Spark's driver and tasks do not see the same in {directory} ({what}): begin anew in a directory, and with a "
+        "checkpoint, on a file system that all machines share"
+    )
+
+
+def quoted(path: str) -> str:
+    """A table by its path, in SQL."""
+    return f"delta.`{path.replace('`', '``')}`"

@@ -1,0 +1,184 @@
+"""Archives that were put back, restored or removed under a pipeline: what that took is not passed over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archived import in_archive, in_table, in_topic
+from conftest import FOREVER, send
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client.blocking import Admin
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
+from highwater.spark.pipelines.archives import delta
+
+
+def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptions:
+    given = {"to": str(directory / "archive"), "checkpoint": str(directory / "checkpoint"), **more}
+    return ArchiveOptions(bootstrap=cluster.bootstrap, **given)
+
+
+def once_while_writing(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> None:
+    """After the pipeline has looked at the table, and before its transaction."""
+    waiting, before = [what], delta._last_commit
+
+    def asked(session: SparkSession) -> int:
+        if waiting:
+            waiting.pop()()
+        return before(session)
+
+    monkeypatch.setattr(delta, "_last_commit", asked)
+
+
+def test_a_table_restored_to_before_all_of_it(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """The checkpoint is beyond a partition that the table does not know any more."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    send(cluster, topic, range(20))
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic])
+    run(given)
+    DeltaTable(archive).restore(0)
+    send(cluster, topic, range(10))
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"goes on at offset 20 of {topic}-0, and archive .* ends at 0: .* remove"):
+            run(given)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
+@pytest.mark.parametrize("kind", list(ArchiveFormat))
+def test_an_archive_put_back_to_before_a_topic(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, kind: ArchiveFormat
+) -> None:
+    archive = tmp_path / "archive"
+    for number, name in enumerate(("a", "b")):
+        admin.create_topic(f"{topic}-{name}", 1, 1, FOREVER)
+        send(cluster, f"{topic}-{name}", range(20))
+        run(options(cluster, tmp_path, pattern=f"{topic}-.", format=kind))
+        if number == 0:
+            shutil.copytree(archive, tmp_path / "backup")
+    shutil.rmtree(archive)
+    shutil.copytree(tmp_path / "backup", archive)
+    send(cluster, f"{topic}-b", range(10))
+    with pytest.raises(UserError, match=rf"goes on at offset 20 of {topic}-b-0, and archive .* ends at 0: .* remove"):
+        run(options(cluster, tmp_path, pattern=f"{topic}-."))
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(options(cluster, tmp_path, pattern=f"{topic}-."))
+    found = in_table(archive) if kind is ArchiveFormat.DELTA else in_archive(archive)
+    assert found == [row for name in "ab" for row in in_topic(cluster.bootstrap, f"{topic}-{name}")]
+
+
+def test_a_query_that_begins_at_the_end_of_a_partition(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """That the archive knows nothing of it by then is no gap."""
+    admin.create_topic(topic, 2, 1, FOREVER)
+    for partition in range(2):
+        send(cluster, topic, range(5), partition=partition)
+    given = options(cluster, tmp_path, topic=[topic], starting_offsets="latest")
+    run(given)
+    for partition in (0, 1):
+        send(cluster, topic, range(3), partition=partition)
+        run(given)
+    assert [row["offset"] for row in in_table(tmp_path / "archive")] == [5, 6, 7, 5, 6, 7]
+
+
+def test_a_table_restored_while_a_micro_batch_is_written(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic])
+    for _ in range(2):
+        send(cluster, topic, range(20))
+        run(given)
+    send(cluster, topic, range(20))
+    once_while_writing(monkeypatch, lambda: DeltaTable(archive).restore(1))
+    for _ in range(2):  # also where the first one could not say so any more
+        with pytest.raises(UserError, match="was restored .*, and version 4 does not go on where 3 ends: RESTORE"):
+            run(given)
+    DeltaTable(archive).restore(3)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_table_removed_while_a_micro_batch_is_written(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    put_back: bool,
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic])
+    for number in range(3):
+        send(cluster, topic, range(20))
+        run(given)
+        if number == 0:
+            shutil.copytree(archive, tmp_path / "backup")
+
+    def removed() -> None:
+        shutil.rmtree(archive)
+        if put_back:
+            shutil.copytree(tmp_path / "backup", archive)
+
+    send(cluster, topic, range(20))
+    once_while_writing(monkeypatch, removed)
+    for _ in range(2):
+        with pytest.raises(UserError, match="was removed, or put back, while it was archived to"):
+            run(given)
+    shutil.rmtree(archive)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
+def test_a_transaction_that_another_process_has_replaced(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a rename on a local disk can, in the moment after Delta has looked whether the number is taken."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic])
+    send(cluster, topic, range(20))
+    run(given)
+    send(cluster, topic, range(10))
+    asked = delta._last_commit
+
+    def replaced(session: SparkSession) -> int:
+        version = asked(session)
+        if version == 2:
+            log = archive / "_delta_log"
+            (log / f"{version:020d}.json").write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+            (log / f".{version:020d}.json.crc").unlink()
+        return version
+
+    with monkeypatch.context() as patched:
+        patched.setattr(delta, "_last_commit", replaced)
+        with pytest.raises(UserError, match="version 2 of .* is not what was written: another process wrote to"):
+            run(given)
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # another process has none
+    run(given)
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
