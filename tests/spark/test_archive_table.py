@@ -18,7 +18,7 @@ from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
-from highwater.spark.pipelines.archives.reading import archived_topic
+from highwater.spark.pipelines.archives.reading import Archive
 
 
 def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptions:
@@ -63,7 +63,9 @@ def test_topics_in_a_table(
     # Small files become one a day and topic; readers see the same before and after.
     many = files(archive)
     version = table.version()
-    name, one = archived_topic(spark, str(archive), f"{topic}-a", DeltaSettings())
+    before_merging = Archive(spark, str(archive), DeltaSettings())
+    assert before_merging.topics == [f"{topic}-a", f"{topic}-b"]
+    one = before_merging.topic(f"{topic}-a")
     run(options(cluster, tmp_path, compact=True))
     assert len(files(archive)) == 6 < len(many)
     assert in_table(archive) == found == in_table(archive, version)
@@ -71,7 +73,6 @@ def test_topics_in_a_table(
     run(given)
     assert len(in_table(archive)) == 1230
     # Who has begun to read goes on with what there was.
-    assert name == f"{topic}-a"
     assert sum(one.ends.values()) == 600
     rows = one.rows({partition: (first, 10_000) for partition, first in one.firsts.items()})
     assert rows is not None

@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-NAMES: tuple[str, ...] = ("archive", "audit", "mirror", "replay", "rollup")  # modules of highwater.spark.pipelines
+# Modules of highwater.spark.pipelines.
+NAMES: tuple[str, ...] = ("archive", "audit", "mirror", "replay", "rollup", "verify")
 
 
 class _Pipelines(TyperGroup):

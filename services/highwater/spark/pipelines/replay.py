@@ -27,7 +27,7 @@ from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.found import local_format
 from highwater.spark.pipelines.archives.options import ArchiveFormat
-from highwater.spark.pipelines.archives.reading import archived_topic
+from highwater.spark.pipelines.archives.reading import Archive
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
@@ -103,7 +103,9 @@ class Replay:
         self._spark = archive_session(spark)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         self._archive = HadoopFiles(spark, options.archive).qualified(options.archive)
-        self._topic, self._archived = archived_topic(spark, options.archive, options.topic, delta)
+        archive = Archive(spark, options.archive, delta)
+        self._topic = options.topic or archive.only_topic()
+        self._archived = archive.topic(self._topic)
         checkpoint_files = HadoopFiles(spark, options.checkpoint)
         self._progress = ReplayProgress(checkpoint_files, checkpoint_files.qualified(options.checkpoint))
 

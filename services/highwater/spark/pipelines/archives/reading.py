@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import settled_files
-from highwater.spark.pipelines.archives.history import quoted
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files
 from highwater.spark.pipelines.archives.found import found_format
+from highwater.spark.pipelines.archives.history import quoted
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
@@ -30,37 +30,44 @@ class ArchivedTopic(Protocol):
         """The records in these ranges; None where it has none."""
 
 
-def archived_topic(
-    spark: SparkSession, archive: str, topic: str | None, delta: DeltaSettings
-) -> tuple[str, ArchivedTopic]:
-    """A topic of an archive, and its name; None: the only one there is. Raises `UserError`."""
-    files = HadoopFiles(spark, archive)
-    directory = files.qualified(archive)
-    kind = found_format(files, archive)
-    if kind is None:
-        raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
-    session = archive_session(spark)
-    if kind is ArchiveFormat.DELTA:
-        delta.check(spark)
-        (latest,) = session.sql(f"DESCRIBE HISTORY {quoted(directory)} LIMIT 1").collect()
-        table = session.read.format("delta").option("versionAsOf", latest.version).load(directory)
-        name = _one(archive, topic, sorted(row.topic for row in table.select("topic").distinct().collect()))
-        return name, _TableTopic(session, table.where(table.topic == name))
-    names = [one.removeprefix("topic=") for one in files.names(directory) if one.startswith("topic=")]
-    name = _one(archive, topic, names)
-    return name, _FilesTopic(session, files, directory, name)
+class Archive:
+    """What lies in a directory when this is made; of a table, one version. Raises `UserError`."""
 
+    def __init__(self, spark: SparkSession, archive: str, delta: DeltaSettings) -> None:
+        self._said = archive
+        self._files = HadoopFiles(spark, archive)
+        self._directory = self._files.qualified(archive)
+        self._session = archive_session(spark)
+        self._table: DataFrame | None = None
+        self.topics: list[str]
+        kind = found_format(self._files, archive)
+        if kind is None:
+            raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
+        if kind is ArchiveFormat.DELTA:
+            delta.check(spark)
+            (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self._directory)} LIMIT 1").collect()
+            table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
+            self._table = table
+            self.topics = sorted(row.topic for row in table.select("topic").distinct().collect())
+        else:
+            names = self._files.names(self._directory)
+            self.topics = sorted(one.removeprefix("topic=") for one in names if one.startswith("topic="))
+        if not self.topics:
+            raise UserError(f"{archive} has no topic yet")
 
-def _one(archive: str, topic: str | None, topics: Sequence[str]) -> str:
-    if not topics:
-        raise UserError(f"{archive} has no topic yet")
-    if topic is None:
-        if len(topics) > 1:
-            raise UserError(f"{archive} has several topics: say which with --topic: {', '.join(topics)}")
-        return topics[0]
-    if topic not in topics:
-        raise UserError(f"{archive} has no topic {topic}; it has {', '.join(topics)}")
-    return topic
+    def topic(self, name: str) -> ArchivedTopic:
+        """Raises `UserError`."""
+        if name not in self.topics:
+            raise UserError(f"{self._said} has no topic {name}; it has {', '.join(self.topics)}")
+        if self._table is not None:
+            return _TableTopic(self._session, self._table.where(self._table.topic == name))
+        return _FilesTopic(self._session, self._files, self._directory, name)
+
+    def only_topic(self) -> str:
+        """Raises `UserError`."""
+        if len(self.topics) > 1:
+            raise UserError(f"{self._said} has several topics: say which with --topic: {', '.join(self.topics)}")
+        return self.topics[0]
 
 
 class _TableTopic:

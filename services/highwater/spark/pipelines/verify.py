@@ -1,0 +1,308 @@
+"""`verify`: whether an archive holds what its topics hold, record by record.
+
+    spark-submit verify.py /data/archive --bootstrap 127.0.0.1:9092
+
+Of each partition, what both have is compared by a checksum of the records, and where these differ, record by record:
+key, value, headers, timestamp. What the topic has no longer (retention) is looked at in the archive alone, and what
+came after the last record of the archive is not its yet. The archive is read as it was when this began; what is found
+is looked for again, where the topic may have lost its first records meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
+from highwater.client.blocking import Admin
+from highwater.client.cluster import bootstrap_addresses
+from highwater.client.topic_partition import TopicPartition
+from highwater.rpc.server import UserError
+from highwater.spark.options import Subscription
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
+from highwater.spark.pipelines.archives.files import archive_session
+from highwater.spark.pipelines.archives.found import local_format
+from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.reading import Archive, ArchivedTopic, Ranges
+from highwater.spark.pipelines.common import (
+    PipelineOptions,
+    key_values,
+    nothing_needed,
+    pipeline_command,
+    session,
+    spark_errors,
+    submitted,
+)
+from highwater.spark.stream_offset import offsets_json
+from highwater.spark.topic_offsets import TopicOffsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOOKS = 3  # at what was found, at most
+_CHECKED = "partition int, offset bigint, checksum bigint"
+
+# Spark's hash passes over nulls, so what is null is hashed, too.
+_CHECKSUM = (
+    "xxhash64(partition, offset, key is null, key, value is null, value, unix_millis(timestamp), timestampType, "
+    "size(headers), transform(headers, h -> h.value is null), headers)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(PipelineOptions):
+    archive: Annotated[str, typer.Argument(help="directory that the pipeline archive writes")]
+    topic: Annotated[
+        list[str], typer.Option(help="an archived topic, may be repeated; default: all", show_default=False)
+    ] = field(default_factory=list)
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
+    option: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
+    ] = field(default_factory=list)
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object for each partition")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        key_values("--option", self.option)
+
+    def source_options(self) -> dict[str, str]:
+        return {"highwater.bootstrap.servers": self.bootstrap, **key_values("--option", self.option)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Of one partition. `first` is the first offset that is archived, `end` the one after the last."""
+
+    topic: str
+    partition: int
+    first: int = 0
+    end: int = 0
+    archived: int = 0  # records in the archive
+    twice: int = 0  # offsets that the archive has more than once
+    compared: int = 0  # records of the topic
+    lacking: int = 0
+    added: int = 0  # that the topic does not have between or after those that it has
+    different: int = 0
+    at: int | None = None  # the lowest offset of these
+    later: int = 0  # offsets of the topic from the archive's end on
+    compacted: bool = False  # the topic: what it does not have says nothing
+
+    @property
+    def problem(self) -> str:
+        """Empty where it is as it should be."""
+        said = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.twice, "more than once"),
+                (self.lacking, "lacking"),
+                (0 if self.compacted else self.added, "not in the topic"),
+                (self.different, "different"),
+            )
+            if count
+        ]
+        return f"{', '.join(said)}; the first one at offset {self.at}" if said else ""
+
+
+def verify(options: VerifyOptions) -> list[Verified]:
+    """By topic and partition. Raises `UserError` and the SDK's errors."""
+    delta = DeltaSettings()
+    plain = local_format(options.archive) is ArchiveFormat.PARQUET
+    spark = session("verify", options, needed=nothing_needed if plain else delta)
+    with spark_errors():
+        archive = Archive(spark, options.archive, delta)
+        own = archive_session(spark)
+        return [
+            one
+            for topic in options.topic or archive.topics
+            for one in _Comparison(own, options, topic, archive.topic(topic)).partitions()
+        ]
+
+
+def run(options: VerifyOptions) -> None:
+    """Prints what was compared; raises `UserError` where a partition is not as it should be."""
+    verified = verify(options)
+    wrong = [one for one in verified if one.problem]
+    if options.json:
+        for one in verified:
+            json_line({**asdict(one), "problem": one.problem or None})
+    else:
+        table(
+            "",
+            ["partition", "first", "end", "archived", "compared", "later", "problem"],
+            [
+                [f"{one.topic}-{one.partition}", one.first, one.end, one.archived, one.compared, one.later, one.problem]
+                for one in verified
+            ],
+        )
+    sums = f"{sum(one.archived for one in verified):,} archived records of {len(verified):,} partitions"
+    if wrong:
+        raise UserError(f"{len(wrong):,} of {len(verified):,} partitions are not as their topic is ({sums})")
+    if not options.json:
+        compared = sum(one.compared for one in verified)
+        screen.print(f"{sums}: each once, and the same as the {compared:,} that their topics still have of these")
+
+
+class _Comparison:
+    """Of a topic."""
+
+    def __init__(self, spark: SparkSession, options: VerifyOptions, topic: str, archived: ArchivedTopic) -> None:
+        self._spark = spark
+        self._options = options
+        self._topic = topic
+        self._archived = archived
+        bootstrap = tuple(bootstrap_addresses(options.bootstrap))
+        self._offsets = TopicOffsets(bootstrap, Subscription(topics=(topic,)), {})
+        with Admin(bootstrap) as admin:
+            policy = admin.describe_topic_config(topic)["cleanup.policy"].value
+        self._compacted = "compact" in (policy or "")
+
+    def partitions(self) -> list[Verified]:
+        with self._offsets:
+            verified = self._alone()
+            wanted = set(verified)
+            for _ in range(LOOKS):
+                before = {number: verified[number] for number in wanted}
+                verified |= self._against_topic(before)
+                wanted = {number for number in wanted if verified[number].problem}
+                if not wanted or all(verified[number] == before[number] for number in wanted):
+                    break
+        return [verified[number] for number in sorted(verified)]
+
+    def _alone(self) -> dict[int, Verified]:
+        """What the archive has, and whether it has it once."""
+        from pyspark.sql import functions as f
+
+        firsts, ends = self._archived.firsts, self._archived.ends
+        rows = self._archived.rows({number: (first, ends[number]) for number, first in firsts.items()})
+        verified = {}
+        if rows is not None:
+            counted = rows.groupBy("partition", "offset").count().groupBy("partition")
+            again = f.col("count") > 1
+            which = f.min(f.when(again, f.col("offset")))
+            sums = counted.agg(f.sum("count").alias("n"), f.count_if(again).alias("twice"), which.alias("at"))
+            for row in sums.collect():
+                number = row.partition
+                verified[number] = Verified(
+                    self._topic,
+                    number,
+                    firsts[number],
+                    ends[number],
+                    row.n,
+                    row.twice,
+                    at=row["at"],
+                    compacted=self._compacted,
+                )
+        for _, number in self._offsets.partitions():
+            verified.setdefault(number, Verified(self._topic, number, compacted=self._compacted))
+        return verified
+
+    def _against_topic(self, verified: Mapping[int, Verified]) -> dict[int, Verified]:
+        there = {one.partition: one for one in self._offsets.partitions()}
+        firsts = self._offsets.earliest(there.values())
+        ends = self._offsets.latest(there.values())
+        ours: dict[int, tuple[int, int]] = {}
+        theirs: dict[int, tuple[int, int]] = {}
+        for number, one in verified.items():
+            first, end = (firsts[there[number]], ends[there[number]]) if number in there else (0, 0)
+            if one.end > max(one.first, first):
+                ours[number] = (max(one.first, first), one.end)
+            if min(one.end, end) > max(one.first, first):
+                theirs[number] = (max(one.first, first), min(one.end, end))
+        archived, topic = self._archived_rows(ours), self._topic_rows(theirs)
+        sums, expected = _sums(archived), _sums(topic)
+        differing = {number for number in verified if sums.get(number) != expected.get(number)}
+        found = self._differing(archived, topic, differing) if differing else {}
+        return {
+            number: replace(
+                one,
+                compared=expected.get(number, (0, 0))[0],
+                later=max(ends[there[number]] - max(one.end, firsts[there[number]]), 0) if number in there else 0,
+                **found.get(number, {"lacking": 0, "added": 0, "different": 0, "at": one.at if one.twice else None}),
+            )
+            for number, one in verified.items()
+        }
+
+    def _archived_rows(self, ranges: Ranges) -> DataFrame | None:
+        rows = self._archived.rows(ranges) if ranges else None
+        return None if rows is None else _checked(rows)
+
+    def _topic_rows(self, ranges: Ranges) -> DataFrame | None:
+        if not ranges:
+            return None
+        starts = {TopicPartition(self._topic, number): first for number, (first, _) in ranges.items()}
+        ends = {TopicPartition(self._topic, number): end for number, (_, end) in ranges.items()}
+        return _checked(
+            self._spark.read.format("highwater")
+            .options(**self._options.source_options())
+            .option("includeHeaders", "true")
+            .option("failOnDataLoss", "false")  # what retention takes meanwhile is not asked for at the next look
+            .option("assign", json.dumps({self._topic: sorted(ranges)}))
+            .option("startingOffsets", json.dumps(offsets_json(starts)))
+            .option("endingOffsets", json.dumps(offsets_json(ends)))
+            .load()
+        )
+
+    def _differing(
+        self, archived: DataFrame | None, topic: DataFrame | None, partitions: Iterable[int]
+    ) -> dict[int, dict[str, Any]]:
+        """Record by record. The archive may have an offset more than once."""
+        from pyspark.sql import functions as f
+
+        nothing = self._spark.createDataFrame([], _CHECKED)
+        wanted = f.col("partition").isin(*partitions)
+        ours = (nothing if archived is None else archived).where(wanted).groupBy("partition", "offset")
+        left = ours.agg(f.min("checksum").alias("ours"), f.max("checksum").alias("other"))
+        right = (nothing if topic is None else topic).where(wanted).withColumnRenamed("checksum", "theirs")
+        joined = left.join(right, ["partition", "offset"], "full_outer")
+        kind = (
+            f.when(f.col("ours").isNull(), "lacking")
+            .when(f.col("theirs").isNull(), "added")
+            .when((f.col("ours") != f.col("theirs")) | (f.col("other") != f.col("theirs")), "different")
+        )
+        rows = (
+            joined.withColumn("kind", kind)
+            .where("kind is not null")
+            .groupBy("partition", "kind")
+            .agg(f.count("offset").alias("n"), f.min("offset").alias("at"))
+            .collect()
+        )
+        found: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            told = found.setdefault(row.partition, {"lacking": 0, "added": 0, "different": 0, "at": row["at"]})
+            told[row.kind] = row.n
+            told["at"] = min(told["at"], row["at"])
+        return found
+
+
+def _checked(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("partition", "offset", f"{_CHECKSUM} as checksum")
+
+
+def _sums(rows: DataFrame | None) -> dict[int, tuple[int, int]]:
+    """Of each partition: how many records, and a checksum of all."""
+    if rows is None:
+        return {}
+    from pyspark.sql import functions as f
+
+    sums = rows.groupBy("partition").agg(f.count("offset").alias("n"), f.bit_xor("checksum").alias("all"))
+    return {row.partition: (row.n, row.all) for row in sums.collect()}
+
+
+command = pipeline_command(
+    VerifyOptions, run, "Compare an archive with its topics, record by record. Exit status 1 where they differ."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Of `spark-submit`; the exit status."""
+    return submitted(command, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
