@@ -40,7 +40,8 @@ class PipelineProcess:
     def kill(self) -> None:
         """Python and the JVM at once, as when a node is lost."""
         if self._running is not None:
-            os.killpg(self._running.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.killpg(self._running.pid, signal.SIGKILL)
             self._running.wait()
             self._running = None
 
@@ -48,6 +49,11 @@ class PipelineProcess:
         """As Ctrl-C does."""
         assert self._running is not None
         self._running.send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        """As Kubernetes does: SIGTERM to the container's first process, which is Python."""
+        assert self._running is not None
+        self._running.terminate()
 
     def end(self, status: int = 0) -> None:
         """Waits for it to end by itself."""

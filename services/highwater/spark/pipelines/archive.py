@@ -17,11 +17,11 @@ from highwater.spark.pipelines.archives.options import ArchiveFormat, ArchiveOpt
 from highwater.spark.pipelines.common import (
     nothing_needed,
     pipeline_command,
-    run_query,
     session,
     spark_errors,
     submitted,
 )
+from highwater.spark.pipelines.running import run_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def run(options: ArchiveOptions) -> None:
                 archive.compact()
                 return
             source = archive.source()
-            run_query("archive", source.writeStream.foreachBatch(archive.add), options)
+            run_query("archive", source, source.writeStream, options, archive.add)
 
 
 def _archive(spark: SparkSession, options: ArchiveOptions, delta: DeltaSettings) -> DeltaArchive | ParquetArchive:

@@ -12,32 +12,32 @@ session; a streaming query run to its end.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, Signature, get_annotations
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from highwater.cli.exit_status import exit_status
-from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, errors
+from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines import termination
+from highwater.spark.positions import OptionError, parse_duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 AVAILABLE_NOW = "available-now"
 _JAVA = 17  # what Spark 4 needs
-_PAUSE_S = 0.3
 _ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$")
 _JAVA_CALL = re.compile(r"^An error occurred while calling ")
 _JAVA_ERROR = re.compile(r"^: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
@@ -60,6 +60,11 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         key_values("--conf", self.conf)
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether the pipeline itself ends after SIGTERM."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +93,28 @@ class StreamOptions(PipelineOptions):
         list[str],
         typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
     ] = field(default_factory=list)
+    metrics_listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="where /metrics and /healthz are served", show_default=False)
+    ] = ""
+    stalled_after: Annotated[str, typer.Option(help="/healthz fails where Spark says nothing for so long")] = "10m"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         key_values("--option", self.option)
         trigger_of(self.trigger)
+        _ = self.stalled_after_s
+        listen_address("--metrics-listen", self.metrics_listen)
         if bool(self.topic) == (self.pattern is not None):
             raise UserError("say which topics to read: with --topic, or with --pattern")
+
+    @property
+    def stoppable(self) -> bool:
+        return True
+
+    @property
+    def stalled_after_s(self) -> float:
+        """Raises `UserError`."""
+        return duration_ms("--stalled-after", self.stalled_after) / 1000
 
     def source_options(self) -> dict[str, str]:
         """For `spark.readStream.format("highwater")`."""
@@ -122,6 +142,24 @@ def key_values(option: str, items: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def listen_address(option: str, text: str) -> tuple[str, int] | None:
+    """Of `host:port`, or `:port` for this machine alone; None where it is empty. Raises `UserError`."""
+    if not text:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise UserError(f"{option} is {text!r}: write HOST:PORT, such as 0.0.0.0:9400")
+    return host or "127.0.0.1", int(port)
+
+
+def duration_ms(option: str, text: str) -> int:
+    """Of `10m`; raises `UserError`."""
+    try:
+        return parse_duration_ms(option, text)
+    except OptionError as error:
+        raise UserError(str(error)) from None
+
+
 def trigger_of(text: str) -> dict[str, Any]:
     """`--trigger` as arguments of `DataStreamWriter.trigger`; raises `UserError`."""
     if text == AVAILABLE_NOW:
@@ -136,7 +174,9 @@ def pipeline_command(options: type[Options], run: Callable[[Options], None], des
     """`run` as a function that typer makes a command of: a parameter for each field of `options`."""
 
     def command(**values: Any) -> None:
-        run(options(**values))
+        given = options(**values)
+        with termination.heeded() if given.stoppable else nullcontext():
+            run(given)
 
     hints = get_type_hints(options, include_extras=True)
     parameters = [
@@ -232,7 +272,9 @@ def _new_session(
         builder = builder.master(options.master or "local[*]")
     spark = builder.appName(f"highwater {name}").config(map={**own, **given, **needed(given)}).getOrCreate()
     if not under_spark_submit:
-        spark.sparkContext.setLogLevel("OFF")  # a failure is told once, by the pipeline itself
+        # A failure is told once, by the pipeline itself.
+        spark.sparkContext.setLogLevel("OFF")
+        logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL + 1)
     return spark
 
 
@@ -295,35 +337,3 @@ def cause_of(message: str) -> str:
     if len(lines) > 1 and _JAVA_CALL.match(lines[0]) and (java := _JAVA_ERROR.match(lines[1])):
         return java[1]
     return _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
-
-
-def run_query(name: str, writer: DataStreamWriter, options: StreamOptions) -> None:
-    """Starts the query and waits until it ends, or Ctrl-C; tells a terminal how far it is. Raises `UserError`."""
-    pause = Event()
-    with spark_errors():
-        query = (
-            writer.queryName(f"highwater {name}")
-            .option("checkpointLocation", options.checkpoint)
-            .trigger(**trigger_of(options.trigger))
-            .start()
-        )
-        try:
-            with errors.status(f"{name}: starting …") as status:
-                # Not one long call of the JVM: Ctrl-C in the middle of one leaves its answer to the next.
-                while query.isActive:
-                    pause.wait(_PAUSE_S)
-                    if errors.is_terminal:
-                        status.update(f"{name}: {_progress(query)}")
-            query.awaitTermination()  # raises what ended it
-        finally:
-            query.stop()
-
-
-def _progress(query: StreamingQuery) -> str:
-    from highwater.spark import lag
-
-    progress = query.lastProgress
-    if progress is None:
-        return "starting …"
-    behind = sum(sum(lag(progress, source).values()) for source in range(len(progress["sources"])))
-    return f"{progress.get('processedRowsPerSecond') or 0:,.0f} rows/s, {behind:,} records behind"

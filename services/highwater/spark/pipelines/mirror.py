@@ -28,12 +28,12 @@ from highwater.spark.pipelines.common import (
     StreamOptions,
     key_values,
     pipeline_command,
-    run_query,
     session,
     submitted,
 )
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
+from highwater.spark.pipelines.running import run_query
 from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
 from highwater.spark.topic_offsets import TopicOffsets
@@ -98,7 +98,7 @@ def run(options: MirrorOptions) -> None:
         batch.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
         notes.forget_before(batch_id)
 
-    run_query("mirror", frame.writeStream.foreachBatch(write), options)
+    run_query("mirror", frame, frame.writeStream, options, write)
 
 
 class Mirror:

@@ -23,6 +23,7 @@ from highwater.client.cluster import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
+from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.found import local_format
@@ -75,6 +76,10 @@ class ReplayOptions(PipelineOptions):
         ),
     ] = field(default_factory=list)
 
+    @property
+    def stoppable(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         key_values("--option", self.option)
@@ -95,6 +100,8 @@ def run(options: ReplayOptions) -> None:
         replay = Replay(spark, options, delta)
         for sent, total in replay.steps():
             screen.print(f"sent {sent:,} of {total:,} offsets to {options.to}")
+            if termination.asked() and sent < total:
+                raise termination.unfinished()
 
 
 class Replay:

@@ -32,12 +32,12 @@ from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
 from highwater.spark.pipelines.common import (
     StreamOptions,
     pipeline_command,
-    run_query,
     session,
     spark_errors,
     submitted,
 )
 from highwater.spark.pipelines.rollup_query import Rollup, interval, parsed_records, rolled_up, same_schema
+from highwater.spark.pipelines.running import run_query
 from highwater.spark.topic_offsets import TopicOffsets
 
 SAMPLED_RECORDS = 1000
@@ -183,13 +183,14 @@ def run(options: RollupOptions) -> None:
         result = rolled_up(spark, records, rollup)
     emit = options.emit or (Emit.UPDATES if options.to_topic is not None else Emit.FINAL)
     if options.to_topic is None:
-        writer = result.rows.writeStream.format("parquet").option("path", options.to_parquet).outputMode("append")
+        rows = result.rows.writeStream.format("parquet").option("path", options.to_parquet)
+        writer, each = rows.outputMode("append"), None
     else:
         keyed = result.keyed()
         sink = TopicSink(spark, options, list(target), options.to_topic, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
-        writer = keyed.writeStream.outputMode(mode).foreachBatch(sink.write)
-    run_query("rollup", writer, options)
+        writer, each = keyed.writeStream.outputMode(mode), sink.write
+    run_query("rollup", frame, writer, options, each)
 
 
 def _first_records(spark: SparkSession, options: RollupOptions) -> DataFrame:

@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from highwater.rpc.server import UserError
-from highwater.spark.pipelines.common import PipelineOptions, StreamOptions
-from highwater.spark.positions import OptionError, parse_duration_ms
+from highwater.spark.pipelines.common import PipelineOptions, StreamOptions, duration_ms
 
 
 class ArchiveFormat(StrEnum):
@@ -43,9 +41,10 @@ class ArchiveOptions(StreamOptions):
         _ = self.closed_after_ms
 
     @property
+    def stoppable(self) -> bool:
+        return not self.compact
+
+    @property
     def closed_after_ms(self) -> int:
         """Raises `UserError`."""
-        try:
-            return parse_duration_ms("--closed-after", self.closed_after)
-        except OptionError as error:
-            raise UserError(str(error)) from None
+        return duration_ms("--closed-after", self.closed_after)

@@ -1,0 +1,79 @@
+"""Pipelines that run for long: what stops them, and what they tell meanwhile."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from archived import in_table, in_topic
+from conftest import FOREVER, send
+from pipeline_process import pipeline_process
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client.blocking import Admin
+from highwater.spark.pipelines import termination
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def got(port: int, path: str) -> str:
+    """Empty until it answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+    except urllib.error.URLError:
+        return ""
+
+
+def test_an_archive_that_is_stopped(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+    """By SIGTERM, while it waits for more, and in the middle of its work: micro-batches are whole, nothing is lost."""
+    admin.create_topic(topic, 2, 1, FOREVER)
+    send(cluster, topic, range(500))
+    port = free_port()
+    to, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
+    given = ["--bootstrap", cluster.bootstrap, "--topic", topic, "--to", str(to), "--checkpoint", str(checkpoint)]
+    with pipeline_process("archive", tmp_path) as process:
+        process.start([*given, "--trigger", "100ms", "--metrics-listen", f":{port}"])
+        process.until(lambda: 'records_total{pipeline="archive"} 500.0' in got(port, "metrics"), every_s=0.2)
+        assert f'lag_offsets{{pipeline="archive",topic="{topic}"}} 0.0' in got(port, "metrics")
+        assert got(port, "healthz") == "ok\n"
+        process.terminate()
+        process.end(0)
+        assert re.search(r"^archive: 500 records in \d micro-batch(es)?, \d+\.\d s, stopped$", process.said(), re.M)
+        # A run that has an end says with its status that it did not come to it.
+        send(cluster, topic, range(500))
+        before = len(list((checkpoint / "commits").glob("[0-9]*")))
+        process.start([*given, "--max-offsets-per-trigger", "20"])
+        process.until(lambda: len(list((checkpoint / "commits").glob("[0-9]*"))) > before + 2)
+        process.terminate()
+        process.end(termination.STATUS)
+        assert re.search(
+            r"^archive: \d+ records in \d+ micro-batches, .* offsets behind, stopped$", process.said(), re.M
+        )
+        assert "Traceback" not in process.said()
+        assert 540 <= len(in_table(to)) < 1000
+        process.start(given)
+        process.end(0)
+    assert in_table(to) == in_topic(cluster.bootstrap, topic)
+
+
+def test_a_rollup_that_is_stopped(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
+    """Where Spark's own sink writes the rows."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    send(cluster, topic, range(100))
+    given = ["--bootstrap", cluster.bootstrap, "--topic", topic, "--to-parquet", str(tmp_path / "rows")]
+    given += ["--schema", "number BIGINT", "--bad-records", "skip"]
+    with pipeline_process("rollup", tmp_path) as process:
+        checkpoint = tmp_path / "checkpoint"
+        process.start([*given, "--checkpoint", str(checkpoint), "--trigger", "100ms", "--window", "1h", "--count"])
+        process.until((checkpoint / "commits" / "0").exists)
+        process.terminate()
+        process.end(0)
+        assert re.search(r"^rollup: 100 records in 1 micro-batch, \d+\.\d s, stopped$", process.said(), re.M)
