@@ -14,9 +14,12 @@ from pyspark.sql import SparkSession
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
+from highwater.client.exceptions import HighwaterError
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.mirror import MirrorOptions, run
 from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
+from highwater.spark.positions import OptionError
 from highwater.spark.range_reader import ReadPlan, read_range
 from highwater.spark.ranges import OffsetRange
 
@@ -155,6 +158,42 @@ def test_what_is_refused(
         run(options(cluster, cluster, tmp_path, topic=[topic]))
     with pytest.raises(UserError, match="two tasks would write one partition"):
         options(cluster, target, tmp_path, topic=[topic], option=["minPartitions=4"])
+    given = options(cluster, target, tmp_path, topic=[topic], option=["highwater.request.timeout.ms=x"])
+    with pytest.raises(OptionError, match=r"request.timeout.ms is 'x'; it is a whole number"):
+        run(given)
+
+
+def test_two_mirrors_with_one_checkpoint(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(5))
+    given = options(cluster, target, tmp_path, topic=[topic])
+    other = checkpoint_lease(spark, "mirror", given.checkpoint)
+    with (
+        other.held(),
+        pytest.raises(UserError, match=r"another mirror \(process .*\) works with checkpoint .*: only one"),
+    ):
+        run(given)
+    assert everything(target, topic) == []
+    run(given)
+    assert everything(target, topic) == everything(cluster, topic)
+
+
+def test_a_topic_that_was_deleted(
+    cluster: LocalCluster, target: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    names = [f"{topic}-a", f"{topic}-b"]
+    for name in names:
+        admin.create_topic(name, 1, 1)
+        send(cluster, name, range(5))
+    run(options(cluster, target, tmp_path, topic=names))
+    admin.delete_topic(names[0])
+    send(cluster, names[1], range(7))
+    with pytest.raises(HighwaterError, match=f"{topic}-a"):
+        run(options(cluster, target, tmp_path, topic=names))
+    run(options(cluster, target, tmp_path, topic=names, option=["failOnDataLoss=false"]))
+    assert [len(everything(target, name)) for name in names] == [5, 12]
 
 
 def test_records_that_nobody_has_any_more_end_the_mirror_with_a_sentence(

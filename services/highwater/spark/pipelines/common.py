@@ -175,8 +175,11 @@ def pipeline_command(options: type[Options], run: Callable[[Options], None], des
 
     def command(**values: Any) -> None:
         given = options(**values)
-        with termination.heeded() if given.stoppable else nullcontext():
-            run(given)
+        try:
+            with termination.heeded() if given.stoppable else nullcontext():
+                run(given)
+        except OptionError as error:
+            raise UserError(str(error)) from None
 
     hints = get_type_hints(options, include_extras=True)
     parameters = [

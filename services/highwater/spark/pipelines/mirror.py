@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from highwater import client
 from highwater.client import Producer, TopicPartition
 from highwater.client.blocking import Admin
 from highwater.client.cluster import bootstrap_addresses
@@ -22,7 +23,7 @@ from highwater.client.descriptions import TopicDescription
 from highwater.client.exceptions import TopicAlreadyExistsError
 from highwater.rpc.server import UserError
 from highwater.spark.client_settings import client_settings
-from highwater.spark.options import Subscription, lower_case
+from highwater.spark.options import Subscription, lower_case, parse_read_options
 from highwater.spark.pipelines.batch_notes import BatchNotes
 from highwater.spark.pipelines.common import (
     StreamOptions,
@@ -32,6 +33,7 @@ from highwater.spark.pipelines.common import (
     submitted,
 )
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
 from highwater.spark.pipelines.running import run_query
 from highwater.spark.pipelines.targets import Append, check_empty
@@ -85,11 +87,13 @@ def run(options: MirrorOptions) -> None:
     if not options.append and not any(map(str.isdecimal, begun)):
         check_empty(mirror.plan.bootstrap, partitions, options.checkpoint)
     notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
+    lease = checkpoint_lease(spark, "mirror", options.checkpoint)
     frame = (
         spark.readStream.format("highwater").options(**options.source_options()).option("includeHeaders", "true").load()
     )
 
     def write(batch: DataFrame, batch_id: int) -> None:
+        lease.check()
         partitions = mirror.prepare()
         noted = notes.read(batch_id)
         if noted is None:
@@ -98,7 +102,8 @@ def run(options: MirrorOptions) -> None:
         batch.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
         notes.forget_before(batch_id)
 
-    run_query("mirror", frame, frame.writeStream, options, write)
+    with lease.held():
+        run_query("mirror", frame, frame.writeStream, options, write)
 
 
 class Mirror:
@@ -112,13 +117,13 @@ class Mirror:
         """Makes the topics that the target lacks; the partitions that are mirrored now.
 
         Raises `UserError` where the clusters are the same one, or a topic has other partitions there."""
-        options = self._options
-        source_bootstrap = tuple(bootstrap_addresses(options.bootstrap))
-        subscription = Subscription(tuple(options.topic), options.pattern)
-        with TopicOffsets(source_bootstrap, subscription, {}) as topics:
-            partitions = topics.partitions()
+        source_options = self._options.source_options()
+        read = parse_read_options(source_options, streaming=True)
+        settings = client_settings(lower_case(source_options), client.Admin)
+        with TopicOffsets(read.bootstrap, read.subscription, settings) as topics:
+            partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
         names = list(dict.fromkeys(partition.topic for partition in partitions))
-        with Admin(source_bootstrap) as source, Admin(self.plan.bootstrap) as target:
+        with Admin(read.bootstrap, **settings) as source, Admin(self.plan.bootstrap) as target:
             if source.describe_cluster().cluster_id == target.describe_cluster().cluster_id:
                 raise UserError("--bootstrap and --to are the same cluster: topics would be copied onto themselves")
             there = set(target.list_topics())

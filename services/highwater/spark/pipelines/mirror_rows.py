@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from highwater.spark.write_rows import gathered
 
 COPIED_SCHEMA = "topic string, partition int, sent bigint, there bigint"
 _COMPARED = ("key", "value", "timestamp", "headers")
+_COMPARED_AT_ONCE = 1000  # rows
 _POLL_TIMEOUT_MS = 120_000
 
 
@@ -84,8 +85,10 @@ class AlreadyThere:
     """Passes over the longest beginning of the rows that stands, in its order, among those of the target."""
 
     def __init__(self, target: Iterator[pa.RecordBatch]) -> None:
-        self._target = (row for batch in target for row in _rows(batch))
-        self._looking = True
+        rows = (row for batch in target for row in _rows(batch))
+        first = list(islice(rows, 1))
+        self._target = chain(first, rows)
+        self._looking = bool(first)  # as a rule the target has nothing, and no row becomes Python's
         self.count = 0
 
     def passed_over(self, table: pa.Table) -> pa.Table:
@@ -111,7 +114,12 @@ def target_rows(plan: MirrorPlan, partition: TopicPartition, start: int) -> Iter
 
 
 def _rows(rows: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The compared columns of each row, one by one."""
+    """The compared columns of each row, one by one. Some rows at a time become Python's: the search may end soon."""
+    for begin in range(0, rows.num_rows, _COMPARED_AT_ONCE):
+        yield from _python_rows(rows.slice(begin, _COMPARED_AT_ONCE))
+
+
+def _python_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
     columns = [rows.column(name).to_pylist() for name in _COMPARED[:2]]
     timestamps = rows.column("timestamp").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     headers = [[tuple(pair.values()) for pair in pairs or ()] for pairs in rows.column("headers").to_pylist()]

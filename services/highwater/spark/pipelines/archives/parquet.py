@@ -24,11 +24,11 @@ from highwater.spark.pipelines.archives.files import (
     read_files,
     write_files,
 )
-from highwater.spark.pipelines.archives.lease import Lease
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, hour_of, new_rows
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, check_one_file_system
+from highwater.spark.pipelines.lease import Lease
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,9 @@ class ParquetArchive:
             )
         self._staging_of_all = f"{checkpoint}/staging"
         self._staging = f"{self._staging_of_all}/{uuid4().hex}"
-        self._lease = Lease(self._files, f"{self._directory}/{COMMITS}/writer.json", options.to)
+        self._lease = Lease(
+            self._files, f"{self._directory}/{COMMITS}/writer.json", "archive pipeline", f"writes to {options.to}"
+        )
         self._commits = CommitLog(self._files, self._directory, self._lease.check)
 
     @contextmanager

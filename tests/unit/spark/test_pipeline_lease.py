@@ -13,8 +13,8 @@ from threading import Event, Thread
 import pytest
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives import lease
-from highwater.spark.pipelines.archives.lease import Holder, Lease
+from highwater.spark.pipelines import lease
+from highwater.spark.pipelines.lease import Holder, Lease
 
 
 class Disk:
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def of(path: Path) -> Lease:
-    return Lease(Disk(), str(path), "/archive")
+    return Lease(Disk(), str(path), "archive pipeline", "writes to /archive")
 
 
 def written_by(path: Path, *, pid: int, processes: str = "elsewhere") -> None:

@@ -1,4 +1,5 @@
-"""Who may write to an archive of plain files: one process at a time, which says so again and again.
+"""Who may write to an archive of plain files, or work with a checkpoint: one process at a time, which says so again and
+again.
 
     ARCHIVE/_commits/writer.json     {"run": "5f0c…", "host": "node-3", "pid": 4711, "renewed_ms": 1790000000000,
                                       "processes": "06a4… pid:[4026531836]"}
@@ -17,11 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep, time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.telemetry.log import get_logger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LEASE_S = 30.0
 RENEW_S = 5.0
@@ -30,7 +35,7 @@ RENEW_S = 5.0
 SETTLE_S = 0.2
 READS = 10
 
-_log = get_logger("spark.pipelines.archive")
+_log = get_logger("spark.pipelines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,12 @@ class Files(Protocol):
 
 
 class Lease:
-    def __init__(self, files: Files, path: str, archive: str) -> None:
-        """`archive` as the user calls it."""
+    def __init__(self, files: Files, path: str, pipeline: str, does: str) -> None:
+        """As in "another `archive pipeline` (process 7 on node-3) `writes to /data/archive`"."""
         self._files = files
         self._path = path
-        self._archive = archive
+        self._pipeline = pipeline
+        self._does = does
         self._run = uuid4().hex
         self._writing = Lock()
 
@@ -132,7 +138,7 @@ class Lease:
                     return
                 self._write()
             except Exception as error:  # the next one may do; else somebody else takes it, which `check` finds
-                _log.warning("the lease of %s is not renewed: %s", self._archive, error)
+                _log.warning("lease %s is not renewed: %s", self._path, error)
 
     def _write(self) -> None:
         now_ms = int(time() * 1000)
@@ -159,4 +165,11 @@ class Lease:
 
     def _refusal(self, holder: Holder | None) -> UserError:
         who = "" if holder is None else f" (process {holder.pid} on {holder.host})"
-        return UserError(f"another archive pipeline{who} writes to {self._archive}: only one at a time can")
+        return UserError(f"another {self._pipeline}{who} {self._does}: only one at a time can")
+
+
+def checkpoint_lease(spark: SparkSession, pipeline: str, checkpoint: str) -> Lease:
+    """Of a pipeline that sends to topics: two with one checkpoint would both send what it says is next."""
+    files = HadoopFiles(spark, checkpoint)
+    path = f"{files.qualified(checkpoint)}/writer.json"
+    return Lease(files, path, pipeline, f"works with checkpoint {checkpoint}")
