@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from highwater.client.topic_partition import TopicPartition
+from highwater.spark.pipelines import jars, s3a
 from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
@@ -17,6 +19,8 @@ from highwater.spark.pipelines.archives.history import Archived, Transaction, ar
 from highwater.spark.pipelines.archives.micro_batches import Planned, planned
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.jars import fetched_jars
+from highwater.spark.pipelines.s3a import s3a_settings
 from highwater.spark.stream_offset import StreamOffset
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -126,13 +130,14 @@ def test_the_format_of_a_directory(names: list[str], found: ArchiveFormat | None
 
 
 def test_what_the_user_has_given_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(delta_session, "fetched_jars", lambda given: [Path("/j/delta.jar"), Path("/j/storage.jar")])
-    monkeypatch.setattr(delta_session, "_spark_home", lambda: str(tmp_path))
-    jars = "/j/delta.jar,/j/storage.jar"
-    assert delta_settings({}) == {**SETTINGS, "spark.jars": jars}
+    monkeypatch.setattr(delta_session, "fetched_jars", lambda *_: [Path("/j/delta.jar"), Path("/j/storage.jar")])
+    monkeypatch.setattr(jars, "spark_home", lambda: str(tmp_path))
+    monkeypatch.setattr(delta_session, "coordinates", lambda: "io.delta:delta-spark_4.2_2.13:1")
+    found = "/j/delta.jar,/j/storage.jar"
+    assert delta_settings({}) == {**SETTINGS, "spark.jars": found}
     extension, ours = "spark.sql.extensions", SETTINGS["spark.sql.extensions"]
     given = {"spark.jars": "/own/udf.jar", extension: "org.Own"}
-    assert delta_settings(given) == {**SETTINGS, extension: f"org.Own,{ours}", "spark.jars": f"/own/udf.jar,{jars}"}
+    assert delta_settings(given) == {**SETTINGS, extension: f"org.Own,{ours}", "spark.jars": f"/own/udf.jar,{found}"}
     for own in ({"spark.jars.packages": "io.delta:delta-spark_2.13:9"}, {"spark.jars": "/own/delta-spark_2.13-9.jar"}):
         assert delta_settings(own) == SETTINGS
     assert delta_settings({"spark.driver.extraClassPath": "/own/delta-spark_2.13-9.jar"}) == SETTINGS
@@ -153,16 +158,17 @@ def fetching(monkeypatch: pytest.MonkeyPatch, cache: Path, result: Any) -> list[
             raise result
         if result is None:
             (ivy,) = [part.partition("=")[2] for part in line if part.startswith("spark.jars.ivy=")]
-            jars = Path(ivy, "jars")
-            jars.mkdir()
-            (jars / "delta-spark.jar").touch()
+            into = Path(ivy, "jars")
+            into.mkdir()
+            (into / "delta-spark.jar").touch()
             return subprocess.CompletedProcess(line, 0, "", "")
         return result
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(delta_session.subprocess, "run", run)
+    monkeypatch.setattr(jars.subprocess, "run", run)
     monkeypatch.setattr(delta_session, "coordinates", lambda: "io.delta:delta-spark_4.2_2.13:1")
-    monkeypatch.setattr(delta_session, "_spark_home", lambda: "/spark")
+    for module in (jars, s3a):
+        monkeypatch.setattr(module, "spark_home", lambda: "/spark")
     return lines
 
 
@@ -170,13 +176,14 @@ def test_jars_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     lines = fetching(monkeypatch, tmp_path, None)
     given = {"spark.jars.repositories": "mine", "spark.jars.packages": "other", "spark.app.name": "x"}
     for _ in range(2):
-        (jar,) = delta_session.fetched_jars(given)
+        (jar,) = fetched_jars(["io.delta:delta-spark_4.2_2.13:1", "second:one:1"], ["of:spark"], given)
         assert jar == tmp_path / "highwater" / "io.delta_delta-spark_4.2_2.13_1" / "delta-spark.jar"
         assert jar.exists()
     (line,) = lines
     assert line[0] == "/spark/bin/spark-submit"
     assert "spark.jars.repositories=mine" in line
-    assert "spark.jars.packages=io.delta:delta-spark_4.2_2.13:1" in line
+    assert "spark.jars.packages=io.delta:delta-spark_4.2_2.13:1,second:one:1" in line
+    assert "spark.jars.excludes=of:spark" in line
     assert not any("other" in part or part == "x" for part in line)
     assert [path.name for path in (tmp_path / "highwater").iterdir()] == ["io.delta_delta-spark_4.2_2.13_1"]
 
@@ -202,6 +209,16 @@ def test_jars_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(NoDeltaError, match=said):
         later.check(None)  # type: ignore[arg-type]
     assert list((tmp_path / "highwater").iterdir()) == []
+
+
+def test_s3_gets_its_client_where_a_path_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lines = fetching(monkeypatch, tmp_path, None)
+    assert s3a_settings(["/data/archive", "s3a-like"], {}) == {}
+    assert s3a_settings(["s3a://b/archive"], {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:9"}) == {}
+    assert not lines
+    found = s3a_settings(["/data", "s3a://b/archive"], {"spark.jars": "/j/delta.jar"})
+    assert re.fullmatch(r"/j/delta\.jar,.*/org\.apache\.hadoop_hadoop-aws_[^/]*/delta-spark\.jar", found["spark.jars"])
+    assert any("software.amazon.awssdk:bundle" in part for part in lines[0])
 
 
 def test_what_a_transaction_says_is_read_back() -> None:

@@ -31,6 +31,7 @@ from highwater.cli.exit_status import exit_status
 from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import termination
+from highwater.spark.pipelines.s3a import s3a_settings
 from highwater.spark.positions import OptionError, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -273,12 +274,19 @@ def _new_session(
         own["spark.ui.enabled"] = "false"
     if options.master is not None or not under_spark_submit:
         builder = builder.master(options.master or "local[*]")
-    spark = builder.appName(f"highwater {name}").config(map={**own, **given, **needed(given)}).getOrCreate()
+    given = {**given, **needed(given)}
+    given |= s3a_settings(_texts(options), given)
+    spark = builder.appName(f"highwater {name}").config(map={**own, **given}).getOrCreate()
     if not under_spark_submit:
         # A failure is told once, by the pipeline itself.
         spark.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL + 1)
     return spark
+
+
+def _texts(options: PipelineOptions) -> list[str]:
+    """What the options say, paths among it."""
+    return [value for one in fields(options) if isinstance(value := getattr(options, one.name), str)]
 
 
 def _submitted_conf() -> dict[str, str]:

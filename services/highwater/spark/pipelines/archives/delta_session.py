@@ -1,16 +1,12 @@
-"""Delta Lake for the sessions of pipelines: its jars come from Maven, once, into a directory of the user's."""
+"""Delta Lake for the sessions of pipelines."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import tempfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.jars import NoJarsError, brought, fetched_jars, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +31,6 @@ _OF_SPARK = (
     "org.slf4j:*",
     "org.xerial.snappy:*",
 )
-_FETCH_S = 600
 
 
 class NoDeltaError(UserError):
@@ -54,9 +49,17 @@ def delta_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Settings of a new session with Delta Lake, which go before those that the user has given. Raises
     `NoDeltaError`."""
     extension = "spark.sql.extensions"
-    found = {**SETTINGS, extension: _joined(given.get(extension), [SETTINGS[extension]])}
-    if not _brought(given):
-        found["spark.jars"] = _joined(given.get("spark.jars"), map(str, fetched_jars(given)))
+    found = {**SETTINGS, extension: joined(given.get(extension), [SETTINGS[extension]])}
+    if not brought("delta-spark", given):
+        try:
+            jars = fetched_jars([coordinates()], _OF_SPARK, given)
+        except NoJarsError as error:
+            raise NoDeltaError(
+                f"the jars of Delta Lake ({coordinates()}) cannot be fetched: {error}; say where they are with --conf "
+                "spark.jars=…/delta-spark….jar,…/delta-storage….jar or --conf spark.jars.ivySettings=…, or archive "
+                "plain Parquet files with --format parquet"
+            ) from error
+        found["spark.jars"] = joined(given.get("spark.jars"), map(str, jars))
     return found
 
 
@@ -92,78 +95,3 @@ def check_delta(spark: SparkSession) -> None:
             f"this Spark session has no Delta Lake: start it with --packages {coordinates()} {told}, or archive plain "
             "Parquet files with --format parquet"
         )
-
-
-def _brought(given: Mapping[str, str]) -> bool:
-    """Whether the user, or who has installed Spark, says where Delta Lake is; `spark-submit` has begun without it
-    otherwise."""
-    names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-    return (
-        any("delta-spark" in given.get(name, "") for name in names)
-        or "PYSPARK_GATEWAY_PORT" in os.environ
-        or any(Path(_spark_home(), "jars").glob("*delta-spark*.jar"))
-    )
-
-
-def fetched_jars(given: Mapping[str, str]) -> list[Path]:
-    """Those of Delta Lake and of what it needs; fetched where this user has none yet. Raises `NoDeltaError`."""
-    wanted = coordinates()
-    home = _cache() / re.sub(r"[^\w.-]", "_", wanted)
-    if not any(home.glob("*.jar")):
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home.parent) as directory:
-            _fetch(wanted, Path(directory), given)
-            try:
-                (Path(directory) / "jars").rename(home)
-            except OSError:
-                if not any(home.glob("*.jar")):  # else another process was as quick
-                    raise
-    return sorted(home.glob("*.jar"))
-
-
-def _fetch(wanted: str, directory: Path, given: Mapping[str, str]) -> None:
-    """As Spark does it, without a session."""
-    script = directory / "nothing.py"
-    script.write_text("")
-    settings = {key: value for key, value in given.items() if key.startswith("spark.jars.")}
-    settings |= {"spark.jars.packages": wanted, "spark.jars.ivy": str(directory)}
-    settings["spark.jars.excludes"] = _joined(given.get("spark.jars.excludes"), _OF_SPARK)
-    conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-    line = [str(Path(_spark_home(), "bin", "spark-submit")), *conf, str(script)]
-    problem = ""
-    try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=_FETCH_S, check=False, stdin=subprocess.DEVNULL
-        )
-        if done.returncode or not any((directory / "jars").glob("*.jar")):
-            problem = _problem(done.stdout + done.stderr) or "Spark does not say why"
-    except subprocess.TimeoutExpired:
-        problem = f"nothing came for {_FETCH_S} s"
-    if problem:
-        raise NoDeltaError(
-            f"the jars of Delta Lake ({wanted}) cannot be fetched: {problem}; say where they are with --conf "
-            "spark.jars=…/delta-spark….jar,…/delta-storage….jar or --conf spark.jars.ivySettings=…, or archive plain "
-            "Parquet files with --format parquet"
-        )
-
-
-def _spark_home() -> str:
-    from pyspark.find_spark_home import _find_spark_home
-
-    return str(_find_spark_home())
-
-
-def _joined(given: str | None, more: Iterable[str]) -> str:
-    return ",".join([*([given] if given else []), *more])
-
-
-def _problem(said: str) -> str:
-    """The line that says most."""
-    for pattern in (r"unresolved dependency: [^\]\n]+", r"[\w.]*(?:Exception|Error): [^\n]+"):
-        if found := re.search(pattern, said):
-            return found[0].strip()
-    return ""
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "highwater"
