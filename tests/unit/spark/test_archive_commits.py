@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from highwater.spark.pipelines.archives.commits import (
     Commit,
     CommitLog,
     pending_commit,
-    settled_files,
+    settled,
     visible,
 )
 from highwater.spark.pipelines.archives.offsets import merged_offsets
@@ -61,9 +62,15 @@ class Disk:
         self.write(path, content)
         return True
 
+    def size_bytes(self, path: str) -> int:
+        return len(self.content[path])
+
     def move(self, source: str, target: str) -> None:
         self._step()
         self.content[target] = self.content.pop(source)
+
+    def keep(self, paths: Iterable[str]) -> None:
+        pass
 
     def delete(self, path: str) -> None:
         self._step()
@@ -89,6 +96,41 @@ class Disk:
     def records(self, paths: list[str]) -> Counter[str]:
         """A file's content is the letters of its records."""
         return Counter(letter for path in paths for letter in self.content[f"{ARCHIVE}/{path}"].decode())
+
+
+class ObjectStore(Disk):
+    """It has no renames."""
+
+    def move(self, source: str, target: str) -> None:
+        self._step()
+        assert target not in self.content
+        self.content[target] = self.content[source]
+        self._step()
+        del self.content[source]
+
+
+@dataclass
+class Cached(Disk):
+    """Its machine may lose its power: what was not kept is then as it is, or as it was, each file for itself."""
+
+    kept: dict[str, bytes] = field(default_factory=dict)
+
+    def write_new(self, path: str, content: bytes) -> bool:
+        written = super().write_new(path, content)
+        self.keep([path])
+        return written
+
+    def keep(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path in self.content:
+                self.kept[path] = self.content[path]
+            directory = path.rpartition("/")[0]
+            for gone in [one for one in self.kept if one not in self.content and self._below(one, directory)]:
+                del self.kept[gone]
+
+    def after_power_loss(self, drawn: Random) -> Disk:
+        states = {path: drawn.choice((self.content, self.kept)) for path in sorted({*self.content, *self.kept})}
+        return Disk({path: state[path] for path, state in states.items() if path in state})
 
 
 def stage(disk: Disk, files: dict[str, str]) -> dict[str, str]:
@@ -127,13 +169,13 @@ def go_on(disk: Disk) -> None:
             log.commit(Commit(log.last.number + 1, {"topic": {0: offset}}, stage(disk, files), removes))
 
 
-@pytest.mark.parametrize("within", [False, True])
-def test_a_crash_at_every_step(within: bool) -> None:
-    whole = Disk()
+@pytest.mark.parametrize(("kind", "within"), [(Disk, False), (Disk, True), (ObjectStore, False)])
+def test_a_crash_at_every_step(kind: type[Disk], within: bool) -> None:
+    whole = kind()
     go_on(whole)
     assert whole.records(whole.archived()) == Counter("abcdefg")
     for dies_at in range(1, whole.steps + 1):
-        disk = Disk(dies_at=dies_at, within=within)
+        disk = kind(dies_at=dies_at, within=within)
         with pytest.raises(Crash):
             go_on(disk)
         pending = pending_commit(disk, ARCHIVE)
@@ -144,13 +186,42 @@ def test_a_crash_at_every_step(within: bool) -> None:
             assert set(disk.records(disk.archived()).values()) <= {1}, dies_at
         assert set(disk.records(disk.archived())) >= set(seen)
         for dies_again_at in (1, 2, 3, None):
-            again = Disk(dict(disk.content), dies_at=dies_again_at, within=within)
+            again = kind(dict(disk.content), dies_at=dies_again_at, within=within)
             with suppress(Crash):
                 go_on(again)
             again.dies_at = None
             go_on(again)
             assert again.records(again.archived()) == Counter("abcdefg"), (dies_at, dies_again_at)
             assert pending_commit(again, ARCHIVE) is None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_loss_of_power_at_every_step(seed: int) -> None:
+    drawn = Random(seed)
+    whole = Cached()
+    go_on(whole)
+    for dies_at in range(1, whole.steps + 1):
+        disk = Cached(dies_at=dies_at)
+        with pytest.raises(Crash):
+            go_on(disk)
+        again = disk.after_power_loss(drawn)
+        go_on(again)
+        assert again.records(again.archived()) == Counter("abcdefg"), dies_at
+
+
+@pytest.mark.parametrize("copied", [b"ab", b"a"])
+def test_a_file_that_is_staged_and_in_its_place(copied: bytes) -> None:
+    """A copy that a crash has cut short is made anew."""
+    disk = Disk()
+    log = CommitLog(disk, ARCHIVE)
+    log.begin(1, {})
+    disk.dies_at = disk.steps + 2  # written, nothing moved
+    with pytest.raises(Crash):
+        log.commit(Commit(2, {"topic": {0: 2}}, stage(disk, {"1": "ab"})))
+    again = ObjectStore({**disk.content, f"{ARCHIVE}/hour/1": copied})
+    assert CommitLog(again, ARCHIVE).open()
+    assert again.records(again.archived()) == Counter("ab")
+    assert not again.exists("/staging/1")
 
 
 @dataclass
@@ -206,7 +277,8 @@ def test_who_reads_beside_a_writer_sees_every_commit_whole(seed: int) -> None:
 
     whole = {"", "abcd", "abcdef", "abcdefg"}
     for _ in range(6):
-        paths = settled_files(cast(Any, Reading()), ARCHIVE, listed)
+        found, hidden = settled(cast(Any, Reading()), ARCHIVE, listed)
+        paths = [path for path in found if path not in hidden]
         seen = "".join(sorted(LETTERS[path] for path in paths))
         assert "".join(sorted(seen)) in whole, (paths, seen)
 
@@ -260,7 +332,7 @@ def test_a_process_that_stood_still_before_its_commit(commits_of_the_other: int)
                     other.commit(Commit(number, {"topic": {0: number - 1}}, adds))
             return super().write_new(path, content)
 
-    disk, still = StandingStill(), [True]
+    disk, still = StandingStill(), [True, False]  # the last one: when it begins
     one, other = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)
     one.begin(1, {})
     with pytest.raises(UserError, match="another archive pipeline writes to /archive"):

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 from uuid import uuid4
 
-from highwater.log_storage.durable import fsync_directory, write_whole
+from highwater.log_storage.durable import fsync_directory, fsync_file, write_whole
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines import s3a
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Of an object store that makes an object only where there is none of its name.
+_CREATE_NEW = "fs.option.create.conditional.overwrite"
+_EXISTS = ("FileAlreadyExistsException", "RemoteFileChangedException")
+# As Hadoop's statuses are put into words.
+_STATUS = re.compile(r"path=(.*?); isDirectory=(?:(true)|false; length=(\d+));")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +37,22 @@ class HadoopFiles:
     """Paths are absolute, or URIs. Everything raises `Py4JJavaError` where the file system fails."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """`root` says which file system."""
+        """`root` says which file system. Raises `UserError` where Spark has no jar for it."""
         from py4j.java_gateway import is_instance_of
+        from py4j.protocol import Py4JJavaError
 
         context = spark.sparkContext
-        self._hadoop: Any = context._jvm.org.apache.hadoop.fs
-        system = self._hadoop.Path(root).getFileSystem(context._jsc.hadoopConfiguration())
+        self._jvm: Any = context._jvm
+        self._hadoop: Any = self._jvm.org.apache.hadoop.fs
+        try:
+            system = self._hadoop.Path(root).getFileSystem(context._jsc.hadoopConfiguration())
+        except Py4JJavaError as error:
+            if not re.search(r"ClassNotFoundException|UnsupportedFileSystemException", str(error)):
+                raise
+            raise UserError(
+                f"this Spark session has no file system for {root}: start it with its jar, such as --packages "
+                f"{s3a.coordinates()[0]} for {s3a.SCHEME}://"
+            ) from error
         if is_instance_of(context._gateway, system, "org.apache.hadoop.fs.ChecksumFileSystem"):
             # Beside each file it would keep one with its checksum, which some readers take for data.
             system = system.getRawFileSystem()
@@ -47,21 +67,37 @@ class HadoopFiles:
 
     def names(self, directory: str) -> list[str]:
         """What is in the directory itself, sorted; nothing where there is none."""
+        local = self._local(directory)
+        if local is not None:
+            return sorted(os.listdir(local)) if local.is_dir() else []
         if not self.exists(directory):
             return []
-        return sorted(str(found.getPath().getName()) for found in self._system.listStatus(self._path(directory)))
+        found = self._listed(self._system.listStatusIterator(self._path(directory)))
+        return sorted(path.rpartition("/")[2] for path, _, _ in found)
 
-    def files(self, directory: str) -> Iterator[FileStatus]:
-        """Every file below the directory, but for those with a part of their path hidden (`_` or `.` in front)."""
-        if not self.exists(directory):
-            return
-        above = len(self.qualified(directory)) + 1
-        found = self._system.listFiles(self._path(directory), True)
-        while found.hasNext():
-            status = found.next()
-            path = str(status.getPath().toString())[above:]
-            if not any(part.startswith(("_", ".")) for part in path.split("/")):
-                yield FileStatus(path, int(status.getLen()))
+    def files(self, directory: str, below: str = "") -> Iterator[FileStatus]:
+        """Every file below the directory, or only below one in it, but for those with a part of their path hidden (`_`
+        or `.` in front)."""
+        local = self._local(directory)
+        wanted = f"{directory}/{below}" if below else directory
+        if local is not None:
+            yield from local_files(local, below)
+        elif self.exists(wanted):
+            above = len(self.qualified(directory)) + 1
+            found = self._listed(self._system.listFiles(self._path(wanted), True))
+            for path, is_directory, size_bytes in found:
+                name = path[above:]
+                if not is_directory and not any(part.startswith(("_", ".")) for part in name.split("/")):
+                    yield FileStatus(name, size_bytes)
+
+    def _listed(self, iterator: Any) -> list[tuple[str, bool, int]]:
+        """Path, whether it is a directory, and size of each: a few calls for all, where some for each take ms."""
+        found = self._jvm.org.apache.hadoop.util.functional.RemoteIterators.toList(iterator)
+        read = statuses(str(found.toString()))
+        if len(read) == found.size():
+            return read
+        # A file system whose statuses have words of their own.
+        return [(str(one.getPath().toString()), bool(one.isDirectory()), int(one.getLen())) for one in found]
 
     def read(self, path: str) -> bytes:
         stream = self._system.open(self._path(path))
@@ -78,17 +114,33 @@ class HadoopFiles:
 
     def write_new(self, path: str, content: bytes) -> bool:
         """The same; False where there is such a file, which stays as it is."""
-        local = urlparse(self.qualified(path))
-        if local.scheme == "file":
-            return write_new_file(Path(unquote(local.path)), content)
+        local = self._local(path)
+        if local is not None:
+            return write_new_file(local, content)
         if self.exists(path):
             return False
+        if self._system.hasPathCapability(self._path(path), _CREATE_NEW):
+            return self._create_new(path, content)
         partial = f"{path}.{uuid4().hex}.partial"
         self.overwrite(partial, content)
         if self._system.rename(self._path(partial), self._path(path)):
             return True
         self.delete(partial)
         return False
+
+    def _create_new(self, path: str, content: bytes) -> bool:
+        """In an object store: its objects are there whole or not at all, and have no names for a while."""
+        from py4j.protocol import Py4JJavaError
+
+        stream = self._system.createFile(self._path(path)).must(_CREATE_NEW, "true").recursive().build()
+        try:
+            stream.write(bytearray(content))
+            stream.close()
+        except Py4JJavaError as error:
+            if not any(name in str(error) for name in _EXISTS):
+                raise
+            return False
+        return True
 
     def overwrite(self, path: str, content: bytes) -> None:
         """Whoever reads it meanwhile may find it empty, or some of it."""
@@ -113,8 +165,52 @@ class HadoopFiles:
         """A file, or a directory with all that is in it; nothing where there is none."""
         self._system.delete(self._path(path), True)
 
+    def keep(self, paths: Iterable[str]) -> None:
+        """What was written to local disks, renamed there or removed outlasts a loss of power after this. Elsewhere the
+        file system sees to that."""
+        local = [found for path in paths if (found := self._local(path)) is not None]
+        keep_files(local)
+
+    def _local(self, path: str) -> Path | None:
+        """The path of a file of this machine."""
+        if "://" in path and not path.startswith("file:"):
+            return None
+        whole = path if path.startswith("file:") else self.qualified(path)
+        return Path(re.sub("^/+", "/", whole.removeprefix("file:"))) if whole.startswith("file:") else None
+
     def _path(self, path: str) -> Any:
         return self._hadoop.Path(path)
+
+
+def statuses(told: str) -> list[tuple[str, bool, int]]:
+    """What Java says of a list of Hadoop's `FileStatus`. Pure."""
+    return [(path, directory == "true", int(size or 0)) for path, directory, size in _STATUS.findall(told)]
+
+
+def local_files(directory: Path, below: str = "") -> Iterator[FileStatus]:
+    """Every file below a directory of this machine, but for the hidden ones."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory / below) as found:
+        for one in found:
+            if one.name.startswith(("_", ".")):
+                continue
+            path = f"{below}/{one.name}" if below else one.name
+            if one.is_dir():
+                yield from local_files(directory, path)
+            else:
+                with suppress(FileNotFoundError):  # removed just now
+                    yield FileStatus(path, one.stat().st_size)
+
+
+def keep_files(paths: Iterable[Path]) -> None:
+    """Those that are there, and what happened in the directories above all of them, outlast a loss of power."""
+    directories: set[Path] = set()
+    for path in paths:
+        if path.is_file():
+            fsync_file(path)
+        directories.update(path.parents)
+    for directory in sorted(directories, reverse=True):
+        with suppress(FileNotFoundError, PermissionError):  # removed with what was in it; of others
+            fsync_directory(directory)
 
 
 def write_new_file(path: Path, content: bytes) -> bool:

@@ -6,7 +6,8 @@
 A commit says which staged files become files of the archive, which files they replace, and up to which offset each
 partition is archived once that is done. It is written in one piece before anything is moved. Applying it moves the new
 files in, removes the old ones, and then removes the commit before it: as long as there are two, the higher one is
-pending, and whoever opens the archive next applies it again; every step of that can be done twice.
+pending, and whoever opens the archive next applies it again; every step of that can be done twice. On a local disk each
+of these steps outlasts a loss of power before the next one is done.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.offsets import Offsets
 
 COMMITS = "_commits"
 SETTLE_S = 120.0
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,10 @@ class Files(Protocol):
     def read(self, path: str) -> bytes: ...
     def write(self, path: str, content: bytes) -> None: ...
     def write_new(self, path: str, content: bytes) -> bool: ...
+    def size_bytes(self, path: str) -> int: ...
     def move(self, source: str, target: str) -> None: ...
     def delete(self, path: str) -> None: ...
+    def keep(self, paths: Iterable[str]) -> None: ...
 
 
 class CommitLog:
@@ -100,7 +105,8 @@ class CommitLog:
     def begin(self, number: int, offsets: Offsets) -> None:
         """The first commit, of an archive that is as it is."""
         self._last = Commit(number, offsets)
-        self._files.write(self._path(number), self._last.to_json())
+        if not self._files.write_new(self._path(number), self._last.to_json()):
+            raise self._refusal()
 
     def commit(self, commit: Commit) -> None:
         """Raises `UserError` where another process has written to the archive meanwhile, or a staged file is gone."""
@@ -111,6 +117,7 @@ class CommitLog:
             raise self._refusal()
         if gone := [staged for staged in commit.adds.values() if not self._files.exists(staged)]:
             raise UserError(f"{gone[0]} is gone, and {len(gone) - 1} more: leave alone what is staged for an archive")
+        self._files.keep(commit.adds.values())
         if not self._files.write_new(self._path(commit.number), commit.to_json()):
             raise self._refusal()
         # Between the check and the commit this process may have stood still for longer than its lease.
@@ -134,6 +141,7 @@ class CommitLog:
         # Staged files were deleted by someone else, and nothing was removed yet: the commit before still holds.
         for target in commit.adds:
             self._files.delete(self._target(target))
+        self._files.keep(map(self._target, commit.adds))
         self._files.delete(self._path(commit.number))
         self._last = self._read(before)
 
@@ -141,13 +149,24 @@ class CommitLog:
         """`staged`: nothing of it was done yet. Else what is nowhere was in the archive, and was taken out since."""
         for target, source in commit.adds.items():
             if self._files.exists(source):
-                self._files.move(source, self._target(target))
+                self._move(source, self._target(target), again=not staged)
             elif staged:
                 # There are two commits now, and the next start takes this one back.
                 raise UserError(f"{source} is gone: leave alone what is staged for an archive, and start again")
+        self._files.keep(map(self._target, commit.adds))
         for removed in commit.removes:
             self._files.delete(self._target(removed))
+        self._files.keep(map(self._target, commit.removes))
         self._files.delete(self._path(before))
+
+    def _move(self, source: str, target: str, *, again: bool) -> None:
+        """An object store copies and then deletes: what a crash left between the two is in both places."""
+        if again and self._files.exists(target):
+            if self._files.size_bytes(target) == self._files.size_bytes(source):
+                self._files.delete(source)
+                return
+            self._files.delete(target)
+        self._files.move(source, target)
 
     def _numbers(self) -> list[int]:
         return commit_numbers(self._files.names(f"{self._archive}/{COMMITS}"))
@@ -177,33 +196,42 @@ def pending_commit(files: Files, archive: str) -> Commit | None:
     return None
 
 
-def settled_files(files: Files, archive: str, listed: Callable[[], Iterable[str]]) -> list[str]:
-    """As `visible`, of an archive that another process may be writing to: `listed` looks at all of it, which takes a
-    while. Raises `UserError` where the archive has changed with every look for `SETTLE_S`.
+def settled(files: Files, archive: str, look: Callable[[], Found]) -> tuple[Found, frozenset[str]]:
+    """What `look` finds, which looks at all of an archive that another process may be writing to, and the paths that
+    are to be left out of it. Raises `UserError` where the archive has changed with every look for `SETTLE_S`.
 
     A commit number that is the last one before and after a look was so all the time. Of a commit that is pending
-    meanwhile, files only come or only go: two looks that find the same files found what was there between them."""
+    meanwhile, what it removes is removed when all is there that it adds: that was so before the look, or not after it.
+    """
     directory = f"{archive.rstrip('/')}/{COMMITS}"
-    before: tuple[list[int], list[str]] | None = None
     deadline = monotonic() + SETTLE_S
     while monotonic() < deadline:
         numbers = commit_numbers(files.names(directory))
         pending = pending_commit(files, archive)
-        found = numbers, sorted(listed())
-        if commit_numbers(files.names(directory)) != numbers:
-            continue
-        if pending is None or found == before:
-            return visible(found[1], pending)
-        before = found
+        before = _has_added(files, archive, pending)
+        found = look()
+        after = before or _has_added(files, archive, pending)
+        if commit_numbers(files.names(directory)) == numbers and before == after:
+            return found, left_out(pending, applied=before)
     raise UserError(
         f"{archive} has changed with every look for {SETTLE_S:g} s: try again when less is written to it or merged"
     )
 
 
+def _has_added(files: Files, archive: str, pending: Commit | None) -> bool:
+    return pending is None or all(files.exists(f"{archive.rstrip('/')}/{path}") for path in pending.adds)
+
+
+def left_out(pending: Commit | None, *, applied: bool) -> frozenset[str]:
+    """The files of an archive that do not count while a commit is being applied. `applied`: all is there that it adds.
+    Pure."""
+    if pending is None:
+        return frozenset()
+    return frozenset(pending.removes if applied else pending.adds)
+
+
 def visible(present: Iterable[str], pending: Commit | None) -> list[str]:
     """The files of an archive that hold each record once, while a commit is being applied, too. Pure."""
     present = set(present)
-    if pending is not None:
-        applied = present.issuperset(pending.adds)
-        present -= set(pending.removes) if applied else pending.adds.keys()
-    return sorted(present)
+    applied = pending is None or present.issuperset(pending.adds)
+    return sorted(present - left_out(pending, applied=applied))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import Commit, CommitLog
-from highwater.spark.pipelines.archives.files import PATH_COLUMNS, FileContent, contents, named, read_files, write_files
+from highwater.spark.pipelines.archives.files import (
+    PATH_COLUMNS,
+    FileContent,
+    by_day,
+    contents,
+    named,
+    read_files,
+    write_files,
+)
 from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
 
 if TYPE_CHECKING:
@@ -60,7 +68,8 @@ def compact(
 ) -> None:
     """Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
     closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
-    for hours in _jobs(small_files(list(files.files(archive)), file_bytes, closed_before), file_bytes):
+    small = (hour for day in by_day(files, archive) for hour in small_files(day, file_bytes, closed_before))
+    for hours in _jobs(small, file_bytes):
         source = read_files(spark, archive, [path for hour in hours for path in hour.paths])
         staged = f"{staging}/{commits.last.number + 1}"
         files.delete(staged)
@@ -76,7 +85,7 @@ def compact(
         files.delete(staged)
 
 
-def _jobs(hours: Sequence[SmallFiles], file_bytes: int) -> Iterator[list[SmallFiles]]:
+def _jobs(hours: Iterable[SmallFiles], file_bytes: int) -> Iterator[list[SmallFiles]]:
     """Hours that make one file each go together; one that makes several goes alone."""
     together: list[SmallFiles] = []
     for hour in hours:

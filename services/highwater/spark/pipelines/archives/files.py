@@ -9,12 +9,13 @@ A file's records are sorted by partition and offset.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.spark import register
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
+from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,9 +88,17 @@ def write_files(frame: DataFrame, directory: str, compression: str) -> int:
 
 
 def read_files(spark: SparkSession, directory: str, paths: Sequence[str] | None = None) -> DataFrame:
-    """The rows of files below a directory, or of all of them."""
+    """The rows of files and directories below a directory, or of all of it."""
     reader = spark.read.schema(f"{FILE_SCHEMA}, {PATH_SCHEMA}").option("basePath", directory)
     return reader.parquet(*([directory] if paths is None else [f"{directory}/{path}" for path in paths]))
+
+
+def without(frame: DataFrame, paths: Collection[str]) -> DataFrame:
+    """Of `read_files`; a file's name is its own."""
+    from pyspark.sql import functions as f
+
+    names = [path.rpartition("/")[2] for path in paths]
+    return frame.where(~f.col("_metadata.file_name").isin(names)) if names else frame
 
 
 def contents(frame: DataFrame) -> list[FileContent]:
@@ -133,6 +142,15 @@ def named(found: Iterable[FileContent], commit: int) -> dict[str, str]:
         path: f"{one.directory}/{one.partition:05d}-{one.first_offset:020d}-{commit:06d}.parquet"
         for path, one in firsts.items()
     }
+
+
+def by_day(files: HadoopFiles, archive: str) -> Iterator[list[FileStatus]]:
+    """The files of each topic and date, one after the other: all that an archive has may be more than is good to hold
+    at once."""
+    for topic in files.names(archive):
+        for date in files.names(f"{archive}/{topic}") if topic.startswith("topic=") else []:
+            day = f"{topic}/{date}"
+            yield list(files.files(archive, day))
 
 
 def highest_commit(paths: Iterable[str]) -> int:

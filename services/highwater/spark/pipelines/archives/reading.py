@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.commits import settled_files
+from highwater.spark.pipelines.archives.commits import settled
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
-from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files
+from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format
 from highwater.spark.pipelines.archives.history import quoted
 from highwater.spark.pipelines.archives.options import ArchiveFormat
@@ -91,13 +91,13 @@ class _FilesTopic:
     """Files that hold each record once, where the archive is being changed, or was left so, too."""
 
     def __init__(self, session: SparkSession, files: HadoopFiles, directory: str, topic: str) -> None:
-        def listed() -> list[str]:
-            return [one.path for one in files.files(directory)]
+        def look() -> DataFrame:  # Spark lists the files now, and only now
+            return read_files(session, directory, [f"topic={topic}"])
 
-        paths = [path for path in settled_files(files, directory, listed) if path.startswith(f"topic={topic}/")]
+        frame, hidden = settled(files, directory, look)
         self._session = session
         self._directory = directory
-        self._contents = contents(read_files(session, directory, paths))
+        self._contents = contents(without(frame, hidden))
         firsts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for one in self._contents:
