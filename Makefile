@@ -3,6 +3,7 @@
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
+#   make test-stores  archives of a Spark cluster in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
 #   make check        ruff and mypy
@@ -26,7 +27,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark soak check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-spark test-stores soak check bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -47,6 +48,10 @@ endif
 
 test-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/spark $(PYTEST_ARGS)
+
+test-stores: $(SPARK_VENV)/java-classes.jsa
+	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[stores]'
+	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \

@@ -40,19 +40,19 @@ def in_topic(bootstrap: str, topic: str) -> Rows:
 
 def in_archive(directory: Path) -> Rows:
     """As any reader of Parquet finds it, by topic, partition and offset."""
-    return _sorted(pq.read_table(directory))
+    return sorted_rows(pq.read_table(directory))
 
 
 def in_table(directory: Path, version: int | None = None) -> Rows:
     """As a reader of Delta tables without Spark finds it, by topic, partition and offset."""
-    return _sorted(DeltaTable(directory, version=version).to_pyarrow_table())
+    return sorted_rows(DeltaTable(directory, version=version).to_pyarrow_table())
 
 
 def visible_in_archive(directory: Path) -> Rows:
     """As a reader finds it who looks at the commits, too."""
     files = visible(parquet_files(directory), pending(directory))
     found = ds.dataset([str(directory / path) for path in files], format="parquet", partitioning="hive")
-    return _sorted(found.to_table())
+    return sorted_rows(found.to_table())
 
 
 def parquet_files(directory: Path) -> list[str]:
@@ -63,7 +63,7 @@ def pending(directory: Path) -> Commit | None:
     return pending_commit(_LocalFiles(), str(directory))
 
 
-def _sorted(table: pa.Table) -> Rows:
+def sorted_rows(table: pa.Table) -> Rows:
     rows = [dict(row) for row in table.select(COLUMNS).to_pylist()]
     return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 

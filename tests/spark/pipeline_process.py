@@ -22,10 +22,12 @@ class PipelineProcess:
         self._log = log
         self._running: subprocess.Popen[bytes] | None = None
 
-    def start(self, arguments: Sequence[str]) -> None:
+    def start(self, arguments: Sequence[str]) -> int:
+        """Its process group."""
         with self._log.open("ab") as log:
             line = [*self._line, "--master", "local[2]", *arguments]
             self._running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+        return self._running.pid
 
     def until(self, holds: Callable[[], bool], every_s: float = 0.01) -> None:
         """Waits for a state of the outside; the process may not end before. To look takes from what it needs."""
