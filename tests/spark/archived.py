@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.spark.pipelines.archives.commits import Commit, pending_commit, visible
-from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.read_plan import ReadPlan
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 HOUR_MS = 3_600_000

@@ -20,8 +20,9 @@ from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.mirror import MirrorOptions, run
 from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
 from highwater.spark.positions import OptionError
-from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.read_plan import ReadPlan
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

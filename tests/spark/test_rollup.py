@@ -19,8 +19,9 @@ from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.rollup import BadRecords, RollupOptions, TopicSink, run
-from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.read_plan import ReadPlan
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

@@ -8,7 +8,8 @@ from time import monotonic
 from typing import Any, Self
 
 from highwater.client.admin_answers import cluster_description, elections, topic_description, topic_result
-from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
+from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
+from highwater.client.cluster import Cluster
 from highwater.client.descriptions import (
     ClusterDescription,
     ConfigValue,

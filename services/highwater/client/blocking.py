@@ -26,7 +26,7 @@ from highwater.client import consumer as async_consumer
 from highwater.client import exit_flush
 from highwater.client import producer as async_producer
 from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers, checked_timestamp
-from highwater.client.cluster import DEFAULT_BOOTSTRAP
+from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.consumer_record import ConsumerRecord
 from highwater.client.delivery import Delivery, RecordMetadata, TableMetadata
 from highwater.client.descriptions import (

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
+from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.connection import Connection
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
-    InvalidRequestError,
     NetworkError,
     RequestTimedOutError,
     RetriableError,
@@ -27,7 +27,6 @@ from highwater.v1 import broker_pb2
 
 _log = get_logger(__name__)
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 # One broker's time for a metadata request; then the next one is asked.
 METADATA_TIMEOUT_S = 2.0
 # Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
@@ -39,19 +38,6 @@ START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
 # A topic that no broker knows may just have been made: how long to look for it.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
-
-
-def bootstrap_addresses(bootstrap: str | Sequence[str]) -> list[str]:
-    """From `host:port`, `unix:/path`, a comma-separated string or a list of them. Raises `InvalidRequestError`."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    addresses = [part.strip() for part in parts if part.strip()]
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not address.startswith("unix:") and not (host and port.isdigit()):
-            raise InvalidRequestError(f"bootstrap address {address!r} is neither host:port nor unix:/path")
-    if not addresses:
-        raise InvalidRequestError("no bootstrap address was given; name at least one broker as host:port")
-    return addresses
 
 
 class Cluster:

@@ -9,7 +9,8 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
-from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
+from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
+from highwater.client.cluster import Cluster
 from highwater.client.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
 from highwater.client.exceptions import ClientClosedError, HighwaterError, InvalidRequestError, OffsetOutOfRangeError
 from highwater.client.fetch_buffer import FetchBuffer

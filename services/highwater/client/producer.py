@@ -12,8 +12,9 @@ from typing import Literal, Self
 import pyarrow as pa
 
 from highwater.client.accumulator import RECORD_OVERHEAD_BYTES, Headers, TopicAccumulator
+from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.buffer_memory import BufferMemory
-from highwater.client.cluster import DEFAULT_BOOTSTRAP, Cluster
+from highwater.client.cluster import Cluster
 from highwater.client.delivery import BatchDelivery, Delivery, RecordMetadata, TableDelivery
 from highwater.client.encoding import BatchFormat, codec_named, encode_table
 from highwater.client.exceptions import (

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from highwater.client import Admin, Consumer
 from highwater.spark.client_settings import client_settings
 from highwater.spark.filters import PushedFilters
 from highwater.spark.mistakes import OneSentence
-from highwater.spark.options import ReadOptions, lower_case, parse_read_options
+from highwater.spark.options import lower_case, parse_read_options
 from highwater.spark.progress_reports import reported
-from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.range_partition import RangePartition, range_partitions
+from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange, split_ranges
-from highwater.spark.read_progress import RangeOfRead, ranges_of_read
+from highwater.spark.read_plan import read_plan
 from highwater.spark.topic_offsets import TopicOffsets
-
-
-@dataclass
-class RangePartition(InputPartition):
-    """One task's range."""
-
-    value: OffsetRange
-    part: RangeOfRead
-
-
-def range_partitions(ranges: Sequence[OffsetRange]) -> list[RangePartition]:
-    """Of one batch read, or one micro-batch."""
-    parts = ranges_of_read(uuid4().hex, ranges)
-    return [RangePartition(one, part) for one, part in zip(ranges, parts, strict=True)]
 
 
 class HighwaterBatchReader(DataSourceReader):
@@ -41,7 +25,7 @@ class HighwaterBatchReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = parse_read_options(options, streaming=False)
-        self._admin_settings = client_settings(lower_case(options), Admin)
+        self._admin_settings = client_settings(lower_case(options), "Admin")
         self._plan = read_plan(self._options, options)
         self._filters = PushedFilters()
 
@@ -99,13 +83,3 @@ def batch_reader(options: Mapping[str, str]) -> HighwaterBatchReader:
     """Raises `OptionError`."""
     reader = HighwaterBatchReader(options)
     return PushingBatchReader(options) if reader.pushes_filters else reader
-
-
-def read_plan(options: ReadOptions, given: Mapping[str, str]) -> ReadPlan:
-    return ReadPlan(
-        options.bootstrap,
-        options.columns,
-        options.fail_on_data_loss,
-        options.poll_timeout_ms,
-        client_settings(lower_case(given), Consumer),
-    )

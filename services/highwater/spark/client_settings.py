@@ -8,10 +8,10 @@ part of Kafka's client that does not exist here is dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, Literal, get_args
 
-from highwater.client import Admin, Consumer, Producer
 from highwater.spark.positions import OptionError
 
 PREFIXES = ("highwater.", "kafka.", "kafkaconsumer.", "fetchoffset.")
@@ -42,25 +42,29 @@ _DROPPED = frozenset(
         "default_api_timeout_ms",
     }
 )
-_CLIENTS: tuple[type, ...] = (Consumer, Producer, Admin)
+Client = Literal["Consumer", "Producer", "Admin"]
 
 
 def check_client_settings(options: Mapping[str, str]) -> None:
     """Raises `OptionError` for a setting that no client of the SDK knows, or that the data source sets itself."""
-    known = {name for client in _CLIENTS for name in _parameters(client)}
-    for option, name in _named(options).items():
+    named = _named(options)
+    if not named:
+        return
+    known = {name for client in get_args(Client) for name in _parameters(client)}
+    for option, name in named.items():
         if name in _INSTEAD:
             raise OptionError(f"option {option} cannot be set: use {_INSTEAD[name]}")
         if name not in known and name not in _DROPPED:
             raise OptionError(f"option {option} has no counterpart in Highwater: remove it")
 
 
-def client_settings(options: Mapping[str, str], client: type) -> dict[str, Any]:
-    """Keyword arguments for `Consumer`, `Producer` or `Admin`: those of the options that it knows."""
-    parameters = _parameters(client)
+def client_settings(options: Mapping[str, str], client: Client) -> dict[str, Any]:
+    """Keyword arguments for a client: those of the options that it knows."""
+    named = _named(options)
+    parameters = _parameters(client) if named else {}
     return {
         name: _converted(option, options[option], parameters[name])
-        for option, name in _named(options).items()
+        for option, name in named.items()
         if name in parameters
     }
 
@@ -76,9 +80,10 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _parameters(client: type) -> dict[str, Any]:
+def _parameters(client: Client) -> dict[str, Any]:
     """Keyword parameters of the client and their defaults."""
-    parameters = signature(client).parameters.values()
+    # Imported here: most queries set none, and the Python processes of their planning need no client.
+    parameters = signature(getattr(import_module("highwater.client"), client)).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "bootstrap"}
 
 

@@ -1,4 +1,4 @@
-"""The columns of a read: Spark's Kafka source's, and a decoded batch of the log as them. Pure.
+"""A decoded batch of the log as the columns of a read. Pure.
 
 Spark takes an Arrow batch without looking at its rows where its schema is exactly the one that Spark expects:
 timestamps in us UTC, lists whose items are called `element`, every column nullable.
@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from highwater.records import Batch
 from highwater.records.timestamps import shown
 
-READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
-
 _HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())])))
 _TYPES = {
     "key": pa.binary(),
@@ -28,27 +26,12 @@ _TYPES = {
     "timestampType": pa.int32(),
     "headers": _HEADERS,
 }
-_SPARK_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
-}
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 
 def arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
-
-
-def spark_schema(columns: tuple[str, ...]) -> str:
-    """As Spark's DDL."""
-    return ", ".join(f"`{name}` {_SPARK_TYPES[name]}" for name in columns)
 
 
 def read_columns(

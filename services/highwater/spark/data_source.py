@@ -1,4 +1,7 @@
-"""`format("highwater")`: the data source that Spark makes for each read and each write."""
+"""`format("highwater")`: the data source that Spark makes for each read and each write.
+
+Readers and writers are imported where they are made: Spark starts a Python process to find this class, another one to
+ask it for its schema, and a third one to make a reader, all before a query's first task."""
 
 from __future__ import annotations
 
@@ -11,13 +14,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from highwater.spark.batch_reader import batch_reader
-from highwater.spark.columns import spark_schema
 from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import parse_columns
 from highwater.spark.positions import OptionError
-from highwater.spark.stream_reader import HighwaterStreamReader
-from highwater.spark.writer import HighwaterStreamWriter, HighwaterWriter
+from highwater.spark.schema import spark_schema
 
 
 class HighwaterDataSource(DataSource):
@@ -32,20 +32,28 @@ class HighwaterDataSource(DataSource):
             return spark_schema(parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from highwater.spark.batch_reader import batch_reader
+
         with OneSentence():
             self._check_schema(schema)
             return batch_reader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from highwater.spark.stream_reader import HighwaterStreamReader
+
         with OneSentence():
             self._check_schema(schema)
             return HighwaterStreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from highwater.spark.writer import HighwaterWriter
+
         with OneSentence():
             return HighwaterWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from highwater.spark.writer import HighwaterStreamWriter
+
         with OneSentence():
             return HighwaterStreamWriter(self.options, schema, overwrite=overwrite)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
-from highwater.client.cluster import bootstrap_addresses
+from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.exceptions import InvalidRequestError
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.client_settings import PREFIXES, check_client_settings
-from highwater.spark.columns import READ_COLUMNS
 from highwater.spark.positions import (
     EARLIEST,
     LATEST,
@@ -27,6 +26,7 @@ from highwater.spark.positions import (
     parse_duration_ms,
     parse_positions,
 )
+from highwater.spark.schema import READ_COLUMNS
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 DEFAULT_POLL_TIMEOUT_MS = 120_000

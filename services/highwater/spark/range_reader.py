@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 import pyarrow as pa
 
@@ -23,6 +21,7 @@ from highwater.client.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.columns import read_columns
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.read_plan import ReadPlan
 from highwater.spark.worker_process import prepare_worker
 
 _POLL_MS = 1000.0
@@ -35,17 +34,6 @@ logger = logging.getLogger(__name__)
 # Connected, between two tasks: Spark's Python workers run one task after another. At most one for each cluster and
 # settings that were read with.
 _idle_consumers: dict[Hashable, BatchConsumer] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """What every task of a read needs to know; goes to the executors pickled."""
-
-    bootstrap: tuple[str, ...]
-    columns: tuple[str, ...]
-    fail_on_data_loss: bool
-    poll_timeout_ms: int
-    consumer: dict[str, Any]  # settings of the SDK's `Consumer`
 
 
 class BatchConsumer(Consumer):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -18,18 +17,22 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from highwater.client import Admin, Consumer, OffsetOutOfRangeError, TopicPartition
+from highwater.client.exceptions import OffsetOutOfRangeError
+from highwater.client.topic_partition import TopicPartition
 from highwater.spark.admission import Limits, admitted, admitted_bytes
-from highwater.spark.batch_reader import RangePartition, range_partitions, read_plan
 from highwater.spark.client_settings import client_settings
 from highwater.spark.mistakes import OneSentence
-from highwater.spark.offset_sizes import OffsetSizes
 from highwater.spark.options import lower_case, parse_read_options
-from highwater.spark.progress_reports import reported
-from highwater.spark.range_reader import read_range
+from highwater.spark.range_partition import RangePartition, range_partitions
 from highwater.spark.ranges import OffsetRange, split_ranges
+from highwater.spark.read_plan import read_plan
 from highwater.spark.stream_offset import NOT_BEGUN, StreamOffset, offsets_json, parse_stream_offset
-from highwater.spark.topic_offsets import TopicOffsets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from highwater.spark.offset_sizes import OffsetSizes
+    from highwater.spark.topic_offsets import TopicOffsets
 
 Offsets = Mapping[TopicPartition, int]
 
@@ -40,13 +43,14 @@ logger = logging.getLogger(__name__)
 
 class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One object in a process of the driver plans the micro-batches; copies of it read, in the executors' processes,
-    and have no connections."""
+    and have no connections. What connects is imported where it is needed: Spark makes two of these objects in Python
+    processes that start for that, before a query's first micro-batch."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = parse_read_options(options, streaming=True)
         self._plan = read_plan(self._options, options)
-        self._admin_settings = client_settings(lower_case(options), Admin)
-        self._sample_settings = client_settings(lower_case(options), Consumer)
+        self._admin_settings = client_settings(lower_case(options), "Admin")
+        self._sample_settings = client_settings(lower_case(options), "Consumer")
         self._topics: TopicOffsets | None = None
         self._sizes: OffsetSizes | None = None
         self._latest: Offsets | None = None  # as of the last look
@@ -110,6 +114,9 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     # Reading
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from highwater.spark.progress_reports import reported
+        from highwater.spark.range_reader import read_range
+
         assert isinstance(partition, RangePartition)
         with OneSentence():
             yield from reported(read_range(self._plan, partition.value), partition.value, partition.part)
@@ -156,6 +163,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _connected(self) -> TopicOffsets:
         if self._topics is None:
+            from highwater.spark.topic_offsets import TopicOffsets
+
             options = self._options
             self._topics = TopicOffsets(options.bootstrap, options.subscription, self._admin_settings)
         return self._topics
@@ -203,6 +212,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _sampled(self, behind: Offsets) -> dict[TopicPartition, float]:
         if self._sizes is None:
+            from highwater.spark.offset_sizes import OffsetSizes
+
             self._sizes = OffsetSizes(self._options.bootstrap, self._sample_settings)
         return self._sizes.mean_bytes(behind)
 

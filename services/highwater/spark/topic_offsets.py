@@ -8,9 +8,9 @@ from time import time
 from types import TracebackType
 from typing import Any, Self
 
-from highwater.client import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, OffsetOutOfRangeError, TopicPartition
 from highwater.client.blocking import Admin
-from highwater.client.exceptions import UnknownTopicError
+from highwater.client.exceptions import OffsetOutOfRangeError, UnknownTopicError
+from highwater.client.topic_partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from highwater.spark.options import NoMatch, Subscription
 from highwater.spark.positions import Kind, OptionError, Position, Positions
 

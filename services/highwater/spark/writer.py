@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from highwater.client import Producer
 from highwater.client.blocking import Producer as BlockingProducer
 from highwater.client.delivery import BatchMetadata, TableDelivery, TableMetadata
 from highwater.spark.client_settings import client_settings
@@ -105,7 +104,7 @@ def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: boo
     parsed = parse_write_options(options)
     types = {one.name: one.dataType.simpleString() for one in schema.fields}
     columns = check_write_columns(types, topic=parsed.topic, include_timestamp=parsed.include_timestamp)
-    return WritePlan(parsed, columns, client_settings(lower_case(options), Producer))
+    return WritePlan(parsed, columns, client_settings(lower_case(options), "Producer"))
 
 
 def send_all(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskWritten:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from highwater.client import Admin, Consumer, Producer
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import NoMatch, Subscription, parse_columns, parse_read_options, parse_write_options
@@ -126,12 +125,12 @@ def test_client_settings_are_the_sdks_and_of_its_types() -> None:
         "kafka.group.id": "ignored",
         "highwater.bootstrap.servers": "a:1",
     }
-    assert client_settings(options, Consumer) == {"client_id": "42", "fetch_max_bytes": 1000, "check_crcs": False}
+    assert client_settings(options, "Consumer") == {"client_id": "42", "fetch_max_bytes": 1000, "check_crcs": False}
     produced = {"client_id": "42", "compression": "zstd", "acks": 1, "max_in_flight": 3, "enable_idempotence": False}
-    assert client_settings(options, Producer) == produced
-    assert client_settings(options, Admin) == {"client_id": "42"}
+    assert client_settings(options, "Producer") == produced
+    assert client_settings(options, "Admin") == {"client_id": "42"}
     with pytest.raises(OptionError, match="is 'many'; it is a whole number"):
-        client_settings({"kafka.fetch.max.bytes": "many"}, Consumer)
+        client_settings({"kafka.fetch.max.bytes": "many"}, "Consumer")
 
 
 def test_options_of_a_write() -> None:

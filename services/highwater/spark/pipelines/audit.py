@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.cli.output import json_line, screen, table
-from highwater.client.cluster import bootstrap_addresses
+from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.log_storage.segment_walk import Damage
 from highwater.rpc.server import UserError

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from highwater import client
-from highwater.client import Producer, TopicPartition
+from highwater.client import TopicPartition
 from highwater.client.blocking import Admin
-from highwater.client.cluster import bootstrap_addresses
+from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.descriptions import TopicDescription
 from highwater.client.exceptions import TopicAlreadyExistsError
 from highwater.rpc.server import UserError
@@ -73,7 +72,7 @@ class MirrorOptions(StreamOptions):
                 raise UserError(f"--option {name}: a mirror copies every column")
 
     def producer(self) -> dict[str, Any]:
-        given = client_settings(lower_case(key_values("--to-option", self.to_option)), Producer)
+        given = client_settings(lower_case(key_values("--to-option", self.to_option)), "Producer")
         return {**_PRODUCER_DEFAULTS, **given}
 
 
@@ -119,7 +118,7 @@ class Mirror:
         Raises `UserError` where the clusters are the same one, or a topic has other partitions there."""
         source_options = self._options.source_options()
         read = parse_read_options(source_options, streaming=True)
-        settings = client_settings(lower_case(source_options), client.Admin)
+        settings = client_settings(lower_case(source_options), "Admin")
         with TopicOffsets(read.bootstrap, read.subscription, settings) as topics:
             partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
         names = list(dict.fromkeys(partition.topic for partition in partitions))

@@ -13,8 +13,9 @@ import pyarrow as pa
 from highwater.client.blocking import Producer
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.options import Subscription
-from highwater.spark.range_reader import ReadPlan, read_range
+from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange
+from highwater.spark.read_plan import ReadPlan
 from highwater.spark.topic_offsets import TopicOffsets
 from highwater.spark.write_rows import gathered
 

@@ -20,7 +20,7 @@ import typer
 
 from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
 from highwater.client.blocking import Admin
-from highwater.client.cluster import bootstrap_addresses
+from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription

@@ -114,13 +114,12 @@ class MicroBatches:
         self, source_options: dict[str, str], archived: Offsets, topic_ids: Mapping[str, str]
     ) -> dict[str, dict[str, int]]:
         """Where each partition that there is now goes on; those that the archive does not know begin."""
-        from highwater.client import Admin
         from highwater.spark.client_settings import client_settings
         from highwater.spark.options import lower_case, parse_read_options
         from highwater.spark.topic_offsets import TopicOffsets
 
         parsed = parse_read_options(source_options, streaming=True)
-        settings = client_settings(lower_case(source_options), Admin)
+        settings = client_settings(lower_case(source_options), "Admin")
         starts: dict[str, dict[str, int]] = {}
         with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
             for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):

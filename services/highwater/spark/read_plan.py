@@ -1,0 +1,31 @@
+"""What every task of a read is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.spark.client_settings import client_settings
+from highwater.spark.options import ReadOptions, lower_case
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Goes to the executors pickled."""
+
+    bootstrap: tuple[str, ...]
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+    poll_timeout_ms: int
+    consumer: dict[str, Any]  # settings of the SDK's `Consumer`
+
+
+def read_plan(options: ReadOptions, given: Mapping[str, str]) -> ReadPlan:
+    return ReadPlan(
+        options.bootstrap,
+        options.columns,
+        options.fail_on_data_loss,
+        options.poll_timeout_ms,
+        client_settings(lower_case(given), "Consumer"),
+    )
