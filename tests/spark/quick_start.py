@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from highwater.spark import quick_workers
+
 CLASSES = Path(sys.prefix) / "java-classes.jsa"
 # What compiles longest would take a core from a JVM of a few seconds and never pay.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
@@ -21,8 +23,7 @@ _FEW_TASKS = ["spark.sql.shuffle.partitions=2"]
 
 def set_up() -> None:
     """For the JVMs and Python workers that this process starts, and those that they start."""
-    os.environ["WORKER_PYTHON"] = sys.executable
-    os.environ["PYSPARK_PYTHON"] = str(Path(__file__).with_name("worker_python"))
+    quick_workers()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{_JAVA} -XX:SharedArchiveFile={CLASSES}")
 

@@ -10,5 +10,6 @@ Options, schema and meaning are those of Spark's Kafka source and sink; docs/spa
 
 from highwater.spark.progress import lag, progress_bar
 from highwater.spark.registration import register
+from highwater.spark.worker_python import quick_workers
 
-__all__ = ["lag", "progress_bar", "register"]
+__all__ = ["lag", "progress_bar", "quick_workers", "register"]

@@ -42,6 +42,7 @@ _JAVA = 17  # what Spark 4 needs
 _ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$")
 _JAVA_CALL = re.compile(r"^An error occurred while calling ")
 _JAVA_ERROR = re.compile(r"^: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
+_LOCAL = re.compile(r"local(\[.*\])?")
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 
 Options = TypeVar("Options", bound="PipelineOptions")
@@ -235,10 +236,6 @@ def session(
 
     Raises `UserError` where PySpark or Java is missing."""
     under_spark_submit = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not under_spark_submit:
-        # Spark starts its workers with the python3 on the PATH unless it is told: they need what this one has.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     spark_session = _spark_session_class()
     spark = spark_session.getActiveSession()
     if spark is None:
@@ -271,6 +268,7 @@ def _new_session(
         own = {key: value for key, value in own.items() if key not in submitted_with}
     else:
         check_java()
+        _name_python(options.master or given.get("spark.master", "local[*]"))
         own["spark.ui.enabled"] = "false"
     if options.master is not None or not under_spark_submit:
         builder = builder.master(options.master or "local[*]")
@@ -287,6 +285,16 @@ def _new_session(
 def _texts(options: PipelineOptions) -> list[str]:
     """What the options say, paths among it."""
     return [value for one in fields(options) if isinstance(value := getattr(options, one.name), str)]
+
+
+def _name_python(master: str) -> None:
+    """Spark starts its workers with the python3 on the PATH unless it is told: they need what this one has."""
+    from highwater.spark.worker_python import quick_workers
+
+    if _LOCAL.fullmatch(master):
+        quick_workers()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def _submitted_conf() -> dict[str, str]:
