@@ -1,5 +1,5 @@
-"""Spark reads and writes a topic: on Highwater, on a Python source and sink that do nothing, and on Kafka through
-Spark's own connector where HIGHWATER_KAFKA_PEER names a program that starts it; in alternation.
+"""Spark reads and writes a topic, and archives it: on Highwater, on a Python source and sink that do nothing, and on
+Kafka through Spark's own connector where HIGHWATER_KAFKA_PEER names a program that starts it; in alternation.
 
     python -m bench.spark [--records 1000000] [--only read,write]
 
@@ -25,13 +25,25 @@ import pyspark
 
 from bench.highwater_side import HighwaterSide
 from bench.kafka_peer import KafkaPeer, peer_script
-from bench.results import AIMS, Result, publish, results
+from bench.results import Result, publish, results
 from bench.work import Work
 
-QUERIES = ("read", "aggregate", "stream", "write", "first_batch", "driver_growth")
+# And the sides that run each; all unless said.
+QUERIES: dict[str, set[str]] = {
+    "read": set(),
+    "aggregate": set(),
+    "stream": set(),
+    "write": set(),
+    "archive": set(),  # the side that does nothing writes the same rows to a table, from no topic
+    "replay": {"Highwater"},
+    "first_batch": set(),
+    "driver_growth": {"Highwater", "Kafka"},
+}
 RECORDS = 10_000_000
 READ_TOPIC = "bench-spark-read"
 SMALL_TOPIC = "bench-spark-small"  # a tenth of it
+REPLAY_TOPIC = "bench-spark-replay"
+OF_PIPELINES = ("archive", "replay")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -114,7 +126,7 @@ def query(side: SparkSide, kind: str, topic: str, rows: int, runs: int) -> list[
     """What each run took. Spark's log goes to a file that is shown where it fails."""
     command = [sys.executable, "-m", "bench.spark_query", side.name, kind]
     command += ["--rows", str(rows), "--runs", str(runs), "--bootstrap", side.bootstrap, "--topic", topic]
-    command += ["--jars", side.jars]
+    command += ["--replay-topic", REPLAY_TOPIC, "--jars", side.jars]
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}  # Spark's workers, too
     before = cpu_s(side.broker_pids())
@@ -143,9 +155,9 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 def measure(side: SparkSide, kind: str, number: int, records: int, warm: int) -> dict[str, list[float]]:
     """The figures of one kind of query, by the names of their results."""
-    name = f"spark_{kind}"
+    name = f"{kind}_rate" if kind in OF_PIPELINES else f"spark_{kind}"
     if kind == "first_batch":
-        return {name: [query(side, kind, READ_TOPIC, records, 1)[0]["seconds"]]}
+        return {name: [query(side, kind, READ_TOPIC, records, 1)[0]["seconds"] for _ in range(max(warm, 1))]}
     if kind == "driver_growth":
         (small,) = query(side, "memory", SMALL_TOPIC, records // 10, 1)
         (large,) = query(side, "memory", READ_TOPIC, records, 1)
@@ -160,6 +172,8 @@ def measure(side: SparkSide, kind: str, number: int, records: int, warm: int) ->
         topic = f"bench-spark-write-{number}"
         side.create(topic)
     rates = [records / run["seconds"] for run in query(side, kind, topic, records, warm + 1)]
+    if kind == "replay":  # its JVM has archived before
+        return {name: rates}
     return {f"{name}_cold": rates[:1], name: rates[1:]}
 
 
@@ -171,6 +185,8 @@ def fill(side: SparkSide, kinds: Sequence[str], records: int) -> None:
     for topic, rows in wanted.items():
         side.create(topic)
         query(side, "write", topic, rows, 1)
+    if "replay" in kinds and side.name in QUERIES["replay"]:
+        side.create(REPLAY_TOPIC)
 
 
 def main() -> int:
@@ -194,7 +210,7 @@ def main() -> int:
             for number in range(arguments.rounds):
                 for kind in kinds:
                     for side in sides:
-                        if side.bootstrap or AIMS[f"spark_{kind}"].unit == "rows/s":
+                        if side.name in (QUERIES[kind] or {side.name}):
                             for name, values in measure(side, kind, number, arguments.records, arguments.warm).items():
                                 taken[side.name][name] += values
         finally:
@@ -210,10 +226,8 @@ def compared(taken: dict[str, dict[str, list[float]]]) -> list[Result]:
         side: {name: statistics.median(values) for name, values in found.items() if values}
         for side, found in taken.items()
     }
-    found = results(medians["Highwater"], "Kafka" if "Kafka" in medians else None, medians.get("Kafka"))
-    for result in found:
-        result.null_value = medians.get("null", {}).get(result.name)
-    return found
+    peer = "Kafka" if "Kafka" in medians else None
+    return results(medians["Highwater"], peer, medians.get("Kafka"), medians.get("null"))
 
 
 if __name__ == "__main__":

@@ -14,30 +14,30 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Event, Thread
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.spark_archive import (
+    archive_by_pipeline,
+    archive_by_query,
+    archive_by_spark_alone,
+    archive_settings,
+    check_archive,
+    replay_archive,
+)
 from bench.spark_null import NullSource
-from bench.work import PARTITIONS
+from bench.spark_rows import KEY, VALUE, made_rows
+from highwater.spark import quick_workers
 
-QUERIES = ("read", "aggregate", "stream", "write", "first_batch", "memory")
+QUERIES = ("read", "aggregate", "stream", "write", "archive", "replay", "first_batch", "memory")
+OF_DELTA = ("archive", "replay")
 STREAM_TIMEOUT_S = 600
 SAMPLE_S = 0.2
 # All of it is taken at the start, so that only what is outside of it can grow.
 DRIVER_HEAP = "1g"
-_KINDS = ("views", "click", "order", "login", "leave")
-
-# 100 bytes of JSON, of few parts, of fixed widths: what making them costs is in every sink's time. The key is the user.
-_NUMBER = "10000 + pmod(id * 7919, 10007)"
-_USER = f"concat('user-', {_NUMBER})"
-_KIND = "elt(1 + pmod(id * 31, 5), " + ", ".join(f"""'","kind":"{kind}","cents":'""" for kind in _KINDS) + ")"
-_CENTS = "10000 + pmod(id * 104729, 89989)"
-_VALUE = (
-    f"""concat('{{"id":', 1000000000 + id, ',"user":"user-', {_NUMBER}, {_KIND}, {_CENTS}, """
-    f"""',"note":"{"x" * 24}"}}')"""
-)
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,29 @@ class Run:
 @dataclass(frozen=True)
 class Side:
     format: str
+    bootstrap: str
+    topic: str
+    replay_topic: str
     options: dict[str, str]  # of reads
     write_options: dict[str, str]
 
 
-def side_of(name: str, bootstrap: str, topic: str, rows: int) -> Side:
+def side_of(name: str, bootstrap: str, topic: str, replay_topic: str, rows: int) -> Side:
     if name == "null":
-        return Side("null", {"rows": str(rows)}, {})
+        return Side("null", "", topic, replay_topic, {"rows": str(rows)}, {})
     reads = {"subscribe": topic, "startingOffsets": "earliest"}
     if name == "Kafka":
         servers = {"kafka.bootstrap.servers": bootstrap}
         writes = {"topic": topic, "kafka.acks": "all", "kafka.compression.type": "lz4"}
-        return Side("kafka", servers | reads, servers | writes)
+        return Side("kafka", bootstrap, topic, replay_topic, servers | reads, servers | writes)
     servers = {"highwater.bootstrap.servers": bootstrap}
     writes = {"topic": topic, "highwater.acks": "all", "highwater.compression": "lz4"}
-    return Side("highwater", servers | reads, servers | writes)
+    return Side("highwater", bootstrap, topic, replay_topic, servers | reads, servers | writes)
 
 
-def session(jars: str) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+def session(jars: str, query: str) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    quick_workers()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = (
         SparkSession.builder.master("local[2]")
@@ -80,7 +84,9 @@ def session(jars: str) -> SparkSession:
         .config("spark.driver.extraJavaOptions", f"-Xms{DRIVER_HEAP} -XX:+AlwaysPreTouch")
         .config("spark.sql.session.timeZone", "UTC")
     )
-    if jars:
+    if query in OF_DELTA:
+        builder = builder.config(map=archive_settings(jars))
+    elif jars:
         builder = builder.config("spark.jars", jars)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -89,27 +95,34 @@ def session(jars: str) -> SparkSession:
 
 
 class Queries:
-    def __init__(self, spark: SparkSession, side: Side, rows: int) -> None:
+    def __init__(self, spark: SparkSession, side: Side, rows: int, directory: Path) -> None:
+        """`directory` is empty, and is removed afterwards."""
         self._spark = spark
         self._side = side
         self._rows = rows
+        self._directory = directory
+        self._archives = 0
 
     def run(self, kind: str) -> Run:
         if kind == "first_batch":
             return Run(self._first_batch())
         if kind == "memory":
             return self._memory()
+        if kind == "replay" and not self._archives:
+            self._archive()  # once, before the time is taken
         query: Callable[[], None] = getattr(self, f"_{kind}")
         before, started = cpu_s(), time.perf_counter()
         query()
-        seconds = time.perf_counter() - started
-        return Run(seconds, cpu_s() - before)
+        run = Run(time.perf_counter() - started, cpu_s() - before)
+        if kind == "archive":
+            check_archive(self._spark, self._rows, self._archived)
+        return run
 
     def _frame(self) -> DataFrame:
         return self._spark.read.format(self._side.format).options(**self._side.options).load()
 
-    def _stream_frame(self) -> DataFrame:
-        return self._spark.readStream.format(self._side.format).options(**self._side.options).load()
+    def _stream_frame(self, **more: str) -> DataFrame:
+        return self._spark.readStream.format(self._side.format).options(**self._side.options, **more).load()
 
     def _read(self) -> None:
         self._frame().write.format("noop").mode("overwrite").save()
@@ -136,8 +149,28 @@ class Queries:
             assert read == self._rows, f"{read} rows were read, {self._rows} were written"
 
     def _write(self) -> None:
-        rows = self._spark.range(0, self._rows, 1, PARTITIONS).selectExpr(f"{_USER} key", f"{_VALUE} value")
+        rows = made_rows(self._spark, self._rows, f"{KEY} key", f"{VALUE} value")
         rows.write.format(self._side.format).options(**self._side.write_options).mode("append").save()
+
+    def _archive(self) -> None:
+        """Into a new table."""
+        self._archives += 1
+        if self._side.format == "null":
+            archive_by_spark_alone(self._spark, self._rows, self._archived)
+        elif self._side.format == "highwater":
+            archive_by_pipeline(self._side.bootstrap, self._side.topic, self._archived)
+        else:
+            archive_by_query(self._stream_frame(includeHeaders="true"), self._archived)
+
+    @property
+    def _archived(self) -> Path:
+        """Where the last archive is."""
+        return self._directory / str(self._archives)
+
+    def _replay(self) -> None:
+        """Into a topic that may have records."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as checkpoint:
+            replay_archive(self._side.bootstrap, self._archived, self._side.replay_topic, Path(checkpoint))
 
     def _first_batch(self) -> float:
         """Seconds from `start` until the first micro-batch runs."""
@@ -214,14 +247,15 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--bootstrap", default="")
     parser.add_argument("--topic", default="")
+    parser.add_argument("--replay-topic", default="", help="that is replayed to")
     parser.add_argument("--jars", default="")
     arguments = parser.parse_args()
-    spark = session(arguments.jars)
-    queries = Queries(
-        spark, side_of(arguments.side, arguments.bootstrap, arguments.topic, arguments.rows), arguments.rows
-    )
-    for _ in range(arguments.runs):
-        print(json.dumps(asdict(queries.run(arguments.query))), flush=True)
+    spark = session(arguments.jars, arguments.query)
+    side = side_of(arguments.side, arguments.bootstrap, arguments.topic, arguments.replay_topic, arguments.rows)
+    with tempfile.TemporaryDirectory(prefix="highwater-bench-") as directory:
+        queries = Queries(spark, side, arguments.rows, Path(directory))
+        for _ in range(arguments.runs):
+            print(json.dumps(asdict(queries.run(arguments.query))), flush=True)
     spark.stop()
     return 0
 
