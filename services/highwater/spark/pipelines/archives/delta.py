@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONED_BY = ("topic", "date")
-ORDER = (*PARTITIONED_BY, "partition", "offset")
+# A task reads the records of one partition, in their order. With a file open for each of so many days it writes them as
+# they come; where there are more, Spark sorts what follows. It would sort everything otherwise.
+_OPEN_DAYS = 3
 _SCHEMA = (
     "topic string, date date, partition int, offset bigint, timestamp timestamp, timestampType int, key binary, "
     "value binary, headers array<struct<key:string,value:binary>>"
@@ -78,6 +80,7 @@ class DeltaArchive:
         self._options = options
         self._spark = archive_session(spark)
         self._spark.conf.set("spark.sql.parquet.compression.codec", options.compression)
+        self._spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_DAYS))
         self._files = HadoopFiles(spark, options.to)
         self._path = self._files.qualified(options.to)
         self._history = History(self._spark, self._path, options.to)
@@ -179,8 +182,7 @@ class DeltaArchive:
         for left in reversed(range(_TRIES)):
             try:
                 (
-                    frame.sortWithinPartitions(*ORDER)
-                    .write.format("delta")
+                    frame.write.format("delta")
                     .mode("append")
                     .option("txnAppId", f"highwater-archive-{following.lineage}")
                     .option("txnVersion", following.number)
