@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import test_faults
 import test_stream_read
+import test_typed_values
 import test_write
 from conftest import FOREVER, numbers, send, to_the_end, with_options
 from pyspark.errors import PySparkException
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.spark.options import READ_OPTIONS, WRITE_OPTIONS
+from highwater.spark.values.value_options import VALUE_OPTIONS
 
 Read = Callable[..., DataFrame]
 HOUR_MS = 3_600_000
@@ -277,6 +279,9 @@ ELSEWHERE = {
     "maxTriggerDelay": test_max_trigger_delay,
     "maxBytesPerTrigger": test_stream_read.test_micro_batches_of_so_many_bytes,
     "kafkaConsumer.pollTimeoutMs": test_faults.test_a_partition_without_a_leader_fails_the_query,
+    **dict.fromkeys(VALUE_OPTIONS, test_typed_values.test_a_batch_read),
+    "valueErrors": test_typed_values.test_a_bad_value_fails_a_read_with_one_sentence,
+    "valueSchemaId": test_typed_values.test_values_of_a_schema_registry,
     "topic": test_options_of_a_write,
     "includeTimestamp": test_write.test_timestamps_are_kept_where_they_are_asked_for,
 }

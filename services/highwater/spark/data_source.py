@@ -15,9 +15,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from highwater.spark.mistakes import OneSentence
-from highwater.spark.options import parse_columns
+from highwater.spark.options import lower_case, parse_columns
 from highwater.spark.positions import OptionError
 from highwater.spark.schema import spark_schema
+from highwater.spark.values.value_options import parse_value_options
 
 
 class HighwaterDataSource(DataSource):
@@ -29,7 +30,9 @@ class HighwaterDataSource(DataSource):
 
     def schema(self) -> str:
         with OneSentence():
-            return spark_schema(parse_columns(self.options))
+            values = parse_value_options(lower_case(self.options))
+            value = None if values is None else values.spark_type()
+            return spark_schema(parse_columns(self.options), value)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from highwater.spark.batch_reader import batch_reader
@@ -62,5 +65,5 @@ class HighwaterDataSource(DataSource):
         if schema.fieldNames() != wanted:
             raise OptionError(
                 f"the schema of a topic is fixed ({', '.join(wanted)}): leave .schema(...) out; "
-                "the option columns chooses some of them"
+                "the option columns chooses some of them, and valueFormat gives values a type"
             )

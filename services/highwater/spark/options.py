@@ -26,7 +26,16 @@ from highwater.spark.positions import (
     parse_duration_ms,
     parse_positions,
 )
-from highwater.spark.schema import READ_COLUMNS
+from highwater.spark.schema import READ_COLUMNS, VALUE_COLUMNS
+from highwater.spark.values.value_options import (
+    VALUE_OPTIONS,
+    RawValues,
+    ValueErrors,
+    ValueOptions,
+    parse_value_options,
+    raw_values,
+    value_errors,
+)
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 DEFAULT_POLL_TIMEOUT_MS = 120_000
@@ -53,6 +62,7 @@ READ_OPTIONS = (
     "columns",
     "pushDownFilters",
     "kafkaConsumer.pollTimeoutMs",
+    *VALUE_OPTIONS,
 )
 WRITE_OPTIONS = ("topic", "includeHeaders", "includeTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay")
@@ -92,6 +102,7 @@ class ReadOptions:
     columns: tuple[str, ...]
     push_down_filters: bool
     poll_timeout_ms: int
+    values: ValueOptions | None  # None: values are bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,7 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
         columns=parse_columns(options),
         push_down_filters=_flag(options, "pushDownFilters", default=False),
         poll_timeout_ms=_positive(options, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
+        values=parse_value_options(options),
     )
 
 
@@ -160,17 +172,25 @@ def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     options = lower_case(options)
     with_headers = _flag(options, "includeHeaders", default=False)
     offered = tuple(name for name in READ_COLUMNS if name != "headers" or with_headers)
+    of_values = _value_columns(options)
     text = options.get("columns")
     if text is None:
-        return offered
-    by_lower_name = {name.lower(): name for name in READ_COLUMNS}
+        return offered + of_values
+    there = READ_COLUMNS + of_values
+    by_lower_name = {name.lower(): name for name in there}
     wanted = set()
     for part in text.split(","):
         name = by_lower_name.get(part.strip().lower())
         if name is None:
-            raise OptionError(f"option columns names {part.strip()!r}; there are {', '.join(READ_COLUMNS)}")
+            raise OptionError(f"option columns names {part.strip()!r}; there are {', '.join(there)}")
         wanted.add(name)
-    return tuple(name for name in READ_COLUMNS if name in wanted)
+    return tuple(name for name in there if name in wanted)
+
+
+def _value_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """What there is beside values with a type."""
+    asked = (value_errors(options) is ValueErrors.NULL, raw_values(options) is not RawValues.NONE)
+    return tuple(name for name, there in zip(VALUE_COLUMNS, asked, strict=True) if there)
 
 
 def lower_case(options: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.spark.columns import read_columns
 from highwater.spark.ranges import OffsetRange
 from highwater.spark.read_plan import ReadPlan
+from highwater.spark.values.typed_columns import TypedColumns
 from highwater.spark.worker_process import prepare_worker
 
 _POLL_MS = 1000.0
@@ -102,8 +103,11 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
         OffsetOutOfRangeError: some of it is no longer in the log, and `fail_on_data_loss`.
         LeaderNotAvailableError, RequestTimedOutError: nothing came for `poll_timeout_ms`.
         CorruptRecordError, NetworkError: as the SDK's consumer.
+        BadValueError: a value does not fit its schema, and that is to fail.
     """
     prepare_worker()
+    typed = None if plan.values is None else TypedColumns(plan.values, plan.columns)
+    columns = plan.columns if typed is None else typed.read
     loop = event_loop_thread()
     consumer = _idle_consumers.pop(_key(plan), None) or _new_consumer(plan)
     finished = False
@@ -141,9 +145,9 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
                     break
                 # Decoded one by one, here: a batch is in the processor's cache when Spark gets it, and the event loop
                 # goes on fetching.
-                rows = read_columns(buffer.decoded(fetched), topic, partition, first, one.until, plan.columns)
+                rows = read_columns(buffer.decoded(fetched), topic, partition, first, one.until, columns)
                 if rows.num_rows:
-                    yield rows
+                    yield rows if typed is None else typed.of(rows, topic, partition)
             if reached is not None and reached > position:
                 position = reached
                 deadline = monotonic() + plan.poll_timeout_ms / 1000

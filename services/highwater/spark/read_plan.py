@@ -8,6 +8,7 @@ from typing import Any
 
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import ReadOptions, lower_case
+from highwater.spark.values.value_options import ValueOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class ReadPlan:
     fail_on_data_loss: bool
     poll_timeout_ms: int
     consumer: dict[str, Any]  # settings of the SDK's `Consumer`
+    values: ValueOptions | None = None  # None: values are bytes
 
 
 def read_plan(options: ReadOptions, given: Mapping[str, str]) -> ReadPlan:
@@ -28,4 +30,5 @@ def read_plan(options: ReadOptions, given: Mapping[str, str]) -> ReadPlan:
         options.fail_on_data_loss,
         options.poll_timeout_ms,
         client_settings(lower_case(given), "Consumer"),
+        options.values,
     )

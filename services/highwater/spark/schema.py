@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+VALUE_COLUMNS = ("valueError", "rawValue")  # of values with a type, where they are asked for
 _SPARK_TYPES = {
     "key": "binary",
     "value": "binary",
@@ -12,9 +13,12 @@ _SPARK_TYPES = {
     "timestamp": "timestamp",
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
+    "valueError": "string",
+    "rawValue": "binary",
 }
 
 
-def spark_schema(columns: tuple[str, ...]) -> str:
-    """As Spark's DDL."""
-    return ", ".join(f"`{name}` {_SPARK_TYPES[name]}" for name in columns)
+def spark_schema(columns: tuple[str, ...], value: str | None = None) -> str:
+    """As Spark's DDL. `value`: the type of the values, where it is not binary."""
+    types = _SPARK_TYPES if value is None else {**_SPARK_TYPES, "value": value}
+    return ", ".join(f"`{name}` {types[name]}" for name in columns)
