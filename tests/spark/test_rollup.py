@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from archived import in_topic
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
@@ -218,6 +219,52 @@ def test_records_that_are_no_such_json(
         run(options(cluster, topic, tmp_path, **given))
     run(options(cluster, topic, tmp_path / "skip", bad_records=BadRecords.SKIP, **given))
     assert latest(cluster, f"{topic}-out") == expected([flight(0)])
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_records_that_are_no_such_json_go_to_a_topic(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, typed: bool
+) -> None:
+    for name in (topic, f"{topic}-out", f"{topic}-dead"):
+        admin.create_topic(name, 1, 1)
+    (tmp_path / "flights.ddl").write_text(SCHEMA)
+    schema = {"value_schema": str(tmp_path / "flights.ddl")} if typed else {"schema": SCHEMA}
+    given: dict[str, Any] = {"to_topic": f"{topic}-out", "dead_letter": f"{topic}-dead", **schema, **HOURLY}
+    timeless = b'{"carrier": "C0", "delay": 1.0}'
+
+    def send(number: int) -> None:
+        with Producer(cluster.bootstrap) as producer:
+            for value in (json.dumps(flight(number)).encode(), b"no json %d" % number, None, timeless):
+                producer.send(topic, value, key=b"k", headers=[("h", b"x")])
+
+    def dead() -> list[dict[str, Any]]:
+        return in_topic(cluster.bootstrap, f"{topic}-dead")
+
+    send(0)
+    with pipeline_process("rollup", tmp_path) as rollup:
+        line = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--checkpoint", str(tmp_path / "checkpoint")]
+        line += ["--to-topic", f"{topic}-out", "--dead-letter", f"{topic}-dead", "--trigger", "200ms"]
+        line += ["--time-column", "time", "--window", "1h", "--watermark", "100d", "--group-by", "carrier"]
+        line += [
+            "--count",
+            "--mean",
+            "delay",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in schema.items()),
+        ]
+        rollup.start(line)
+        rollup.until(lambda: len(dead()) == 2 and len(records(cluster, f"{topic}-out")) == 1, every_s=0.3)
+        send(1)
+        rollup.kill()
+    run(options(cluster, topic, tmp_path, **given))
+    run(options(cluster, topic, tmp_path, **given))
+    assert latest(cluster, f"{topic}-out") == expected([flight(0), flight(1)])
+    assert [row["value"] for row in dead()] == [b"no json 0", timeless, b"no json 1", timeless]
+    said = [{pair["key"]: pair["value"].decode() for pair in row["headers"]} for row in dead()]
+    assert [one["highwater.offset"] for one in said] == ["1", "3", "5", "7"]
+    assert said[1]["highwater.error"] == "the value has no time in time"
+    assert ("it is no JSON" if typed else "the value is not a JSON object") in said[0]["highwater.error"]
+    assert [row["key"] for row in dead()] == [b"k"] * 4
+    assert [one["h"] for one in said] == ["x"] * 4
 
 
 def test_fields_that_are_not_there(

@@ -21,7 +21,9 @@ from highwater.spark.pipelines.common import (
     spark_errors,
     submitted,
 )
+from highwater.spark.pipelines.dead_letters import check_dead_letter_topic
 from highwater.spark.pipelines.running import run_query
+from highwater.spark.pipelines.value_schema import BadValues, ValueType, bad_values_said, value_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,18 +42,23 @@ def run(options: ArchiveOptions) -> None:
 
     delta = DeltaSettings()
     plain = (options.format or local_format(options.to)) is ArchiveFormat.PARQUET
+    check_dead_letter_topic(options)
     with spark_errors():
         spark = session("archive", options, needed=nothing_needed if plain else delta)
-        archive = _archive(spark, options, delta)
+        values = value_type(spark, options, BadValues.FAIL if options.dead_letter is None else BadValues.RAW)
+        archive = _archive(spark, options, delta, values)
         with archive.opened():
             if options.compact:
                 archive.compact()
                 return
             source = archive.source()
-            run_query("archive", source, source.writeStream, options, archive.add)
+            with bad_values_said("correct --value-schema, or say --dead-letter TOPIC"):
+                run_query("archive", source, source.writeStream, options, archive.add)
 
 
-def _archive(spark: SparkSession, options: ArchiveOptions, delta: DeltaSettings) -> DeltaArchive | ParquetArchive:
+def _archive(
+    spark: SparkSession, options: ArchiveOptions, delta: DeltaSettings, values: ValueType
+) -> DeltaArchive | ParquetArchive:
     from highwater.spark.pipelines.archives.delta import DeltaArchive
     from highwater.spark.pipelines.archives.found import found_format
     from highwater.spark.pipelines.archives.parquet import ParquetArchive
@@ -61,9 +68,9 @@ def _archive(spark: SparkSession, options: ArchiveOptions, delta: DeltaSettings)
     if there is not None and options.format not in (None, there):
         raise UserError(f"{options.to} is an archive of another format: leave --format out, or say --format {there}")
     if (there or options.format or ArchiveFormat.DELTA) is ArchiveFormat.PARQUET:
-        return ParquetArchive(spark, options)
+        return ParquetArchive(spark, options, values)
     delta.check(spark)
-    return DeltaArchive(spark, options)
+    return DeltaArchive(spark, options, values)
 
 
 command = pipeline_command(ArchiveOptions, run, "Archive topics as a Delta table or Parquet files: every record once.")

@@ -37,6 +37,7 @@ from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, cop
 from highwater.spark.pipelines.running import run_query
 from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
+from highwater.spark.pipelines.value_schema import check_value_options
 from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class MirrorOptions(StreamOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_value_options(self.option, "a mirror copies bytes")
         for name in lower_case(key_values("--option", self.option)):
             if name in _SPLITTING:
                 raise UserError(f"--option {name}: two tasks would write one partition, and records change places")

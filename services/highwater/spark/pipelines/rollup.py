@@ -15,9 +15,10 @@ from its first run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,15 +30,28 @@ from highwater.rpc.server import UserError
 from highwater.spark.client_settings import PREFIXES
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
+from highwater.spark.pipelines.beside import running_beside
 from highwater.spark.pipelines.common import (
-    StreamOptions,
+    AVAILABLE_NOW,
     pipeline_command,
     session,
     spark_errors,
     submitted,
 )
-from highwater.spark.pipelines.rollup_query import Rollup, interval, parsed_records, rolled_up, same_schema
+from highwater.spark.pipelines.dead_letters import DeadLetters, check_dead_letter_topic
+from highwater.spark.pipelines.rollup_query import (
+    ERROR,
+    RECORD_COLUMNS,
+    REMEDY,
+    Rollup,
+    interval,
+    marked_records,
+    parsed_records,
+    rolled_up,
+    same_schema,
+)
 from highwater.spark.pipelines.running import run_query
+from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said, value_type
 from highwater.spark.topic_offsets import TopicOffsets
 
 SAMPLED_RECORDS = 1000
@@ -46,6 +60,7 @@ _WHERE = ("subscribe", *PREFIXES)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 class Emit(StrEnum):
@@ -63,7 +78,7 @@ class BadRecords(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollupOptions(StreamOptions):
+class RollupOptions(ValueSchemaOptions):
     to_topic: Annotated[
         str | None, typer.Option(help="the topic that gets a JSON object for each row", show_default=False)
     ] = None
@@ -129,6 +144,10 @@ class RollupOptions(StreamOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.schema is not None and self.value_schema is not None:
+            raise UserError("--value-schema says what values are: leave --schema out")
+        if self.dead_letter is not None and self.bad_records is BadRecords.SKIP:
+            raise UserError("--dead-letter takes bad records: leave --bad-records out")
         if (self.to_topic is None) == (self.to_parquet is None):
             raise UserError("say where the result goes: --to-topic or --to-parquet")
         built = [
@@ -152,6 +171,12 @@ class RollupOptions(StreamOptions):
         if self.to_parquet is not None and self.sql is None and self.window is None:
             raise UserError("--to-parquet needs --window: without one no row is ever final")
 
+    @property
+    def bad_values(self) -> BadValues:
+        """What the query that computes makes of values that do not fit `--value-schema`."""
+        fail = self.bad_records is BadRecords.FAIL and self.dead_letter is None
+        return BadValues.FAIL if fail else BadValues.NULL
+
     def rollup(self) -> Rollup:
         return Rollup(
             self.time_column,
@@ -174,12 +199,12 @@ def run(options: RollupOptions) -> None:
     if options.to_topic is not None:
         with Admin(target) as admin:
             admin.describe_topics([options.to_topic])  # an unknown topic is told before anything is computed
+    check_dead_letter_topic(options)
     spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"})
     with spark_errors():
-        source = options.source_options()
-        schema = same_schema(spark, options.checkpoint, options.schema, lambda: _first_records(spark, options))
-        frame = spark.readStream.format("highwater").options(**source).load()
-        records = parsed_records(frame, schema, rollup, skip_bad=options.bad_records is BadRecords.SKIP)
+        frame = _source(spark, options, options.bad_values)
+        schema = _schema(spark, options, frame)
+        records = parsed_records(frame, schema, rollup, skip_bad=options.bad_values is not BadValues.FAIL)
         result = rolled_up(spark, records, rollup)
     emit = options.emit or (Emit.UPDATES if options.to_topic is not None else Emit.FINAL)
     if options.to_topic is None:
@@ -190,7 +215,52 @@ def run(options: RollupOptions) -> None:
         sink = TopicSink(spark, options, list(target), options.to_topic, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
         writer, each = keyed.writeStream.outputMode(mode), sink.write
-    run_query("rollup", frame, writer, options, each)
+    compute = partial(run_query, "rollup", frame, writer, options, each)
+    with bad_values_said(REMEDY):
+        if options.dead_letter is None:
+            compute()
+        else:
+            _run_with_dead_letters(spark, compute, options, schema)
+
+
+def _source(spark: SparkSession, options: RollupOptions, bad: BadValues) -> DataFrame:
+    values = value_type(spark, options, bad)
+    return spark.readStream.format("highwater").options(**options.source_options(), **values.source_options).load()
+
+
+def _schema(spark: SparkSession, options: RollupOptions, frame: DataFrame) -> StructType:
+    """Of the values; that which the job was begun with. Raises `UserError`."""
+    from pyspark.sql.types import StructType
+
+    option, given = "--schema", None
+    if options.value_schema is not None:
+        option, given = "--value-schema", frame.schema["value"].dataType
+    elif options.schema is not None:
+        given = StructType.fromDDL(options.schema)
+    return same_schema(spark, options.checkpoint, option, given, lambda: _first_records(spark, options))
+
+
+def _run_with_dead_letters(
+    spark: SparkSession, compute: Callable[[], None], options: RollupOptions, schema: StructType
+) -> None:
+    """The dead letters are a query of their own, which reads the same with a checkpoint of its own: what is summed up
+    cannot say which records it was made of. To the end of what there is, it follows the other one, and so has seen all
+    that this has when it ends."""
+    beside = {"headers": "_headers", "rawValue" if options.value_schema is not None else "value": "_raw"}
+    checkpoint = f"{options.checkpoint}/dead-letter"
+    with spark_errors():
+        source = _source(spark, replace(options, option=[*options.option, "includeHeaders=true"]), BadValues.ALL_RAW)
+        marked = marked_records(source, schema, options.time_column, beside=beside)
+        columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
+        bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")
+        letters = DeadLetters(spark, options, f"{checkpoint}/notes")
+    of_dead = replace(options, checkpoint=checkpoint)
+    if options.trigger == AVAILABLE_NOW:
+        compute()
+        run_query("rollup dead letters", source, bad.writeStream, of_dead, letters.write)
+    else:
+        with running_beside(spark, "rollup dead letters", bad.writeStream.foreachBatch(letters.write), of_dead):
+            compute()
 
 
 def _first_records(spark: SparkSession, options: RollupOptions) -> DataFrame:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.values.typed_columns import VALUE_ERROR
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,7 +20,11 @@ VIEW = "records"
 # Beside the fields of the values, for SQL.
 RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
+ERROR = "_error"
+REMEDY = "correct --schema, --value-schema or --time-column, or say --dead-letter TOPIC or --bad-records skip"
+
 _BAD = "_corrupt_record"
+_NOTHING: Mapping[str, str] = {}
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -66,22 +71,23 @@ def interval(option: str, text: str) -> str:
     return f"{found[1]} {_UNITS[found[2]]}"
 
 
-def same_schema(spark: SparkSession, checkpoint: str, ddl: str | None, sample: Callable[[], DataFrame]) -> StructType:
+def same_schema(
+    spark: SparkSession, checkpoint: str, option: str, given: StructType | None, sample: Callable[[], DataFrame]
+) -> StructType:
     """The schema that the job was begun with: what Spark keeps beside the checkpoint depends on it. A new job takes
-    what is given, or that of the values of a sample, and writes it down. Raises `UserError`."""
+    what `option` gives, or that of the values of a sample, and writes it down. Raises `UserError`."""
     from pyspark.sql.types import StructType
 
     files, path = HadoopFiles(spark, checkpoint), f"{checkpoint}/rollup/schema"
     noted = StructType.fromJson(json.loads(files.read(path))) if files.exists(path) else None
     if noted is not None:
-        given = None if ddl is None else StructType.fromDDL(ddl)
         if given is not None and given != noted:
             raise UserError(
-                f"--schema is not the one that {checkpoint} was begun with, {noted.simpleString()}: take that, or "
+                f"{option} is not the one that {checkpoint} was begun with, {noted.simpleString()}: take that, or "
                 "another checkpoint"
             )
         return noted
-    schema = StructType.fromDDL(ddl) if ddl is not None else _inferred(spark, sample())
+    schema = given if given is not None else _inferred(spark, sample())
     files.write(path, schema.json().encode())
     return schema
 
@@ -96,49 +102,74 @@ def _inferred(spark: SparkSession, sample: DataFrame) -> StructType:
     return found
 
 
+def marked_records(
+    frame: DataFrame, schema: StructType, time_column: str | None, *, beside: Mapping[str, str] = _NOTHING
+) -> DataFrame:
+    """The fields of the values, and `RECORD_COLUMNS`, of a read whose values are JSON, or have a type; in `ERROR` why a
+    record cannot count, null where it can. Tombstones are left out. `beside`: other columns of the read, and what they
+    are called. Raises `UserError` where the time column cannot be a time."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import BinaryType, StructType
+
+    error: Column
+    if isinstance(frame.schema["value"].dataType, BinaryType):
+        with_bad = StructType([*schema.fields]).add(_BAD, "string")  # a list of its own: it adds to it
+        value = f.from_json(f.col("value").cast("string"), with_bad, {"columnNameOfCorruptRecord": _BAD})
+        frame, there = frame.where("value is not null"), f.col(f"_json.{_BAD}").isNull() & f.col("_json").isNotNull()
+        error = f.when(~there, f.lit("the value is not a JSON object of the schema"))
+    elif VALUE_ERROR in frame.columns:
+        value, error = f.col("value"), f.col(ERROR)
+        frame = frame.where(f"value is not null or {VALUE_ERROR} is not null")
+        beside = {**beside, VALUE_ERROR: ERROR}
+    else:
+        value, error = f.col("value"), f.lit(None).cast("string")
+        frame = frame.where("value is not null")
+    parsed = frame.select(
+        value.alias("_json"),
+        *(f.col(name[1:]).alias(name) for name in RECORD_COLUMNS),
+        *(f.col(name).alias(called) for name, called in beside.items()),
+    )
+    time = "_timestamp"
+    columns: list[Column] = [f.col(f"_json.`{name}`").alias(name) for name in schema.fieldNames()]
+    if time_column is not None:
+        time = time_column
+        columns[schema.fieldNames().index(time)] = _time(schema, time).alias(time)
+    others = [called for called in beside.values() if called != ERROR]
+    flat = parsed.select(*columns, error.alias(ERROR), *RECORD_COLUMNS, *others)
+    timeless = f.when(f.col(f"`{time}`").isNull(), f.lit(f"the value has no time in {time}"))
+    return flat.withColumn(ERROR, f.coalesce(f.col(ERROR), timeless))
+
+
 def parsed_records(frame: DataFrame, schema: StructType, rollup: Rollup, *, skip_bad: bool) -> DataFrame:
-    """The fields of the values, and `RECORD_COLUMNS`, with the watermark. Tombstones are left out.
+    """The fields of the values, and `RECORD_COLUMNS`, with the watermark.
 
     Raises `UserError` where a field that is named is not there, or cannot be a time."""
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
 
     missing = [name for name in rollup.fields() if name not in schema.fieldNames()]
     if missing:
         raise UserError(f"the values have no field {missing[0]}: the schema is {schema.simpleString()}")
-    with_bad = StructType(schema.fields).add(_BAD, "string")
-    parsed = frame.where("value is not null").select(
-        f.from_json(f.col("value").cast("string"), with_bad, {"columnNameOfCorruptRecord": _BAD}).alias("_json"),
-        *(f.col(name[1:]).alias(name) for name in RECORD_COLUMNS),
-    )
-    time = "_timestamp"
-    columns: list[Column] = [f.col(f"_json.`{name}`").alias(name) for name in schema.fieldNames()]
-    if rollup.time_column is not None:
-        time = rollup.time_column
-        columns[schema.fieldNames().index(time)] = _time(schema, time).alias(time)
-    bad = f.col(f"_json.{_BAD}").isNotNull() | f.col("_json").isNull()
-    flat = parsed.select(*columns, bad.alias(_BAD), *RECORD_COLUMNS)
-    wrong = f.col(_BAD) | f.col(f"`{time}`").isNull()
+    marked = marked_records(frame, schema, rollup.time_column)
+    wrong = f.col(ERROR).isNotNull()
     if skip_bad:
-        flat = flat.where(~wrong)
+        marked = marked.where(~wrong)
     else:
-        flat = flat.where(f.when(wrong, f.raise_error(_complaint(time)).cast("boolean")).otherwise(f.lit(True)))
-    return flat.drop(_BAD).withWatermark(time, rollup.watermark)
+        marked = marked.where(f.when(wrong, f.raise_error(_complaint()).cast("boolean")).otherwise(f.lit(True)))
+    return marked.drop(ERROR).withWatermark(rollup.time_column or "_timestamp", rollup.watermark)
 
 
-def _complaint(time: str) -> Column:
+def _complaint() -> Column:
     from pyspark.sql import functions as f
 
-    reason = f.when(f.col(_BAD), "is not a JSON object of the schema").otherwise(f"has no time in {time}")
     return f.concat(
         f.col("_topic"),
         f.lit("-"),
         f.col("_partition").cast("string"),
         f.lit(", offset "),
         f.col("_offset").cast("string"),
-        f.lit(": the value "),
-        reason,
-        f.lit("; correct --schema or --time-column, or say --bad-records skip"),
+        f.lit(": "),
+        f.col(ERROR),
+        f.lit(f"; {REMEDY}"),
     )
 
 

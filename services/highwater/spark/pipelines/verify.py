@@ -38,6 +38,7 @@ from highwater.spark.pipelines.common import (
     spark_errors,
     submitted,
 )
+from highwater.spark.pipelines.value_schema import check_value_options
 from highwater.spark.stream_offset import offsets_json
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -69,7 +70,7 @@ class VerifyOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        key_values("--option", self.option)
+        check_value_options(self.option, "it compares bytes")
 
     def source_options(self) -> dict[str, str]:
         return {"highwater.bootstrap.servers": self.bootstrap, **key_values("--option", self.option)}

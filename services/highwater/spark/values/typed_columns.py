@@ -13,6 +13,7 @@ from highwater.spark.values.decoding import Decoded, decoded_column
 from highwater.spark.values.value_options import RawValues, ValueErrors, ValueOptions
 
 VALUE_ERROR, RAW_VALUE = "valueError", "rawValue"
+REMEDY = "correct valueSchema, or set valueErrors to null"
 _OF_VALUES = ("value", VALUE_ERROR, RAW_VALUE)
 _REGISTRY = struct.Struct(">bI")  # 0, and the schema's id
 
@@ -45,7 +46,7 @@ class TypedColumns:
             place = min(found.errors)
             raise BadValueError(
                 f"{topic}-{partition}, offset {rows.column('offset')[place]}: the value cannot be read as "
-                f"{self._options.format.value}: {found.errors[place]}; correct valueSchema, or set valueErrors to null"
+                f"{self._options.format.value}: {found.errors[place]}; {REMEDY}"
             )
         made = {
             "value": lambda: found.values,

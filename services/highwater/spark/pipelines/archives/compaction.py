@@ -62,15 +62,18 @@ def compact(
     archive: str,
     staging: str,
     *,
+    value: str,
     compression: str,
     file_bytes: int,
     closed_after_ms: int,
 ) -> None:
-    """Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
+    """`value` is the type of the values.
+
+    Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
     closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
     small = (hour for day in by_day(files, archive) for hour in small_files(day, file_bytes, closed_before))
     for hours in _jobs(small, file_bytes):
-        source = read_files(spark, archive, [path for hour in hours for path in hour.paths])
+        source = read_files(spark, archive, [path for hour in hours for path in hour.paths], value=value)
         staged = f"{staging}/{commits.last.number + 1}"
         files.delete(staged)
         write_files(_merged(source, hours, file_bytes), staged, compression)

@@ -41,11 +41,13 @@ from highwater.spark.pipelines.archives.history import (
     quoted,
     unshared,
 )
-from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, new_rows
+from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of
 from highwater.spark.pipelines.common import cause_of
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.value_schema import ValueType
 from highwater.telemetry.log import get_logger
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ PARTITIONED_BY = ("topic", "date")
 _OPEN_DAYS = 3
 _SCHEMA = (
     "topic string, date date, partition int, offset bigint, timestamp timestamp, timestampType int, key binary, "
-    "value binary, headers array<struct<key:string,value:binary>>"
+    "value {value}, headers array<struct<key:string,value:binary>>"
 )
 _TRANSACTION = re.compile(r"\d{20}\.")
 # What Delta raises where another transaction was quicker: one with the same number; one that changed the table itself.
@@ -75,8 +77,9 @@ _log = get_logger("spark.pipelines.archive")
 class DeltaArchive:
     """A Delta table, and a process that adds to it."""
 
-    def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
+    def __init__(self, spark: SparkSession, options: ArchiveOptions, values: ValueType) -> None:
         """The session has Delta Lake."""
+        self._values = values
         self._options = options
         self._spark = archive_session(spark)
         self._spark.conf.set("spark.sql.parquet.compression.codec", options.compression)
@@ -84,7 +87,7 @@ class DeltaArchive:
         self._files = HadoopFiles(spark, options.to)
         self._path = self._files.qualified(options.to)
         self._history = History(self._spark, self._path, options.to)
-        self._micro_batches = MicroBatches(self._spark, options)
+        self._micro_batches = MicroBatches(self._spark, options, values)
         self._archived = begun({})
         self._version = -1  # the last one that this process has seen
 
@@ -95,6 +98,9 @@ class DeltaArchive:
         if self._is_there:
             self._tell_size()
             self._archived = self._found()
+            if not options.compact:
+                table = self._spark.read.format("delta").load(self._path)
+                check_value_type(options.to, value_type_of(table), self._values)
         elif self._micro_batches.begun:
             raise UserError(
                 f"checkpoint {options.checkpoint} is of an archive that is no longer in {options.to}: remove it to "
@@ -123,7 +129,9 @@ class DeltaArchive:
             offsets=merged_offsets(archived.offsets, lacking.offsets()),
             topic_ids={**archived.topic_ids, **lacking.topic_ids},
         )
-        self._archived = self._write(_placed(new_rows(frame, planned, archived.offsets)), following)
+        self._archived = self._write(
+            _placed(self._micro_batches.rows(frame, batch, planned, archived.offsets)), following
+        )
         self._check_files(self._version)
         if following.number % _SIZES_EVERY == 0:
             self._tell_size()
@@ -156,7 +164,9 @@ class DeltaArchive:
         others = [name for name in self._files.names(self._path) if not name.startswith(("_", "."))]
         if others and not self._is_there:  # which comes before the files of another archive pipeline
             raise UserError(f"{self._options.to} has {min(others)} in it and is no archive: name another directory")
-        nothing = self._spark.createDataFrame([], _SCHEMA).write.format("delta").mode("append")
+        nothing = (
+            self._spark.createDataFrame([], _SCHEMA.format(value=self._values.ddl)).write.format("delta").mode("append")
+        )
         try:
             nothing.partitionBy(*PARTITIONED_BY).save(self._path)
         except Exception as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # In a file; topic, date and hour are in its path.
 FILE_SCHEMA = (
-    "key binary, value binary, partition int, offset bigint, timestamp timestamp, timestampType int, "
+    "key binary, value {value}, partition int, offset bigint, timestamp timestamp, timestampType int, "
     "headers array<struct<key:string,value:binary>>"
 )
 PATH_SCHEMA = "topic string, date string, hour string"
@@ -96,9 +96,12 @@ def write_files(frame: DataFrame, directory: str, compression: str) -> int:
     return int(written.get["rows"])
 
 
-def read_files(spark: SparkSession, directory: str, paths: Sequence[str] | None = None) -> DataFrame:
-    """The rows of files and directories below a directory, or of all of it."""
-    reader = spark.read.schema(f"{FILE_SCHEMA}, {PATH_SCHEMA}").option("basePath", directory)
+def read_files(
+    spark: SparkSession, directory: str, paths: Sequence[str] | None = None, *, value: str = "binary"
+) -> DataFrame:
+    """The rows of files and directories below a directory, or of all of it. Where values are read, `value` is their
+    type."""
+    reader = spark.read.schema(f"{FILE_SCHEMA.format(value=value)}, {PATH_SCHEMA}").option("basePath", directory)
     return reader.parquet(*([directory] if paths is None else [f"{directory}/{path}" for path in paths]))
 
 

@@ -11,7 +11,9 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics, knows
 from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.dead_letters import DeadLetters
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.value_schema import ValueType
 from highwater.spark.positions import EARLIEST_OFFSET
 from highwater.spark.stream_offset import StreamOffset, parse_stream_offset
 
@@ -67,11 +69,14 @@ class Planned:
 
 
 class MicroBatches:
-    def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
+    def __init__(self, spark: SparkSession, options: ArchiveOptions, values: ValueType) -> None:
         self._spark = spark
         self._options = options
+        self._values = values
         self._files = HadoopFiles(spark, options.checkpoint)
         self.checkpoint = self._files.qualified(options.checkpoint)
+        noted = f"{self.checkpoint}/dead-letter"
+        self._dead_letters = None if options.dead_letter is None else DeadLetters(spark, options, noted)
 
     @property
     def begun(self) -> bool:
@@ -80,7 +85,7 @@ class MicroBatches:
 
     def source(self, archived: Offsets, topic_ids: Mapping[str, str]) -> DataFrame:
         """The streaming read. A query without a checkpoint goes on where the archive ends. Raises `UserError`."""
-        found = {**self._options.source_options(), "includeHeaders": "true"}
+        found = {**self._options.source_options(), **self._values.source_options, "includeHeaders": "true"}
         if archived and not self.begun:
             found = {name: value for name, value in found.items() if not name.lower().startswith("starting")}
             found["startingOffsets"] = json.dumps(self._starts(found, archived, topic_ids))
@@ -89,6 +94,15 @@ class MicroBatches:
     def planned(self, batch: int) -> Planned:
         """Spark writes down what a micro-batch is to read before it begins."""
         return planned(self._written(batch - 1) if batch else None, self._written(batch))
+
+    def rows(self, frame: DataFrame, batch: int, planned: Planned, archived: Offsets) -> DataFrame:
+        """Of a micro-batch, what goes into the archive; what cannot has gone to the dead letters."""
+        lacking = new_rows(frame, planned, archived)
+        if self._dead_letters is None:
+            return lacking
+        bad = lacking.where("valueError is not null").withColumnRenamed("valueError", "error")
+        self._dead_letters.write(bad.drop("value"), batch)
+        return lacking.where("valueError is null")
 
     def _written(self, batch: int) -> StreamOffset:
         form, *_, offset = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode().splitlines()

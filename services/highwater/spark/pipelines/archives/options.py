@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from highwater.spark.pipelines.common import PipelineOptions, StreamOptions, duration_ms
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines.common import PipelineOptions, duration_ms
+from highwater.spark.pipelines.value_schema import ValueSchemaOptions
 
 
 class ArchiveFormat(StrEnum):
@@ -17,7 +19,7 @@ class ArchiveFormat(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveOptions(StreamOptions):
+class ArchiveOptions(ValueSchemaOptions):
     to: Annotated[str, typer.Option(help="directory of the archive (any of Spark's file systems)")]
     format: Annotated[
         ArchiveFormat | None,
@@ -38,6 +40,8 @@ class ArchiveOptions(StreamOptions):
             PipelineOptions.__post_init__(self)  # no topic is read
         else:
             super().__post_init__()
+            if self.dead_letter is not None and self.value_schema is None:
+                raise UserError("--dead-letter needs --value-schema: bytes go into an archive as they are")
         _ = self.closed_after_ms
 
     @property

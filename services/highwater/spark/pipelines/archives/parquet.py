@@ -24,11 +24,13 @@ from highwater.spark.pipelines.archives.files import (
     read_files,
     write_files,
 )
-from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, hour_of, new_rows
+from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of, hour_of
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of_files
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, check_one_file_system
 from highwater.spark.pipelines.lease import Lease
+from highwater.spark.pipelines.value_schema import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
 class ParquetArchive:
     """A directory of Parquet files, and the one process that writes to it."""
 
-    def __init__(self, spark: SparkSession, options: ArchiveOptions) -> None:
+    def __init__(self, spark: SparkSession, options: ArchiveOptions, values: ValueType) -> None:
         self._options = options
         self._spark = archive_session(spark)
         self._files = HadoopFiles(spark, options.to)
         self._directory = self._files.qualified(options.to)
-        self._micro_batches = MicroBatches(self._spark, options)
+        self._micro_batches = MicroBatches(self._spark, options, values)
         checkpoint = self._micro_batches.checkpoint
         check_one_file_system(self._directory, checkpoint)
         if f"{checkpoint}/".startswith(f"{self._directory}/"):
@@ -51,6 +53,10 @@ class ParquetArchive:
             )
         self._staging_of_all = f"{checkpoint}/staging"
         self._staging = f"{self._staging_of_all}/{uuid4().hex}"
+        found = value_type_of_files(self._spark, self._files, self._directory)
+        if found is not None and not options.compact:
+            check_value_type(options.to, found, values)
+        self._value = found or values.ddl
         self._lease = Lease(
             self._files, f"{self._directory}/{COMMITS}/writer.json", "archive pipeline", f"writes to {options.to}"
         )
@@ -89,7 +95,9 @@ class ParquetArchive:
             return
         number = last.number + 1
         staging = f"{self._staging}/{number}"
-        written = write_files(_placed(new_rows(frame, planned, last.offsets)), staging, self._options.compression)
+        written = write_files(
+            _placed(self._micro_batches.rows(frame, batch, planned, last.offsets)), staging, self._options.compression
+        )
         found = contents(read_files(self._spark, staging)) if written else []
         if (staged := sum(one.records for one in found)) != written:
             raise UserError(
@@ -112,6 +120,7 @@ class ParquetArchive:
             self._commits,
             self._directory,
             self._staging,
+            value=self._value,
             compression=options.compression,
             file_bytes=options.file_mib << 20,
             closed_after_ms=options.closed_after_ms,

@@ -19,6 +19,7 @@ from highwater.spark.pipelines.archives.files import (
 from highwater.spark.pipelines.archives.found import found_format
 from highwater.spark.pipelines.archives.history import log_size, quoted
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 if TYPE_CHECKING:
@@ -56,8 +57,10 @@ class Archive:
             (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self._directory)} LIMIT 1").collect()
             table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
             self._table = table
+            check_bytes(archive, value_type_of(table))
             self.topics = sorted(row.topic for row in table.select("topic").distinct().collect())
         else:
+            check_bytes(archive, value_type_of_files(self._session, self._files, self._directory))
             names = self._files.names(self._directory)
             self.topics = sorted(one.removeprefix("topic=") for one in names if one.startswith("topic="))
         if not self.topics:
