@@ -111,23 +111,28 @@ def test_windows_are_kept_up_to_date_in_a_topic(
         run(options(cluster, topic, tmp_path, to_topic=f"{topic}-out", schema="carrier STRING", count=True))
 
 
-def test_windows_that_are_over_go_to_parquet_once(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_windows_that_are_over_are_written_once(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, kind: str
 ) -> None:
     admin.create_topic(topic, 1, 1)
     rows = [flight(number) for number in range(200)]
     hourly = {**HOURLY, "watermark": "10m", "schema": SCHEMA, "sum": ["delay"]}
-    given = options(cluster, topic, tmp_path, to_parquet=str(tmp_path / "out"), **hourly)
+    out = {"to_table" if kind == "delta" else "to_parquet": str(tmp_path / "out")}
+    given = options(cluster, topic, tmp_path, **out, **hourly)
     send_json(cluster, topic, rows)
     run(given)
     send_json(cluster, topic, [flight(0, minutes=10 * 60)])  # time goes on
     run(given)
     run(given)
-    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    found = spark.read.format(kind).load(str(tmp_path / "out")).collect()
     assert len(found) == len({(row.start, row.carrier) for row in found})
     got = {(row.start.strftime("%Y-%m-%dT%H:%M:%S.000Z"), row.carrier): (row["count"], row.mean_delay) for row in found}
     assert got == expected(rows)
     assert sum(row.sum_delay for row in found) == sum(row["delay"] for row in rows)
+    if kind == "delta":
+        with pytest.raises(UserError, match="has a table, and checkpoint .* is new: .* would be added again"):
+            run(options(cluster, topic, tmp_path / "new", **out, **hourly))
 
 
 def test_numbers_that_are_text(

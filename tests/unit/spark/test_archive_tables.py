@@ -204,7 +204,7 @@ def test_jars_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 )
 def test_jars_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, result: Any, said: str) -> None:
     fetching(monkeypatch, tmp_path, result)
-    with pytest.raises(NoDeltaError, match=rf"cannot be fetched: .*{said}.*; say where .*or archive plain .*--format"):
+    with pytest.raises(NoDeltaError, match=rf"cannot be fetched: .*{said}.*; say where .*or write plain .*--format"):
         delta_settings({})
     later = DeltaSettings()
     assert later({}) == {}

@@ -168,6 +168,8 @@ STREAM: dict[str, Any] = {"topic": ["t"], "checkpoint": "c"}
         ({"to_topic": "t", "to_parquet": "p", "count": True}, "say where the result goes"),
         ({"to_topic": "t", "sql": "select 1", "count": True, "group_by": ["a"]}, "leave --group-by, --count out"),
         ({"to_parquet": "p", "count": True}, "--to-parquet needs --window"),
+        ({"to_table": "p", "count": True}, "--to-table needs --window"),
+        ({"to_table": "p", "to_parquet": "p", "count": True}, "say where the result goes"),
         ({"to_parquet": "p", "count": True, "window": "1h", "emit": Emit.UPDATES}, "--emit updates is for a topic"),
         ({"to_topic": "t", "count": True, "window": "1 fortnight"}, "--window is '1 fortnight'; it can be a time like"),
         ({"to_topic": "t", "count": True, "slide": "5m"}, "--slide needs --window"),

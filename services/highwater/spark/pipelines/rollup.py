@@ -1,5 +1,5 @@
 """`rollup`: counts, sums and means over JSON values, by windows of time and by fields, or whatever SQL says, kept up to
-date in a topic or written to Parquet when a window is over.
+date in a topic, or written to a Delta table or Parquet files when a window is over.
 
     highwater pipeline rollup --topic flights --checkpoint /data/rollup --to-topic delays \\
         --time-column time --window 1h --group-by carrier --count --mean delay
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -29,16 +30,21 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.client_settings import PREFIXES
 from highwater.spark.options import Subscription
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
+from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
 from highwater.spark.pipelines.beside import running_beside
 from highwater.spark.pipelines.common import (
     AVAILABLE_NOW,
+    nothing_needed,
     pipeline_command,
     session,
     spark_errors,
     submitted,
 )
 from highwater.spark.pipelines.dead_letters import DeadLetters, check_dead_letter_topic
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.rollup_query import (
     ERROR,
     RECORD_COLUMNS,
@@ -81,6 +87,9 @@ class BadRecords(StrEnum):
 class RollupOptions(ValueSchemaOptions):
     to_topic: Annotated[
         str | None, typer.Option(help="the topic that gets a JSON object for each row", show_default=False)
+    ] = None
+    to_table: Annotated[
+        str | None, typer.Option(help="or the directory of a Delta table, which gets them", show_default=False)
     ] = None
     to_parquet: Annotated[
         str | None, typer.Option(help="or the directory that gets Parquet files", show_default=False)
@@ -148,8 +157,8 @@ class RollupOptions(ValueSchemaOptions):
             raise UserError("--value-schema says what values are: leave --schema out")
         if self.dead_letter is not None and self.bad_records is BadRecords.SKIP:
             raise UserError("--dead-letter takes bad records: leave --bad-records out")
-        if (self.to_topic is None) == (self.to_parquet is None):
-            raise UserError("say where the result goes: --to-topic or --to-parquet")
+        if [self.to_topic, self.to_table, self.to_parquet].count(None) != 2:
+            raise UserError("say where the result goes: --to-topic, --to-table or --to-parquet")
         built = [
             f"--{name.replace('_', '-')}"
             for name in ("window", "slide", "group_by", "count", "sum", "mean")
@@ -166,10 +175,11 @@ class RollupOptions(ValueSchemaOptions):
         for option, text in (("--watermark", self.watermark), ("--window", self.window), ("--slide", self.slide)):
             if text is not None:
                 interval(option, text)
-        if self.to_parquet is not None and self.emit is Emit.UPDATES:
-            raise UserError("--emit updates is for a topic: a row of a Parquet file cannot be changed")
-        if self.to_parquet is not None and self.sql is None and self.window is None:
-            raise UserError("--to-parquet needs --window: without one no row is ever final")
+        option = "--to-table" if self.to_parquet is None else "--to-parquet"
+        if self.to_topic is None and self.emit is Emit.UPDATES:
+            raise UserError(f"--emit updates is for a topic: {option} gets each row once, when it is final")
+        if self.to_topic is None and self.sql is None and self.window is None:
+            raise UserError(f"{option} needs --window: without one no row is ever final")
 
     @property
     def bad_values(self) -> BadValues:
@@ -200,27 +210,44 @@ def run(options: RollupOptions) -> None:
         with Admin(target) as admin:
             admin.describe_topics([options.to_topic])  # an unknown topic is told before anything is computed
     check_dead_letter_topic(options)
-    spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"})
+    delta = DeltaSettings()
+    needed = nothing_needed if options.to_table is None else delta
+    spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"}, needed)
     with spark_errors():
+        if options.to_table is not None:
+            delta.check(spark)
+            _check_new(spark, options.to_table, options.checkpoint)
         frame = _source(spark, options, options.bad_values)
         schema = _schema(spark, options, frame)
         records = parsed_records(frame, schema, rollup, skip_bad=options.bad_values is not BadValues.FAIL)
         result = rolled_up(spark, records, rollup)
     emit = options.emit or (Emit.UPDATES if options.to_topic is not None else Emit.FINAL)
+    lease: AbstractContextManager[None] = nullcontext()
     if options.to_topic is None:
-        rows = result.rows.writeStream.format("parquet").option("path", options.to_parquet)
-        writer, each = rows.outputMode("append"), None
+        kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
+        writer, each = result.rows.writeStream.format(kind).option("path", path).outputMode("append"), None
     else:
+        lease = checkpoint_lease(spark, "rollup", options.checkpoint).held()
         keyed = result.keyed()
         sink = TopicSink(spark, options, list(target), options.to_topic, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
         writer, each = keyed.writeStream.outputMode(mode), sink.write
     compute = partial(run_query, "rollup", frame, writer, options, each)
-    with bad_values_said(REMEDY):
+    with lease, bad_values_said(REMEDY):
         if options.dead_letter is None:
             compute()
         else:
             _run_with_dead_letters(spark, compute, options, schema)
+
+
+def _check_new(spark: SparkSession, table: str, checkpoint: str) -> None:
+    """Raises `UserError` where a table has rows that a new checkpoint would add once more."""
+    begun = HadoopFiles(spark, checkpoint).names(f"{checkpoint}/offsets")
+    if HadoopFiles(spark, table).exists(f"{table}/{DELTA_LOG}") and not any(map(str.isdecimal, begun)):
+        raise UserError(
+            f"{table} has a table, and checkpoint {checkpoint} is new: what was computed before would be added again; "
+            "name another directory, or remove the table"
+        )
 
 
 def _source(spark: SparkSession, options: RollupOptions, bad: BadValues) -> DataFrame:

@@ -56,8 +56,8 @@ def delta_settings(given: Mapping[str, str]) -> dict[str, str]:
         except NoJarsError as error:
             raise NoDeltaError(
                 f"the jars of Delta Lake ({coordinates()}) cannot be fetched: {error}; say where they are with --conf "
-                "spark.jars=…/delta-spark….jar,…/delta-storage….jar or --conf spark.jars.ivySettings=…, or archive "
-                "plain Parquet files with --format parquet"
+                "spark.jars=…/delta-spark….jar,…/delta-storage….jar or --conf spark.jars.ivySettings=…, or write "
+                "plain Parquet files (archive --format parquet, rollup --to-parquet)"
             ) from error
         found["spark.jars"] = joined(given.get("spark.jars"), map(str, jars))
     return found
@@ -92,6 +92,6 @@ def check_delta(spark: SparkSession) -> None:
     if not there or wrong:
         told = " ".join(f"--conf {name}={value}" for name, value in SETTINGS.items())
         raise NoDeltaError(
-            f"this Spark session has no Delta Lake: start it with --packages {coordinates()} {told}, or archive plain "
-            "Parquet files with --format parquet"
+            f"this Spark session has no Delta Lake: start it with --packages {coordinates()} {told}, or write plain "
+            "Parquet files (archive --format parquet, rollup --to-parquet)"
         )
