@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.spark.pipelines import jars, s3a
 from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
-from highwater.spark.pipelines.archives.files import tell_size
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun
 from highwater.spark.pipelines.archives.micro_batches import Planned, planned
@@ -221,16 +219,6 @@ def test_s3_gets_its_client_where_a_path_is_there(monkeypatch: pytest.MonkeyPatc
     found = s3a_settings(["/data", "s3a://b/archive"], {"spark.jars": "/j/delta.jar"})
     assert re.fullmatch(r"/j/delta\.jar,.*/org\.apache\.hadoop_hadoop-aws_[^/]*/delta-spark\.jar", found["spark.jars"])
     assert any("software.amazon.awssdk:bundle" in part for part in lines[0])
-
-
-@pytest.mark.parametrize(("actions", "cores", "pieces"), [(0, 2, 2), (0, 400, 50), (30_001, 2, 2), (1_000_000, 2, 50)])
-def test_a_large_table_is_looked_at_in_more_pieces(actions: int, cores: int, pieces: int) -> None:
-    said: dict[str, str] = {}
-    session = SimpleNamespace(
-        sparkContext=SimpleNamespace(defaultParallelism=cores), conf=SimpleNamespace(set=said.__setitem__)
-    )
-    tell_size(cast(Any, session), actions)
-    assert said == {"spark.databricks.delta.snapshotPartitions": str(pieces)}
 
 
 def test_what_a_transaction_says_is_read_back() -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.files import archive_session, offsets_of, tell_size
+from highwater.spark.pipelines.archives.files import archive_session, offsets_of
 from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.archives.history import (
     RESTORE,
@@ -36,7 +36,6 @@ from highwater.spark.pipelines.archives.history import (
     History,
     archived_by,
     begun,
-    log_size,
     named,
     quoted,
     unshared,
@@ -67,7 +66,6 @@ _SAME_NUMBER = re.compile(r"\bio\.delta\.exceptions\.ConcurrentTransactionExcept
 _TABLE_CHANGED = re.compile(r"\bio\.delta\.exceptions\.(?:MetadataChanged|ProtocolChanged|ConcurrentWrite)Exception")
 _CONCURRENT = re.compile(r"\bio\.delta\.exceptions\.Concurrent\w+Exception")
 _TRIES = 5
-_SIZES_EVERY = 100  # transactions
 _LAST_COMMIT = "spark.databricks.delta.lastCommitVersionInSession"
 _LOCAL = re.compile(r"local(\[.*\])?")
 
@@ -96,7 +94,6 @@ class DeltaArchive:
         """Raises `UserError`."""
         options = self._options
         if self._is_there:
-            self._tell_size()
             self._archived = self._found()
             if not options.compact:
                 table = self._spark.read.format("delta").load(self._path)
@@ -133,8 +130,6 @@ class DeltaArchive:
             _placed(self._micro_batches.rows(frame, batch, planned, archived.offsets)), following
         )
         self._check_files(self._version)
-        if following.number % _SIZES_EVERY == 0:
-            self._tell_size()
         if self._options.compact_every is not None and following.number % self._options.compact_every == 0:
             try:
                 self.compact()
@@ -154,9 +149,6 @@ class DeltaArchive:
     @property
     def _is_there(self) -> bool:
         return any(map(_TRANSACTION.match, self._files.names(f"{self._path}/{DELTA_LOG}")))
-
-    def _tell_size(self) -> None:
-        tell_size(self._spark, log_size(self._files, self._path))
 
     def _create(self) -> None:
         """By a transaction without rows: `CREATE TABLE` refuses where a process has ended, or another one is, between

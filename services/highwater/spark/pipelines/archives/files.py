@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from highwater.spark import register
@@ -29,8 +28,6 @@ FILE_SCHEMA = (
 PATH_SCHEMA = "topic string, date string, hour string"
 PATH_COLUMNS = ("topic", "date", "hour")
 ORDER = ("partition", "offset")
-
-ACTIONS_EACH = 20_000  # of a table's log, in a task that looks at it
 
 _COMMIT_NUMBER = re.compile(r"-(\d+)\.parquet$")
 # Spark's own settings, of the session that writes and reads archives. What it shuffles is about files, or is told into
@@ -64,16 +61,10 @@ def archive_session(spark: SparkSession) -> SparkSession:
     register(own)
     for name, value in _SETTINGS.items():
         own.conf.set(name, value)
-    tell_size(own, 0)
+    # What is in a table is looked up once a transaction, and whenever one is read: 50 tasks unless it is told.
+    parallel = min(spark.sparkContext.defaultParallelism, 50)
+    own.conf.set("spark.databricks.delta.snapshotPartitions", str(parallel))
     return own
-
-
-def tell_size(session: SparkSession, actions: int) -> None:
-    """How many actions the log of the table has that the session is to use. What is in it is looked up once a
-    transaction, and whenever it is read: in 50 tasks unless Delta is told, which small tables wait for and the largest
-    ones do not fit into."""
-    pieces = max(min(session.sparkContext.defaultParallelism, 50), ceil(actions / ACTIONS_EACH))
-    session.conf.set("spark.databricks.delta.snapshotPartitions", str(pieces))
 
 
 def write_files(frame: DataFrame, directory: str, compression: str) -> int:

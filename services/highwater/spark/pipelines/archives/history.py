@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.archives.offsets import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 RESTORE = "RESTORE"
 _KEY = "highwater"
@@ -135,12 +132,6 @@ class History:
         rows = self._session.sql(told).select("version", "operation", "userMetadata")
         kept = rows.where(f"operation = '{RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")
         return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
-
-
-def log_size(files: HadoopFiles, path: str) -> int:
-    """How many actions the log of a table has, by its last checkpoint; 0 where it has none yet."""
-    noted = f"{path}/{DELTA_LOG}/_last_checkpoint"
-    return int(json.loads(files.read(noted)).get("size", 0)) if files.exists(noted) else 0
 
 
 def unshared(directory: str, what: str) -> UserError:

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import settled
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
-from highwater.spark.pipelines.archives.files import (
-    FileContent,
-    archive_session,
-    contents,
-    read_files,
-    tell_size,
-    without,
-)
+from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format
-from highwater.spark.pipelines.archives.history import log_size, quoted
+from highwater.spark.pipelines.archives.history import quoted
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
@@ -53,7 +46,6 @@ class Archive:
             raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
         if kind is ArchiveFormat.DELTA:
             delta.check(spark)
-            tell_size(self._session, log_size(self._files, self._directory))
             (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self._directory)} LIMIT 1").collect()
             table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
             self._table = table
