@@ -13,7 +13,6 @@ from typing import Any
 import boto3
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
-from pyarrow.fs import S3FileSystem
 
 _KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
 
@@ -38,11 +37,6 @@ class ObjectStore:
         given = {"AWS_ENDPOINT_URL": f"http://{self.host}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
         keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
         return DeltaTable(f"s3://{self.bucket}/{path}", storage_options={**given, **keys})
-
-    def file_system(self) -> S3FileSystem:
-        return S3FileSystem(
-            endpoint_override=self.host, scheme="http", region="us-east-1", access_key="any", secret_key="any"
-        )
 
     def settings(self, scratch: Path) -> list[str]:
         """Of Spark, as `NAME=VALUE`."""

@@ -1,4 +1,4 @@
-"""Archives in an object store, by a cluster whose two executors have disks of their own. For `make test-stores`."""
+"""A table in an object store, by a cluster whose two executors have disks of their own. For `make test-stores`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import pyarrow.dataset as ds
 import pytest
-from archived import Rows, in_topic, produce_all_kinds, sorted_rows
+from archived import in_topic, produce_all_kinds, sorted_rows
 from conftest import FOREVER
 from machines import can_have_disks_of_their_own, two_machines
 from pipeline_process import pipeline_process
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.spark.pipelines.archives.options import ArchiveFormat
 
 pytestmark = [
     pytest.mark.skipif("HIGHWATER_TEST_STORES" not in os.environ, reason="make test-stores installs what it needs"),
@@ -30,10 +28,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def store(kind: ArchiveFormat) -> Iterator[ObjectStore]:
+def store() -> Iterator[ObjectStore]:
     from object_store import object_store
 
-    with object_store(f"highwater-{kind}") as started:
+    with object_store("highwater") as started:
         yield started
 
 
@@ -48,32 +46,22 @@ def executors(group: int) -> list[int]:
     ]
 
 
-def in_store(store: ObjectStore, kind: ArchiveFormat) -> Rows:
-    if kind is ArchiveFormat.DELTA:
-        return sorted_rows(store.table("archive").to_pyarrow_table())
-    files = [f"{store.bucket}/{name}" for name in store.names("archive/topic=") if name.endswith(".parquet")]
-    found = ds.dataset(files, filesystem=store.file_system(), format="parquet", partitioning="hive")
-    return sorted_rows(found.to_table())
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", list(ArchiveFormat))
 def test_kill_9_of_an_executor_and_of_the_driver(
-    cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path, store: ObjectStore, kind: ArchiveFormat
+    cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path, store: ObjectStore
 ) -> None:
     admin.create_topic(topic, 3, 1, FOREVER)
     produce_all_kinds(cluster.bootstrap, topic, range(3000))
     disk = tmp_path / "disk"
     disk.mkdir()
     master, *conf = two_machines(disk, tmp_path)
-    given = ["--master", master, "--topic", topic, "--bootstrap", cluster.bootstrap, "--format", kind]
+    given = ["--master", master, "--topic", topic, "--bootstrap", cluster.bootstrap]
     given += ["--to", f"s3a://{store.bucket}/archive", "--checkpoint", f"s3a://{store.bucket}/checkpoint"]
     for setting in (*conf, *store.settings(disk), "spark.sql.shuffle.partitions=2"):
         given += ["--conf", setting]
-    log = "archive/_delta_log/" if kind is ArchiveFormat.DELTA else "archive/_commits/"
 
     def commits() -> int:
-        numbers = [Path(name).stem for name in store.names(log) if Path(name).suffix == ".json"]
+        numbers = [Path(name).stem for name in store.names("archive/_delta_log/") if Path(name).suffix == ".json"]
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def one_more_commit() -> None:
@@ -91,4 +79,4 @@ def test_kill_9_of_an_executor_and_of_the_driver(
         produce_all_kinds(cluster.bootstrap, topic, range(500))
         process.start(given)
         process.end()
-    assert in_store(store, kind) == in_topic(cluster.bootstrap, topic)
+    assert sorted_rows(store.table("archive").to_pyarrow_table()) == in_topic(cluster.bootstrap, topic)
