@@ -49,9 +49,8 @@ endif
 test-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/spark $(PYTEST_ARGS)
 
-test-stores: $(SPARK_VENV)/java-classes.jsa
-	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[stores]'
-	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
+test-stores: $(SPARK_VENV)-stores/.installed
+	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
@@ -103,6 +102,14 @@ $(SPARK_VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS
 	$(PYTHON) -m venv $(SPARK_VENV)
 	$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-e '.[local,spark,dev]' 'pyspark==$(PYSPARK)'
+	touch $@
+
+# An environment of its own: botocore needs an older python-dateutil than the rest has.
+$(SPARK_VENV)-stores/.installed: pyproject.toml constraints.txt hatch_build.py $(PROTOS)
+	$(PYTHON) -m venv $(SPARK_VENV)-stores
+	grep -v '^python-dateutil==' constraints.txt > $(SPARK_VENV)-stores/constraints.txt
+	$(SPARK_VENV)-stores/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(SPARK_VENV)-stores/constraints.txt -e '.[local,spark,dev,stores]' 'pyspark==$(PYSPARK)'
 	touch $@
 
 $(SPARK_VENV)/java-classes.jsa: $(SPARK_VENV)/.installed

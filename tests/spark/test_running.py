@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 from archived import in_table, in_topic
 from conftest import FOREVER, send
 from pipeline_process import pipeline_process
@@ -65,15 +66,23 @@ def test_an_archive_that_is_stopped(cluster: LocalCluster, admin: Admin, topic: 
 
 
 def test_a_rollup_that_is_stopped(cluster: LocalCluster, admin: Admin, topic: str, tmp_path: Path) -> None:
-    """Where Spark's own sink writes the rows."""
+    """Where Spark's own sink writes the rows. And one whose JVM is gone says so."""
     admin.create_topic(topic, 1, 1, FOREVER)
     send(cluster, topic, range(100))
-    given = ["--bootstrap", cluster.bootstrap, "--topic", topic, "--to-parquet", str(tmp_path / "rows")]
-    given += ["--schema", "number BIGINT", "--bad-records", "skip"]
+    checkpoint = tmp_path / "checkpoint"
+    given = ["--bootstrap", cluster.bootstrap, "--topic", topic, "--to-parquet", str(tmp_path / "rows"), "--count"]
+    given += ["--schema", "number BIGINT", "--bad-records", "skip", "--window", "1h", "--trigger", "100ms"]
+    given += ["--checkpoint", str(checkpoint)]
     with pipeline_process("rollup", tmp_path) as process:
-        checkpoint = tmp_path / "checkpoint"
-        process.start([*given, "--checkpoint", str(checkpoint), "--trigger", "100ms", "--window", "1h", "--count"])
+        group = process.start(given)
         process.until((checkpoint / "commits" / "0").exists)
+        (jvm,) = (one for one in psutil.Process(group).children() if one.name() == "java")
+        jvm.kill()
+        process.end(1)
+        assert "highwater: the JVM of Spark's driver has ended: it was killed, or had too little" in process.said()
+        send(cluster, topic, range(50))
+        process.start(given)
+        process.until((checkpoint / "commits" / "1").exists)
         process.terminate()
         process.end(0)
-        assert re.search(r"^rollup: 100 records in 1 micro-batch, \d+\.\d s, stopped$", process.said(), re.M)
+        assert re.search(r"^rollup: 50 records in 1 micro-batch, \d+\.\d s, stopped$", process.said(), re.M)

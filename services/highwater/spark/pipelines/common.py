@@ -338,13 +338,18 @@ def check_java() -> None:
 @contextmanager
 def spark_errors() -> Iterator[None]:
     """What Spark raises becomes `UserError` with the sentence that its cause says."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise UserError(cause_of(str(error))) from error
+    except (Py4JNetworkError, ConnectionError) as error:
+        raise UserError(
+            "the JVM of Spark's driver has ended: it was killed, or had too little memory (--conf "
+            "spark.driver.memory=…); start the pipeline again, it goes on where it was"
+        ) from error
 
 
 def cause_of(message: str) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -103,9 +103,11 @@ class Lease:
         finally:
             stopping.set()
             renewing.join()
-            with suppress(UnreadableLeaseError):
+            try:
                 if self._is_own():
                     self._files.delete(self._path)
+            except Exception as error:  # the JVM may be gone; a lease that nobody renews ends by itself
+                _log.warning("lease %s is not given back: %s", self._path, error)
 
     def check(self) -> None:
         """Before anything is changed. Raises `UserError` where the lease was taken by another process,

@@ -41,7 +41,7 @@ def run_query(
 
     Raises `UserError`, `typer.Exit`.
     """
-    with ExitStack() as opened, spark_errors():
+    with spark_errors(), ExitStack() as opened:
         monitor = RunMonitor(name, options.stalled_after_s)
         if (address := listen_address("--metrics-listen", options.metrics_listen)) is not None:
             opened.enter_context(monitor.serving(address))
