@@ -113,7 +113,7 @@ async def test_a_closed_store_ends_its_watches_and_calls(etcd: LocalEtcd, keys: 
         await store.get(keys.broker(1))
 
 
-async def test_compare_and_swap_counts_right_while_etcd_is_killed(tmp_path: Path) -> None:
+async def test_compare_and_swap_counts_right_while_etcd_ends(tmp_path: Path) -> None:
     """Writers that settle each unknown outcome by a re-read (RULES 2.4) lose no step and make none twice."""
     unknown_outcomes = 0
     wrote = set[str]()
@@ -145,11 +145,11 @@ async def test_compare_and_swap_counts_right_while_etcd_is_killed(tmp_path: Path
     with ThreeEtcds(tmp_path) as etcd:
         async with Store(etcd.addresses, timeout_s=8.0) as store:
             writers = [asyncio.create_task(write(f"/count/{n}")) for n in range(4)]
-            kills = 0
-            while kills < 2 or not unknown_outcomes or len(wrote) < len(writers):
+            ends = 0
+            while ends < 2 or not unknown_outcomes or len(wrote) < len(writers):
                 await asyncio.sleep(0.05)
-                etcd.kill()
-                kills += 1
+                etcd.terminate()
+                ends += 1
                 etcd.spawn()
                 await until(lambda: etcd.healthy, 20.0)
             enough.set()
