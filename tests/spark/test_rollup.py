@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines import rollup
+from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.rollup import BadRecords, RollupOptions, TopicSink, run
+from highwater.spark.pipelines.running import run_query
 from highwater.spark.range_reader import read_range
 from highwater.spark.ranges import OffsetRange
 from highwater.spark.read_plan import ReadPlan
@@ -89,6 +93,12 @@ HOURLY: dict[str, Any] = {
     "count": True,
     "mean": ["delay"],
 }
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def test_windows_are_kept_up_to_date_in_a_topic(
@@ -170,7 +180,12 @@ def test_sql_of_the_user(cluster: LocalCluster, admin: Admin, spark: SparkSessio
 
 
 def test_a_micro_batch_that_is_run_again_passes_over_what_is_there(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    closing: ExitStack,
 ) -> None:
     admin.create_topic(topic, 2, 1)
     given = options(cluster, "in", tmp_path, to_topic=topic, count=True)
@@ -180,8 +195,12 @@ def test_a_micro_batch_that_is_run_again_passes_over_what_is_there(
         return sorted(value["n"] for _, value in records(cluster, topic))
 
     def sink(*, keyed: bool) -> TopicSink:
-        return TopicSink(spark, given, [cluster.bootstrap], topic, keyed=keyed)
+        return TopicSink(spark, given, [cluster.bootstrap], topic, lease, keyed=keyed)
 
+    lease = checkpoint_lease(spark, "rollup", given.checkpoint)
+    with pytest.raises(UserError, match="another rollup works with checkpoint"):
+        sink(keyed=True).write(rows, 3)  # the lease is not held
+    closing.enter_context(lease.held())
     sink(keyed=True).write(rows.where("key < 7"), 3)  # the first run ended early
     sink(keyed=True).write(rows, 3)
     assert written() == list(range(20))
@@ -246,7 +265,7 @@ def test_records_that_are_no_such_json_go_to_a_topic(
         return in_topic(cluster.bootstrap, f"{topic}-dead")
 
     send(0)
-    with pipeline_process("rollup", tmp_path) as rollup:
+    with pipeline_process("rollup", tmp_path) as process:
         line = ["--topic", topic, "--bootstrap", cluster.bootstrap, "--checkpoint", str(tmp_path / "checkpoint")]
         line += ["--to-topic", f"{topic}-out", "--dead-letter", f"{topic}-dead", "--trigger", "200ms"]
         line += ["--time-column", "time", "--window", "1h", "--watermark", "100d", "--group-by", "carrier"]
@@ -256,10 +275,10 @@ def test_records_that_are_no_such_json_go_to_a_topic(
             "delay",
             *(f"--{name.replace('_', '-')}={value}" for name, value in schema.items()),
         ]
-        rollup.start(line)
-        rollup.until(lambda: len(dead()) == 2 and len(records(cluster, f"{topic}-out")) == 1, every_s=0.3)
+        process.start(line)
+        process.until(lambda: len(dead()) == 2 and len(records(cluster, f"{topic}-out")) == 1, every_s=0.3)
         send(1)
-        rollup.kill()
+        process.kill()
     run(options(cluster, topic, tmp_path, **given))
     run(options(cluster, topic, tmp_path, **given))
     assert latest(cluster, f"{topic}-out") == expected([flight(0), flight(1)])
@@ -270,6 +289,33 @@ def test_records_that_are_no_such_json_go_to_a_topic(
     assert ("it is no JSON" if typed else "the value is not a JSON object") in said[0]["highwater.error"]
     assert [row["key"] for row in dead()] == [b"k"] * 4
     assert [one["h"] for one in said] == ["x"] * 4
+
+
+def test_dead_letters_begin_where_the_rollup_did(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where they are sent for the first time long after it has begun at the topic's end."""
+    for name in (topic, f"{topic}-out", f"{topic}-dead"):
+        admin.create_topic(name, 1, 1)
+    given: dict[str, Any] = {"to_topic": f"{topic}-out", "dead_letter": f"{topic}-dead", "schema": SCHEMA, **HOURLY}
+
+    def first_only(name: str, *rest: Any) -> None:
+        if name == "rollup":
+            run_query(name, *rest)
+
+    for number in range(3):
+        with Producer(cluster.bootstrap) as producer:
+            producer.send(topic, b"no json %d" % number)
+        with monkeypatch.context() as patched:
+            if number < 2:  # killed between the two
+                patched.setattr(rollup, "run_query", first_only)
+            run(options(cluster, topic, tmp_path, starting_offsets="latest", **given))
+    assert [row["value"] for row in in_topic(cluster.bootstrap, f"{topic}-dead")] == [b"no json 1", b"no json 2"]
 
 
 def test_fields_that_are_not_there(

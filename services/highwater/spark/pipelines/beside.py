@@ -1,4 +1,4 @@
-"""A streaming query beside another one of the same pipeline, for ever."""
+"""A streaming query beside another one of the same pipeline, for as long as that runs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.common import StreamOptions, cause_of, spark_errors, trigger_of
+from highwater.spark.pipelines.running import Gate, MicroBatch, wind_down
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql import DataFrame
 
 _LOOK_S = 0.3
 
 
 @contextmanager
-def running_beside(spark: SparkSession, name: str, writer: DataStreamWriter, options: StreamOptions) -> Iterator[None]:
-    """Runs the query for as long as the block. Where it fails, it ends the session's others, which ends the block.
+def running_beside(main: str, name: str, frame: DataFrame, each: MicroBatch, options: StreamOptions) -> Iterator[None]:
+    """Runs the query `name` for as long as the block, in which the query `main` runs. Where it fails, it ends that one,
+    which ends the block. After SIGTERM it brings to its end what it has begun.
 
-    Raises `UserError`."""
+    Raises `UserError`: what made it fail, whatever the block raises."""
     from pyspark import InheritableThread
 
+    gate = Gate(each)
     with spark_errors():
         query = (
-            writer.queryName(f"highwater {name}")
+            frame.writeStream.foreachBatch(gate)
+            .queryName(f"highwater {name}")
             .option("checkpointLocation", options.checkpoint)
             .trigger(**trigger_of(options.trigger))
             .start()
@@ -34,11 +38,12 @@ def running_beside(spark: SparkSession, name: str, writer: DataStreamWriter, opt
     over = Event()
 
     def watch() -> None:
+        """Until the block is over: the other query may begin only after this one has failed."""
         while not over.wait(_LOOK_S):
             if not query.isActive:
-                for other in spark.streams.active:
-                    other.stop()
-                return
+                for other in frame.sparkSession.streams.active:
+                    if other.name == f"highwater {main}":
+                        other.stop()
 
     thread = InheritableThread(target=watch)
     thread.start()
@@ -47,7 +52,9 @@ def running_beside(spark: SparkSession, name: str, writer: DataStreamWriter, opt
     finally:
         over.set()
         thread.join()
-        failed = query.exception()
+        if termination.asked():
+            wind_down(query, gate)
         query.stop()
-    if failed is not None:
-        raise UserError(cause_of(str(failed)))
+        failed = query.exception()
+        if failed is not None and not gate.refused:
+            raise UserError(cause_of(str(failed)))

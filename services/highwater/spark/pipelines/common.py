@@ -172,6 +172,11 @@ def trigger_of(text: str) -> dict[str, Any]:
     raise UserError(f"--trigger is {text!r}; it can be {AVAILABLE_NOW}, or a time like 500ms, 10s, 1m")
 
 
+def trigger_interval_s(text: str) -> float:
+    """Of a trigger that is valid; 0 for one that has an end."""
+    return 0.0 if text == AVAILABLE_NOW else duration_ms("--trigger", text.replace(" ", "")) / 1000
+
+
 def pipeline_command(options: type[Options], run: Callable[[Options], None], description: str) -> Callable[..., None]:
     """`run` as a function that typer makes a command of: a parameter for each field of `options`."""
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.client_settings import PREFIXES
-from highwater.spark.options import Subscription
+from highwater.spark.client_settings import PREFIXES, client_settings
+from highwater.spark.options import Subscription, lower_case
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
+from highwater.spark.pipelines.lease import Lease
 from highwater.spark.pipelines.value_schema import ValueSchemaOptions
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -42,9 +43,11 @@ def check_dead_letter_topic(options: ValueSchemaOptions) -> None:
 class DeadLetters:
     """Of one streaming query; its notes are in `directory`."""
 
-    def __init__(self, spark: SparkSession, options: ValueSchemaOptions, directory: str) -> None:
+    def __init__(self, spark: SparkSession, options: ValueSchemaOptions, directory: str, lease: Lease) -> None:
+        """`lease`, which is held, says that nobody else sends with these notes."""
         assert options.dead_letter is not None
         self._topic = options.dead_letter
+        self._lease = lease
         self._notes = BatchNotes(spark, directory)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         given = {name: value for name, value in options.source_options().items() if name.lower().startswith(PREFIXES)}
@@ -53,17 +56,20 @@ class DeadLetters:
     def write(self, bad: DataFrame, batch: int) -> None:
         """`bad` has the columns `error`, `rawValue`, and those of a read with headers, but for the value."""
         noted, ends = self._notes.read(batch), self._ends()
+        self._lease.check()
         if noted is None:
             self._notes.write(batch, ends)
         elif noted != ends:
-            bad = bad.join(self._there(bad.sparkSession, noted, ends), list(_PLACE), "left_anti")
+            # By the error, too: another pipeline may send its letter of the same record.
+            bad = bad.join(self._there(bad.sparkSession, noted, ends), [*_PLACE, "error"], "left_anti")
         bad.select("key", bad.rawValue.alias("value"), _headers().alias("headers")).write.format("highwater").options(
             **self._settings
         ).option("topic", self._topic).mode("append").save()
         self._notes.forget_before(batch)
 
     def _ends(self) -> dict[TopicPartition, int]:
-        with TopicOffsets(self._bootstrap, Subscription((self._topic,)), {}) as topics:
+        settings = client_settings(lower_case(self._settings), "Admin")
+        with TopicOffsets(self._bootstrap, Subscription((self._topic,)), settings) as topics:
             return dict(topics.latest(topics.partitions()))
 
     def _there(
@@ -86,8 +92,8 @@ class DeadLetters:
         ours = headers.where(f"transform(added, h -> h.key) = array({names})")
         return ours.selectExpr(
             *(
-                f"cast(cast(added[{place}].value as string) as {kind}) {name}"
-                for place, (name, kind) in enumerate(_PLACE.items(), 1)
+                f"try_cast(cast(added[{place}].value as string) as {kind}) {name}"
+                for place, (name, kind) in enumerate({"error": "string", **_PLACE}.items())
             )
         )
 

@@ -94,12 +94,13 @@ def run(options: MirrorOptions) -> None:
     )
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        lease.check()
         partitions = mirror.prepare()
         noted = notes.read(batch_id)
         if noted is None:
             noted = mirror.ends(partitions)
+            lease.check()
             notes.write(batch_id, noted)
+        lease.check()  # looking took its time
         batch.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
         notes.forget_before(batch_id)
 

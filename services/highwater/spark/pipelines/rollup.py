@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -28,8 +27,8 @@ from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
-from highwater.spark.client_settings import PREFIXES
-from highwater.spark.options import Subscription
+from highwater.spark.client_settings import PREFIXES, client_settings
+from highwater.spark.options import Subscription, lower_case, parse_read_options
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
@@ -44,7 +43,7 @@ from highwater.spark.pipelines.common import (
 )
 from highwater.spark.pipelines.dead_letters import DeadLetters, check_dead_letter_topic
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.lease import checkpoint_lease
+from highwater.spark.pipelines.lease import Lease, checkpoint_lease
 from highwater.spark.pipelines.rollup_query import (
     ERROR,
     RECORD_COLUMNS,
@@ -58,6 +57,7 @@ from highwater.spark.pipelines.rollup_query import (
 )
 from highwater.spark.pipelines.running import run_query
 from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said, value_type
+from highwater.spark.positions import EARLIEST_OFFSET
 from highwater.spark.topic_offsets import TopicOffsets
 
 SAMPLED_RECORDS = 1000
@@ -214,6 +214,8 @@ def run(options: RollupOptions) -> None:
     needed = nothing_needed if options.to_table is None else delta
     spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"}, needed)
     with spark_errors():
+        if options.dead_letter is not None:
+            options = _begun_where(spark, options)
         if options.to_table is not None:
             delta.check(spark)
             _check_new(spark, options.to_table, options.checkpoint)
@@ -222,22 +224,21 @@ def run(options: RollupOptions) -> None:
         records = parsed_records(frame, schema, rollup, skip_bad=options.bad_values is not BadValues.FAIL)
         result = rolled_up(spark, records, rollup)
     emit = options.emit or (Emit.UPDATES if options.to_topic is not None else Emit.FINAL)
-    lease: AbstractContextManager[None] = nullcontext()
+    lease = checkpoint_lease(spark, "rollup", options.checkpoint)
     if options.to_topic is None:
         kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
         writer, each = result.rows.writeStream.format(kind).option("path", path).outputMode("append"), None
     else:
-        lease = checkpoint_lease(spark, "rollup", options.checkpoint).held()
         keyed = result.keyed()
-        sink = TopicSink(spark, options, list(target), options.to_topic, keyed=bool(result.key))
+        sink = TopicSink(spark, options, list(target), options.to_topic, lease, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
         writer, each = keyed.writeStream.outputMode(mode), sink.write
     compute = partial(run_query, "rollup", frame, writer, options, each)
-    with lease, bad_values_said(REMEDY):
+    with lease.held(), bad_values_said(REMEDY):
         if options.dead_letter is None:
             compute()
         else:
-            _run_with_dead_letters(spark, compute, options, schema)
+            _run_with_dead_letters(spark, compute, options, schema, lease)
 
 
 def _check_new(spark: SparkSession, table: str, checkpoint: str) -> None:
@@ -268,7 +269,7 @@ def _schema(spark: SparkSession, options: RollupOptions, frame: DataFrame) -> St
 
 
 def _run_with_dead_letters(
-    spark: SparkSession, compute: Callable[[], None], options: RollupOptions, schema: StructType
+    spark: SparkSession, compute: Callable[[], None], options: RollupOptions, schema: StructType, lease: Lease
 ) -> None:
     """The dead letters are a query of their own, which reads the same with a checkpoint of its own: what is summed up
     cannot say which records it was made of. To the end of what there is, it follows the other one, and so has seen all
@@ -280,14 +281,34 @@ def _run_with_dead_letters(
         marked = marked_records(source, schema, options.time_column, beside=beside)
         columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
         bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")
-        letters = DeadLetters(spark, options, f"{checkpoint}/notes")
+        letters = DeadLetters(spark, options, f"{checkpoint}/notes", lease)
     of_dead = replace(options, checkpoint=checkpoint)
     if options.trigger == AVAILABLE_NOW:
         compute()
         run_query("rollup dead letters", source, bad.writeStream, of_dead, letters.write)
     else:
-        with running_beside(spark, "rollup dead letters", bad.writeStream.foreachBatch(letters.write), of_dead):
+        with running_beside("rollup", "rollup dead letters", bad, letters.write, of_dead):
             compute()
+
+
+def _begun_where(spark: SparkSession, options: RollupOptions) -> RollupOptions:
+    """With the offsets at which a rollup with dead letters begins, which are looked up once and noted: both of its
+    queries have to begin there, and the second one may do so much later."""
+    notes = BatchNotes(spark, f"{options.checkpoint}/dead-letter/begun")
+    begun = HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets")
+    source = options.source_options()
+    read = parse_read_options(source, streaming=True)
+    with TopicOffsets(read.bootstrap, read.subscription, client_settings(lower_case(source), "Admin")) as topics:
+        partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
+        if not any(map(str.isdecimal, begun)):
+            notes.forget_before(1)
+            notes.write(0, topics.resolved(read.starting, topics.latest(partitions), read.no_match))
+    if (noted := notes.read(0)) is None:  # there were no dead letters when it began
+        return options
+    # Partitions that have come since are read from their first offset on, by both.
+    starts = {partition: noted.get(partition, EARLIEST_OFFSET) for partition in partitions}
+    others = [one for one in options.option if not one.lower().startswith("starting")]
+    return replace(options, starting_offsets=text_of(starts), option=others)
 
 
 def _first_records(spark: SparkSession, options: RollupOptions) -> DataFrame:
@@ -315,8 +336,17 @@ class TopicSink:
     without keys, by its value, is passed over."""
 
     def __init__(
-        self, spark: SparkSession, options: RollupOptions, bootstrap: Sequence[str], topic: str, *, keyed: bool
+        self,
+        spark: SparkSession,
+        options: RollupOptions,
+        bootstrap: Sequence[str],
+        topic: str,
+        lease: Lease,
+        *,
+        keyed: bool,
     ) -> None:
+        """`lease`, which is held, says that nobody else works with the checkpoint."""
+        self._lease = lease
         self._spark = spark
         self._notes = BatchNotes(spark, f"{options.checkpoint}/rollup/notes")
         self._bootstrap = tuple(bootstrap)
@@ -326,6 +356,7 @@ class TopicSink:
     def write(self, batch: DataFrame, batch_id: int) -> None:
         noted = self._notes.read(batch_id)
         ends = self._ends()
+        self._lease.check()
         if noted is None:
             self._notes.write(batch_id, ends)
         elif noted != ends:
@@ -354,6 +385,7 @@ class TopicSink:
             .option("startingOffsets", text_of(begins))
             .option("endingOffsets", text_of(ends))
             .option("columns", self._compared)
+            .option("failOnDataLoss", "false")  # retention goes on
             .load()
             .selectExpr(f"cast({self._compared} as string) {self._compared}")
             .distinct()

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.cli.output import errors, screen
 from highwater.spark.pipelines import termination
-from highwater.spark.pipelines.common import AVAILABLE_NOW, StreamOptions, listen_address, spark_errors, trigger_of
+from highwater.spark.pipelines.common import (
+    AVAILABLE_NOW,
+    StreamOptions,
+    listen_address,
+    spark_errors,
+    trigger_interval_s,
+    trigger_of,
+)
 from highwater.spark.pipelines.run_monitor import RunMonitor
 from highwater.spark.progress import lag
 
@@ -42,10 +49,11 @@ def run_query(
     Raises `UserError`, `typer.Exit`.
     """
     with spark_errors(), ExitStack() as opened:
-        monitor = RunMonitor(name, options.stalled_after_s)
+        # Between two triggers Spark says nothing.
+        monitor = RunMonitor(name, options.stalled_after_s + trigger_interval_s(options.trigger))
         if (address := listen_address("--metrics-listen", options.metrics_listen)) is not None:
             opened.enter_context(monitor.serving(address))
-        gate = None if each is None else _Gate(each)
+        gate = None if each is None else Gate(each)
         if gate is not None:
             writer = writer.foreachBatch(gate)
         run = _Run(f"highwater {name}", monitor)
@@ -63,7 +71,7 @@ def run_query(
                 while query.isActive and not termination.asked(_LOOK_S):
                     if errors.is_terminal:
                         status.update(f"{name}: {run.speed}")
-            _wind_down(query, gate)
+            wind_down(query, gate)
             stopped = query.isActive or (gate is not None and gate.refused)
             query.stop()
             if gate is None or not gate.refused:
@@ -152,7 +160,9 @@ class _StoppedError(Exception):
     """Raised for a micro-batch that would begin after SIGTERM: Spark runs it at the next start."""
 
 
-class _Gate:
+class Gate:
+    """Begins no micro-batch after SIGTERM."""
+
     def __init__(self, each: MicroBatch) -> None:
         self._each = each
         self.refused = False
@@ -164,7 +174,7 @@ class _Gate:
         self._each(frame, batch)
 
 
-def _wind_down(query: StreamingQuery, gate: _Gate | None) -> None:
+def wind_down(query: StreamingQuery, gate: Gate | None) -> None:
     """After SIGTERM: until the micro-batch has ended that has begun."""
     begun = query.lastProgress
     while query.isActive and query.status["isTriggerActive"]:

@@ -10,13 +10,16 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, current_thread, main_thread
+from threading import current_thread, main_thread
+from time import monotonic, sleep
 from typing import Any
 
 import typer
 
 STATUS = 128 + signal.SIGTERM  # as a shell says it
-_asked = Event()
+_LOOK_S = 0.05
+# No event: the main thread may hold its lock when the signal comes.
+_received: list[int] = []
 
 
 @contextmanager
@@ -30,19 +33,22 @@ def heeded() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        _asked.clear()
+        _received.clear()
 
 
-def _note(*_: Any) -> None:
-    if _asked.is_set():
+def _note(number: int, _: Any) -> None:
+    if _received:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
-    _asked.set()
+    _received.append(number)
 
 
 def asked(within_s: float = 0.0) -> bool:
     """Whether SIGTERM has come, or comes in this time."""
-    return _asked.wait(within_s)
+    deadline = monotonic() + within_s
+    while not _received and (left := deadline - monotonic()) > 0:
+        sleep(min(left, _LOOK_S))
+    return bool(_received)
 
 
 def unfinished() -> typer.Exit:

@@ -23,12 +23,14 @@ from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
-from highwater.spark.options import Subscription
+from highwater.spark.client_settings import client_settings
+from highwater.spark.options import Subscription, lower_case
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.found import local_format
+from highwater.spark.pipelines.archives.offsets import check_topics
 from highwater.spark.pipelines.archives.options import ArchiveFormat
-from highwater.spark.pipelines.archives.reading import Archive, ArchivedTopic, Ranges
+from highwater.spark.pipelines.archives.reading import Archive, Ranges
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
@@ -91,7 +93,8 @@ class Verified:
     added: int = 0  # that the topic does not have between or after those that it has
     different: int = 0
     at: int | None = None  # the lowest offset of these
-    later: int = 0  # offsets of the topic from the archive's end on
+    earlier: int = 0  # offsets of the topic before the first that is archived
+    later: int = 0  # from the archive's end on
     compacted: bool = False  # the topic: what it does not have says nothing
 
     @property
@@ -121,7 +124,7 @@ def verify(options: VerifyOptions) -> list[Verified]:
         return [
             one
             for topic in options.topic or archive.topics
-            for one in _Comparison(own, options, topic, archive.topic(topic)).partitions()
+            for one in _Comparison(own, options, topic, archive).partitions()
         ]
 
 
@@ -133,11 +136,12 @@ def run(options: VerifyOptions) -> None:
         for one in verified:
             json_line({**asdict(one), "problem": one.problem or None})
     else:
+        shown = ("earlier", "first", "end", "archived", "compared", "later")
         table(
             "",
-            ["partition", "first", "end", "archived", "compared", "later", "problem"],
+            ["partition", "earlier", "first", "end", "archived", "compared", "later", "problem"],
             [
-                [f"{one.topic}-{one.partition}", one.first, one.end, one.archived, one.compared, one.later, one.problem]
+                [f"{one.topic}-{one.partition}", *(getattr(one, name) for name in shown), one.problem]
                 for one in verified
             ],
         )
@@ -147,19 +151,23 @@ def run(options: VerifyOptions) -> None:
     if not options.json:
         compared = sum(one.compared for one in verified)
         screen.print(f"{sums}: each once, and the same as the {compared:,} that their topics still have of these")
+        if earlier := sum(one.earlier for one in verified):
+            screen.print(f"{earlier:,} offsets of the topics are before the first one that is archived of a partition")
 
 
 class _Comparison:
     """Of a topic."""
 
-    def __init__(self, spark: SparkSession, options: VerifyOptions, topic: str, archived: ArchivedTopic) -> None:
+    def __init__(self, spark: SparkSession, options: VerifyOptions, topic: str, archive: Archive) -> None:
         self._spark = spark
         self._options = options
         self._topic = topic
-        self._archived = archived
+        self._archive = archive
+        self._archived = archive.topic(topic)
         bootstrap = tuple(bootstrap_addresses(options.bootstrap))
-        self._offsets = TopicOffsets(bootstrap, Subscription(topics=(topic,)), {})
-        with Admin(bootstrap) as admin:
+        settings = client_settings(lower_case(options.source_options()), "Admin")
+        self._offsets = TopicOffsets(bootstrap, Subscription(topics=(topic,)), settings)
+        with Admin(bootstrap, **settings) as admin:
             policy = admin.describe_topic_config(topic)["cleanup.policy"].value
         self._compacted = "compact" in (policy or "")
 
@@ -199,8 +207,13 @@ class _Comparison:
                     at=row["at"],
                     compacted=self._compacted,
                 )
-        for _, number in self._offsets.partitions():
-            verified.setdefault(number, Verified(self._topic, number, compacted=self._compacted))
+        said = self._archive.offsets.get(self._topic, {})
+        for number in {*said, *(number for _, number in self._offsets.partitions())}:
+            # Of a partition without rows it is not known where the archive begins.
+            nothing = Verified(self._topic, number, said.get(number, 0), compacted=self._compacted)
+            one = verified.get(number, nothing)
+            verified[number] = replace(one, end=max(one.end, said.get(number, 0)))
+        check_topics(self._archive.topic_ids, self._offsets.topic_ids, self._options.archive)
         return verified
 
     def _against_topic(self, verified: Mapping[int, Verified]) -> dict[int, Verified]:
@@ -223,6 +236,7 @@ class _Comparison:
             number: replace(
                 one,
                 compared=expected.get(number, (0, 0))[0],
+                earlier=max(one.first - firsts[there[number]], 0) if number in there else 0,
                 later=max(ends[there[number]] - max(one.end, firsts[there[number]]), 0) if number in there else 0,
                 **found.get(number, {"lacking": 0, "added": 0, "different": 0, "at": one.at if one.twice else None}),
             )

@@ -196,6 +196,16 @@ def pending_commit(files: Files, archive: str) -> Commit | None:
     return None
 
 
+def applied_commit(files: Files, archive: str) -> Commit | None:
+    """The last one of which all is there; None where the archive has no commits. For those who only read it."""
+    directory = f"{archive.rstrip('/')}/{COMMITS}"
+    while numbers := commit_numbers(files.names(directory)):
+        path = f"{directory}/{numbers[0]:012d}.json"
+        if files.exists(path):  # else the next one was applied since
+            return parse_commit(numbers[0], files.read(path))
+    return None
+
+
 def settled(files: Files, archive: str, look: Callable[[], Found]) -> tuple[Found, frozenset[str]]:
     """What `look` finds, which looks at all of an archive that another process may be writing to, and the paths that
     are to be left out of it. Raises `UserError` where the archive has changed with every look for `SETTLE_S`.

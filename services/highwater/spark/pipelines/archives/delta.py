@@ -88,6 +88,7 @@ class DeltaArchive:
         self._micro_batches = MicroBatches(self._spark, options, values)
         self._archived = begun({})
         self._version = -1  # the last one that this process has seen
+        self._written_last: Archived | None = None  # by that version
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -107,7 +108,9 @@ class DeltaArchive:
             raise UserError(f"there is no archive in {options.to}")
         else:
             self._create()
-        yield
+        with self._micro_batches.alone():
+            yield
+        self._check_kept()
 
     def source(self) -> DataFrame:
         return self._micro_batches.source(self._archived.offsets, self._archived.topic_ids)
@@ -203,25 +206,40 @@ class DeltaArchive:
         written = _last_commit(session)
         if written == before:
             return False
-        self._check_kept(written, following)
-        self._check_goes_on(written, following)
-        self._version = written
+        # Delta may merge files by itself after it (autoCompact), and notes that version then.
+        if written <= self._version:
+            raise self._gone()
+        own = next((one for one in range(written, self._version, -1) if self._says(one) == following.to_json()), None)
+        if own is None:
+            raise self._replaced(written)
+        self._check_goes_on(own, following)
+        self._version, self._written_last = own, following
         return True
 
-    def _check_kept(self, version: int, archived: Archived) -> None:
-        """That this transaction is the one that has the number: where a file system lets two processes rename a file to
-        one name (a local disk does, in the moment between Delta's look and its rename), the other one's may have
-        replaced it. Raises `UserError`."""
-        said = [one["commitInfo"].get("userMetadata") for one in self._actions(version) if "commitInfo" in one]
-        if said != [archived.to_json()]:
-            raise UserError(
-                f"version {version} of {self._options.to} is not what was written: another process wrote to the table "
-                "at the same moment; start again, and let one at a time write to it"
-            )
+    def _check_kept(self) -> None:
+        """That the last transaction of this process is the one that has its number: where a file system lets two
+        processes rename a file to one name (a local disk does, in the moment between Delta's look and its rename), the
+        other one's may have replaced it. Raises `UserError`."""
+        last = self._written_last
+        there = self._files.exists(self._transaction(self._version))
+        if last is not None and there and self._says(self._version) != last.to_json():
+            raise self._replaced(self._version)
+
+    def _says(self, version: int) -> str | None:
+        """As the `userMetadata` of its transaction."""
+        made = (one["commitInfo"] for one in self._actions(version) if "commitInfo" in one)
+        return next((one.get("userMetadata") for one in made), None)
+
+    def _replaced(self, version: int) -> UserError:
+        return UserError(
+            f"version {version} of {self._options.to} is not what was written: another process wrote to the table at "
+            "the same moment; start again, and let one at a time write to it"
+        )
 
     def _check_unbroken(self) -> None:
         """That what this process knows of the table is there, and goes on with nothing but what others may do. Raises
         `UserError`."""
+        self._check_kept()
         if self._files.exists(self._transaction(self._version + 1)):
             found = self._history.since(self._version)
             if any(one.operation == RESTORE for one in found):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, che
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.dead_letters import DeadLetters
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.lease import Lease, checkpoint_lease
 from highwater.spark.pipelines.value_schema import ValueType
 from highwater.spark.positions import EARLIEST_OFFSET
 from highwater.spark.stream_offset import StreamOffset, parse_stream_offset
@@ -76,7 +78,20 @@ class MicroBatches:
         self._files = HadoopFiles(spark, options.checkpoint)
         self.checkpoint = self._files.qualified(options.checkpoint)
         noted = f"{self.checkpoint}/dead-letter"
-        self._dead_letters = None if options.dead_letter is None else DeadLetters(spark, options, noted)
+        self._lease: Lease | None = None
+        self._dead_letters: DeadLetters | None = None
+        if options.dead_letter is not None:
+            self._lease = checkpoint_lease(spark, "archive pipeline", options.checkpoint)
+            self._dead_letters = DeadLetters(spark, options, noted, self._lease)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Where there are dead letters, nobody else works with the checkpoint meanwhile. Raises `UserError`."""
+        if self._lease is None:
+            yield
+        else:
+            with self._lease.held():
+                yield
 
     @property
     def begun(self) -> bool:

@@ -79,7 +79,8 @@ class ParquetArchive:
             if not self._commits.open():
                 self._commits.begin(highest_commit(paths) + 1, self._offsets_of_files() if paths else {})
             self._files.delete(self._staging_of_all)
-            yield
+            with self._micro_batches.alone():
+                yield
             self._files.delete(self._staging)
 
     def source(self) -> DataFrame:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.archives.commits import settled
+from highwater.spark.pipelines.archives.commits import applied_commit, settled
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format
-from highwater.spark.pipelines.archives.history import quoted
+from highwater.spark.pipelines.archives.history import History, archived_by, quoted
+from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
@@ -40,7 +41,10 @@ class Archive:
         self._directory = self._files.qualified(archive)
         self._session = archive_session(spark)
         self._table: DataFrame | None = None
-        self.topics: list[str]
+        self.offsets: Offsets = {}
+        """Up to where it was archived, as the archive itself says; of what it does not say, nothing."""
+        self.topic_ids: Mapping[str, str] = {}
+        topics: list[str]
         kind = found_format(self._files, archive)
         if kind is None:
             raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
@@ -50,11 +54,19 @@ class Archive:
             table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
             self._table = table
             check_bytes(archive, value_type_of(table))
-            self.topics = sorted(row.topic for row in table.select("topic").distinct().collect())
+            topics = [row.topic for row in table.select("topic").distinct().collect()]
+            history = History(self._session, self._directory, archive).back_to_last()
+            said = archived_by(one for one in history if one.version <= latest.version)
+            if said is not None:
+                _, archived = said
+                self.offsets, self.topic_ids = archived.offsets, archived.topic_ids
         else:
             check_bytes(archive, value_type_of_files(self._session, self._files, self._directory))
             names = self._files.names(self._directory)
-            self.topics = sorted(one.removeprefix("topic=") for one in names if one.startswith("topic="))
+            topics = [one.removeprefix("topic=") for one in names if one.startswith("topic=")]
+            if (commit := applied_commit(self._files, self._directory)) is not None:
+                self.offsets, self.topic_ids = commit.offsets, commit.topic_ids
+        self.topics = sorted({*topics, *self.offsets})
         if not self.topics:
             raise UserError(f"{archive} has no topic yet")
 
@@ -97,10 +109,12 @@ class _FilesTopic:
         def look() -> DataFrame:  # Spark lists the files now, and only now
             return read_files(session, directory, [f"topic={topic}"])
 
-        frame, hidden = settled(files, directory, look)
         self._session = session
         self._directory = directory
-        self._contents = contents(without(frame, hidden))
+        self._contents: list[FileContent] = []
+        if files.exists(f"{directory}/topic={topic}"):
+            frame, hidden = settled(files, directory, look)
+            self._contents = contents(without(frame, hidden))
         firsts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for one in self._contents:
