@@ -6,6 +6,7 @@
 #   make test-stores  archives of a Spark cluster in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
+#   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark test-stores soak check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-spark test-stores soak soak-spark check bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -55,6 +56,9 @@ test-stores: $(SPARK_VENV)-stores/.installed
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FAULTS),--faults $(FAULTS))
+
+soak-spark: $(SPARK_VENV)/java-classes.jsa
+	$(SPARK_VENV)/bin/python tests/spark/archive_soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

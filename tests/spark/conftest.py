@@ -212,12 +212,16 @@ def delete_records(cluster: LocalCluster) -> Callable[[str, int, int], None]:
     """`delete_records(topic, partition, offset)`: everything before the offset."""
 
     def deleting(topic: str, partition: int, offset: int) -> None:
-        with grpc.insecure_channel(cluster.bootstrap) as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            described = stub.Metadata(broker_pb2.MetadataRequest(topics=[topic]))
-            key = common_pb2.PartitionKey(topic_id=described.topics[0].topic_id, partition=partition)
-            wanted = broker_pb2.DeleteRecordsPartition(partition=key, offset=offset)
-            answer = stub.DeleteRecords(broker_pb2.DeleteRecordsRequest(partitions=[wanted], timeout_ms=10_000))
-            assert answer.results[0].low_watermark == offset
+        delete_records_before(cluster.bootstrap, topic, partition, offset)
 
     return deleting
+
+
+def delete_records_before(bootstrap: str, topic: str, partition: int, offset: int) -> None:
+    with grpc.insecure_channel(bootstrap) as channel:
+        stub = broker_pb2_grpc.BrokerStub(channel)
+        described = stub.Metadata(broker_pb2.MetadataRequest(topics=[topic]))
+        key = common_pb2.PartitionKey(topic_id=described.topics[0].topic_id, partition=partition)
+        wanted = broker_pb2.DeleteRecordsPartition(partition=key, offset=offset)
+        answer = stub.DeleteRecords(broker_pb2.DeleteRecordsRequest(partitions=[wanted], timeout_ms=10_000))
+        assert answer.results[0].low_watermark == offset

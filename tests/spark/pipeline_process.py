@@ -17,17 +17,27 @@ DEADLINE_S = 600
 class PipelineProcess:
     """`highwater pipeline …`, again and again, with one log."""
 
-    def __init__(self, name: str, log: Path) -> None:
-        self._line = [sys.executable, "-m", f"highwater.spark.pipelines.{name}"]
+    def __init__(self, name: str, log: Path, master: str = "local[2]") -> None:
+        self._line = [sys.executable, "-m", f"highwater.spark.pipelines.{name}", "--master", master]
         self._log = log
         self._running: subprocess.Popen[bytes] | None = None
 
     def start(self, arguments: Sequence[str]) -> int:
         """Its process group."""
         with self._log.open("ab") as log:
-            line = [*self._line, "--master", "local[2]", *arguments]
-            self._running = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
+            self._running = subprocess.Popen([*self._line, *arguments], stdout=log, stderr=log, start_new_session=True)
         return self._running.pid
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None and self._running.poll() is None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status; None where it runs on for so long."""
+        assert self._running is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._running.wait(timeout_s)
+        return None
 
     def until(self, holds: Callable[[], bool], every_s: float = 0.01) -> None:
         """Waits for a state of the outside; the process may not end before. To look takes from what it needs."""

@@ -1,0 +1,1 @@
+"""Archives of topics under failures drawn at random: see `__main__`."""
