@@ -182,3 +182,29 @@ def test_a_transaction_that_another_process_has_replaced(
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # another process has none
     run(given)
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
+def test_files_that_others_merge_and_remove_at_once(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a pipeline on several machines looks whether its driver sees them: that is not what it looks for."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, looked = tmp_path / "archive", delta.DeltaArchive._check_files
+
+    def merged_first(self: delta.DeltaArchive, version: int) -> None:
+        DeltaTable(archive).optimize.compact()
+        DeltaTable(archive).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        looked(self, version)
+
+    monkeypatch.setattr(delta.DeltaArchive, "_may_be_of_each_machine", True)
+    monkeypatch.setattr(delta.DeltaArchive, "_check_files", merged_first)
+    for _ in range(2):
+        send(cluster, topic, range(20))
+        run(options(cluster, tmp_path, topic=[topic]))
+    assert len(list(archive.glob("topic=*/**/*.parquet"))) == 1
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)

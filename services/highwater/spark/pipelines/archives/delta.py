@@ -289,13 +289,21 @@ class DeltaArchive:
         return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
 
     def _check_files(self, version: int) -> None:
-        """That the driver sees what Spark's tasks have written. Raises `UserError`."""
+        """That the driver sees what Spark's tasks have written, but for what others have merged, and a VACUUM removed,
+        since. Raises `UserError`."""
         if not self._may_be_of_each_machine:
             return
-        added = [action["add"] for action in self._actions(version) if "add" in action]
-        for one in added:
-            if self._files.size_bytes(f"{self._path}/{unquote(one['path'])}") != one["size"]:
-                raise unshared(self._options.to, one["path"])
+        added = {unquote(one["add"]["path"]): one["add"]["size"] for one in self._actions(version) if "add" in one}
+        unseen = {path for path, size in added.items() if self._files.size_bytes(f"{self._path}/{path}") != size}
+        if unseen and (lost := unseen - self._removed_since(version)):
+            raise unshared(self._options.to, min(lost))
+
+    def _removed_since(self, version: int) -> set[str]:
+        """Files of the table that a later transaction has taken out of it."""
+        removed: set[str] = set()
+        while self._files.exists(self._transaction(version := version + 1)):
+            removed.update(unquote(one["remove"]["path"]) for one in self._actions(version) if "remove" in one)
+        return removed
 
     @property
     def _may_be_of_each_machine(self) -> bool:
