@@ -20,6 +20,7 @@ from highwater.rpc.server import UserError
 from highwater.spark.pipelines import replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.dead_letters import DeadLetters
+from highwater.spark.pipelines.lease import checkpoint_lease
 
 SCHEMA = {
     "type": "object",
@@ -147,15 +148,17 @@ def test_a_micro_batch_that_is_run_again(
 ) -> None:
     """Others write to the topic, too."""
     produce(cluster, f"{topics}-dead", range(3))
-    letters = DeadLetters(spark, options(cluster, topics, tmp_path), str(tmp_path / "notes"))
+    lease = checkpoint_lease(spark, "archive pipeline", str(tmp_path))
+    letters = DeadLetters(spark, options(cluster, topics, tmp_path), str(tmp_path / "notes"), lease)
     bad = spark.range(6).selectExpr(
         "'t' topic", "cast(id % 2 as int) partition", "id offset", "timestamp_millis(id) timestamp",
         "cast('k' as binary) key", "cast('?' as binary) rawValue", "'why' error",
         "cast(null as array<struct<key:string,value:binary>>) headers",
     )  # fmt: skip
-    letters.write(bad.where("offset < 4"), 7)
-    produce(cluster, f"{topics}-dead", range(3))
-    letters.write(bad, 7)
-    letters.write(bad, 7)
+    with lease.held():
+        letters.write(bad.where("offset < 4"), 7)
+        produce(cluster, f"{topics}-dead", range(3))
+        letters.write(bad, 7)
+        letters.write(bad, 7)
     ours = [headers_of(row) for row in in_topic(cluster.bootstrap, f"{topics}-dead") if row["key"] == b"k"]
     assert sorted(int(one["highwater.offset"]) for one in ours) == list(range(6))
