@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from archived import in_archive, in_table, in_topic
-from conftest import FOREVER, send
+from conftest import FOREVER, delete_records_before, send
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -75,6 +75,48 @@ def test_an_archive_put_back_to_before_a_topic(
     run(options(cluster, tmp_path, pattern=f"{topic}-."))
     found = in_table(archive) if kind is ArchiveFormat.DELTA else in_archive(archive)
     assert found == [row for name in "ab" for row in in_topic(cluster.bootstrap, f"{topic}-{name}")]
+
+
+def test_an_older_checkpoint_where_the_topic_has_been_trimmed_since(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """The archive has what the topic lost: not to read past it, but to go on where the archive ends."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    given, checkpoint = options(cluster, tmp_path, topic=[topic]), tmp_path / "checkpoint"
+    send(cluster, topic, range(20))
+    run(given)
+    shutil.copytree(checkpoint, tmp_path / "older")
+    send(cluster, topic, range(20))
+    run(given)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(tmp_path / "older", checkpoint)
+    send(cluster, topic, range(5))
+    expected = in_topic(cluster.bootstrap, topic)
+    delete_records_before(cluster.bootstrap, topic, 0, 30)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"at offset 20 of {topic}-0, which begins at 30 .* up to 40: remove"):
+            run(given)
+    shutil.rmtree(checkpoint)
+    run(given)
+    assert in_table(tmp_path / "archive") == expected
+
+
+def test_a_micro_batch_that_is_done_again_where_the_topic_has_been_trimmed_since(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """It is archived: nothing is read."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    given, commits = options(cluster, tmp_path, topic=[topic]), tmp_path / "checkpoint" / "commits"
+    send(cluster, topic, range(20))
+    run(given)
+    last = max(int(one.name) for one in commits.iterdir() if one.name.isdecimal())
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink(missing_ok=True)
+    send(cluster, topic, range(5))
+    expected = in_topic(cluster.bootstrap, topic)
+    delete_records_before(cluster.bootstrap, topic, 0, 20)
+    run(given)
+    assert in_table(tmp_path / "archive") == expected
 
 
 def test_a_query_that_begins_at_the_end_of_a_partition(

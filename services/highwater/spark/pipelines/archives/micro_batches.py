@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
+from highwater.spark.client_settings import client_settings
+from highwater.spark.options import ReadOptions, lower_case, parse_read_options
 from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics, knows
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.dead_letters import DeadLetters
@@ -18,6 +20,7 @@ from highwater.spark.pipelines.lease import Lease, checkpoint_lease
 from highwater.spark.pipelines.value_schema import ValueType
 from highwater.spark.positions import EARLIEST_OFFSET
 from highwater.spark.stream_offset import StreamOffset, parse_stream_offset
+from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +104,9 @@ class MicroBatches:
     def source(self, archived: Offsets, topic_ids: Mapping[str, str]) -> DataFrame:
         """The streaming read. A query without a checkpoint goes on where the archive ends. Raises `UserError`."""
         found = {**self._options.source_options(), **self._values.source_options, "includeHeaders": "true"}
-        if archived and not self.begun:
+        if self.begun:
+            self._check_behind(found, archived)
+        elif archived:
             found = {name: value for name, value in found.items() if not name.lower().startswith("starting")}
             found["startingOffsets"] = json.dumps(self._starts(found, archived, topic_ids))
         return self._spark.readStream.format("highwater").options(**found).load()
@@ -139,23 +144,58 @@ class MicroBatches:
                 "checkpoint to go on where the archive ends"
             )
 
+    def _check_behind(self, source_options: dict[str, str], archived: Offsets) -> None:
+        """That what the checkpoint would read once more is still in the topics: one that was put back may be behind the
+        archive. Raises `UserError`."""
+        going_on = self._going_on(archived).items()
+        behind = {partition: first for partition, first in going_on if first < archived_at(archived, partition)}
+        if not behind or not _read_options(source_options).fail_on_data_loss:
+            return
+        with _topic_offsets(source_options) as topics:
+            there = behind.keys() & set(topics.partitions(missing_ok=True))
+            earliest = topics.earliest(sorted(there))
+        for partition, first in earliest.items():
+            if behind[partition] < first:
+                topic, number = partition
+                raise UserError(
+                    f"checkpoint {self._options.checkpoint} goes on at offset {behind[partition]} of {topic}-{number}, "
+                    f"which begins at {first} by now, and archive {self._options.to} goes up to "
+                    f"{archived_at(archived, partition)}: remove the checkpoint to go on where the archive ends"
+                )
+
+    def _going_on(self, archived: Offsets) -> Mapping[TopicPartition, int]:
+        """From which offsets on the query reads. A micro-batch that is archived is done again without reading it."""
+        last, done = (self._last(name) for name in ("offsets", "commits"))
+        ends = self._written(last).ends
+        if done >= last:
+            return ends
+        again = self.planned(last).lacking(archived).ranges
+        return {**ends, **{partition: first for partition, (first, _) in again.items()}}
+
+    def _last(self, log: str) -> int:
+        return max(map(int, filter(str.isdecimal, self._files.names(f"{self.checkpoint}/{log}"))), default=-1)
+
     def _starts(
         self, source_options: dict[str, str], archived: Offsets, topic_ids: Mapping[str, str]
     ) -> dict[str, dict[str, int]]:
         """Where each partition that there is now goes on; those that the archive does not know begin."""
-        from highwater.spark.client_settings import client_settings
-        from highwater.spark.options import lower_case, parse_read_options
-        from highwater.spark.topic_offsets import TopicOffsets
-
-        parsed = parse_read_options(source_options, streaming=True)
-        settings = client_settings(lower_case(source_options), "Admin")
         starts: dict[str, dict[str, int]] = {}
-        with TopicOffsets(parsed.bootstrap, parsed.subscription, settings) as topics:
-            for topic, partition in topics.partitions(missing_ok=not parsed.fail_on_data_loss):
+        missing_ok = not _read_options(source_options).fail_on_data_loss
+        with _topic_offsets(source_options) as topics:
+            for topic, partition in topics.partitions(missing_ok=missing_ok):
                 offset = archived.get(topic, {}).get(partition, EARLIEST_OFFSET)
                 starts.setdefault(topic, {})[str(partition)] = offset
             check_topics(topic_ids, topics.topic_ids, self._options.to)
         return starts
+
+
+def _read_options(source_options: dict[str, str]) -> ReadOptions:
+    return parse_read_options(source_options, streaming=True)
+
+
+def _topic_offsets(source_options: dict[str, str]) -> TopicOffsets:
+    parsed = _read_options(source_options)
+    return TopicOffsets(parsed.bootstrap, parsed.subscription, client_settings(lower_case(source_options), "Admin"))
 
 
 def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
