@@ -8,11 +8,11 @@ speculation, on executors that are processes of their own. Meanwhile (`failures.
     - executors, tasks' Python processes, the source's, and the driver (Python, JVM, or both) are killed; executors are
       stopped for a while; the pipeline is terminated; checkpoints are lost;
     - a second archive with a checkpoint of its own writes to the same table;
-    - others run OPTIMIZE, and VACUUM without retention, beside it;
+    - others run OPTIMIZE, and VACUUM without retention, beside it, and restore earlier versions;
     - topics are trimmed, get partitions, are deleted and made anew, beside a run and between two;
     - readers follow the table, and read old versions of it.
 
-About every 20 s it is to catch up; then the table must have each acknowledged record once, and what is in the topics.
+After every few of these it is to catch up; then the table must have each acknowledged record once, as in the topics.
 A pipeline may end only with exit status 1 and a sentence that fits what was done to it, or with 0 after SIGTERM. A seed
 fixes what is drawn, not how it falls together with what the processes do. Exit status 1, and the directory stays:
 something was wrong.

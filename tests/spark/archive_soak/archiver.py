@@ -17,6 +17,11 @@ from archive_soak.tables import SoakTable
 
 RIVAL = "another archive pipeline writes to|two archive pipelines wrote to|is not what was written: another process"
 MADE_ANEW = r"made anew|is another topic than before|is gone: records may be lost|ends at \d+, before offset"
+RESTORED = (
+    "was restored to an earlier version while it was archived to|this one was put back|was removed, or put back, while"
+)
+# A micro-batch that is done again may be of records that are archived, and trimmed since.
+TRIMMED = r"which begins at \d+ by now|no longer in the log"
 # Spark gives a task up that has failed four times, and a stage; and a stream whose Python process is gone.
 KILLED = r"failed \d+ times|has failed the maximum|Python worker|worker exited|Connection refused|EOFException"
 _RESTORE = re.compile(r"RESTORE it to version (\d+); remove checkpoint")
@@ -141,7 +146,7 @@ class Archiver:
         status, said = self._process.wait(0), self._process.said().strip()
         self._process = None
         told = said.splitlines()[-1] if said else "nothing"
-        known = next((one for one in self.excuses if re.search(one, said)), None)
+        known = next((one for one in (*self.excuses, TRIMMED) if re.search(one, said)), None)
         if status != 1 or known is None:
             self._soak.problem(f"{self.name} (log {self._starts}) ended with {status}: {told[:600]}")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Timer
@@ -11,7 +12,7 @@ from time import monotonic
 
 import psutil
 
-from archive_soak.archiver import GONE_S, KILLED, MADE_ANEW, RIVAL, Archiver
+from archive_soak.archiver import GONE_S, KILLED, MADE_ANEW, RESTORED, RIVAL, Archiver
 from archive_soak.spark_cluster import SparkCluster, kill_all
 from archive_soak.state import SHOWN_PROBLEMS, Soak
 from archive_soak.tables import Readers, SoakTable, WrongTableError
@@ -19,7 +20,7 @@ from archive_soak.topics import MOST_PARTITIONS, Topics
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin
 
-ROUND_S = 12.0
+ROUND_S = 6.0
 _CAUGHT_UP_S = 300.0
 _RIVALS_S = 60.0
 
@@ -53,7 +54,9 @@ class Failures:
             self.terminate: 1,
             self.second_archive: 2,
             self.make_topic_anew: 1,
+            self.restore: 2,
         }
+        self._deck: list[Callable[[], None]] = []
 
     def run(self, seconds: float) -> None:
         """Rounds of failures, each with a comparison at its end, until a time is over or the table is wrong."""
@@ -64,8 +67,7 @@ class Failures:
                 round_end = monotonic() + ROUND_S
                 while monotonic() < round_end:
                     self._keep_running()
-                    (kind,) = self._random.choices(list(self._kinds), list(self._kinds.values()))
-                    kind()
+                    self._drawn()()
                     self._pause(0.2, 2.5)
                 self._compare()
         except WrongTableError as error:
@@ -75,6 +77,13 @@ class Failures:
             self._archiver.kill()
             self._second.kill()
             kill_all(self._orphans)
+
+    def _drawn(self) -> Callable[[], None]:
+        """Each kind comes up as often as its number, in an order of its own, before any comes up more often."""
+        if not self._deck:
+            self._deck = [kind for kind, number in self._kinds.items() for _ in range(number)]
+            self._random.shuffle(self._deck)
+        return self._deck.pop()
 
     def _pause(self, shortest_s: float, longest_s: float) -> None:
         Event().wait(self._random.uniform(shortest_s, longest_s))
@@ -156,6 +165,7 @@ class Failures:
             offset = self._random.randint(one.begins[partition], end)
             if offset > one.begins[partition]:
                 one.check()
+                self._table.trimmed_at = self._table.latest_version()
                 one.trim(partition, offset)
                 self._soak.did("trimmed partitions", f"{name}-{partition} before {offset}, of {end}")
 
@@ -230,6 +240,26 @@ class Failures:
             self._second.kill()
         else:
             self._second.judge()
+
+    def restore(self) -> None:
+        """By others, to a version behind which the topics have all: beside a run, which ends, or between two."""
+        table = self._table
+        if not self._archiver.ready() or any(one.is_running() for one in self._orphans):
+            return
+        beside = self._random.random() < 0.5
+        if not beside:
+            self._archiver.kill()
+        version = self._random.randint(table.trimmed_at + 1, max(table.latest_version(), table.trimmed_at + 1))
+        self._archiver.excuses.add(RESTORED)
+        if version >= table.latest_version() or not table.restore(version):
+            return
+        self._soak.did(f"RESTORE {'beside a run' if beside else 'between runs'}", f"to version {version}")
+        if beside:
+            self._archiver.end(1, RESTORED)
+        if self._random.random() < 0.5:
+            self._archiver.forget()
+        self._archiver.start()
+        self._archiver.excuses.add(RESTORED)
 
     # Of its topics
 

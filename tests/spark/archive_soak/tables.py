@@ -33,6 +33,8 @@ class SoakTable:
     """Where each partition began when the table did."""
     vacuums: int = 0
     restores: int = 0
+    trimmed_at: int = -1
+    """The last version when records of its topics were last trimmed."""
 
     @property
     def log(self) -> Path:
@@ -104,9 +106,14 @@ class SoakTable:
             )
         return int(rows.num_rows)
 
-    def restore(self, version: int) -> None:
+    def restore(self, version: int) -> bool:
+        """False where files of that version are gone, or another transaction was quicker."""
         self.restores += 1
-        DeltaTable(self.path).restore(version)
+        try:
+            DeltaTable(self.path).restore(version)
+        except (CommitFailedError, DeltaError, OSError):
+            return False
+        return True
 
     def optimize(self) -> bool:
         """False where another transaction was quicker."""
