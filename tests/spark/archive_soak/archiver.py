@@ -23,7 +23,10 @@ RESTORED = (
 # A micro-batch that is done again may be of records that are archived, and trimmed since.
 TRIMMED = r"which begins at \d+ by now|no longer in the log"
 # Spark gives a task up that has failed four times, and a stage; and a stream whose Python process is gone.
-KILLED = r"failed \d+ times|has failed the maximum|Python worker|worker exited|Connection refused|EOFException"
+KILLED = (
+    r"failed \d+ times|has failed the maximum|Python worker|worker exited|Connection refused|EOFException|"
+    "does not say why"
+)
 _RESTORE = re.compile(r"RESTORE it to version (\d+); remove checkpoint")
 _READY_S, _END_S = 240.0, 120.0
 GONE_S = 60.0

@@ -142,6 +142,8 @@ def test_the_sentence_in_what_spark_says() -> None:
     assert cause_of("[PARSE_SYNTAX_ERROR] Syntax error\n\n== SQL ==") == "[PARSE_SYNTAX_ERROR] Syntax error"
     failed = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== x"
     assert cause_of(failed) == "Job aborted. SQLSTATE: XXKST"
+    unsaid = "[STREAM_FAILED] Query [id = a, runId = b] terminated with exception:  SQLSTATE: XXKST"
+    assert cause_of(unsaid).startswith("Spark's query ended and does not say why: the Python process")
     assert cause_of("") == "Spark failed and does not say why"
 
 

@@ -43,6 +43,11 @@ _ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$
 _JAVA_CALL = re.compile(r"^An error occurred while calling ")
 _JAVA_ERROR = re.compile(r"^: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
 _LOCAL = re.compile(r"local(\[.*\])?")
+_ONLY_STATE = re.compile(r"(?:null)? ?SQLSTATE: \w+$")
+_UNSAID = (
+    "Spark's query ended and does not say why: the Python process that plans what it reads was killed, or had too "
+    "little memory; start the pipeline again, it goes on where it was"
+)
 _STREAM_FAILED = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 
 Options = TypeVar("Options", bound="PipelineOptions")
@@ -365,4 +370,5 @@ def cause_of(message: str) -> str:
         return found[-1][2].removesuffix('"')
     if len(lines) > 1 and _JAVA_CALL.match(lines[0]) and (java := _JAVA_ERROR.match(lines[1])):
         return java[1]
-    return _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
+    said = _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
+    return _UNSAID if _ONLY_STATE.match(said) else said
