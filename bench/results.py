@@ -48,6 +48,9 @@ AIMS = {
     "archive_rate": Aim("rows/s", None, True, {"peer": 2.0, "null": 0.7}),
     "archive_rate_cold": Aim("rows/s", None, True, {"peer": 2.0, "null": 0.7}),
     "replay_rate": Aim("rows/s", None, True, {"spark_write": 0.8}),
+    # Of a million plain files; and the driver's memory, as a multiple of that with a tenth of them.
+    "archive_listing": Aim("s", 5.0, False),
+    "archive_listing_growth": Aim("×", 1.1, False),
     # The driver's memory with a topic of ten times the size, as a multiple.
     "spark_driver_growth": Aim("×", 1.1, False),
     "storage_append": Aim("% of write", 60, True),

@@ -24,6 +24,8 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
+from highwater.spark.pipelines.archives.files import directories
+from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 PARQUET = ArchiveFormat.PARQUET
 
@@ -100,6 +102,36 @@ def test_a_topic_made_anew_does_not_go_into_the_archive_of_the_old_one(
     elsewhere = options(cluster, tmp_path, topic=[topic], to=str(tmp_path / "anew"), checkpoint=str(tmp_path / "next"))
     run(elsewhere)
     assert in_archive(tmp_path / "anew") == in_topic(cluster.bootstrap, topic)
+
+
+def test_files_are_listed_by_hadoop_as_by_the_driver_itself(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directories of HDFS and S3 as those of a local disk."""
+    for path in (
+        "topic=a/date=2026-11-20/hour=23/00000-3-2.parquet",
+        "topic=a/date=2026-11-21/hour=02/00000-7-8.parquet",
+        "topic=a/date=2026-11-21/hour=02/00001-7-8.parquet",
+        "topic=a/date=2026-11-21/hour=02/.00001-7-8.parquet.crc",
+        "topic=a/date=2026-11-21/_temporary/0/1.parquet",
+        "topic=b/date=2026-11-20/hour=23/00000-3-2.parquet",
+        "_commits/000000000008.json",
+        "notes",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(path)
+    files = HadoopFiles(spark, str(tmp_path))
+    archive = files.qualified(str(tmp_path))
+    everything = list(files.listings(archive))
+    day = list(files.listings(archive, "topic=a/date=2026-11-21"))
+    of_topics = list(directories(files, archive))
+    monkeypatch.setattr(HadoopFiles, "_local", lambda self, path: None)
+    assert list(files.listings(archive)) == everything
+    assert list(files.listings(archive, "topic=a/date=2026-11-21")) == day
+    assert list(directories(files, archive)) == of_topics
+    assert [one.directory for one in everything[1:]] == [one.directory for one in of_topics]
+    assert list(files.listings(archive, "topic=c")) == []
+    assert [(one.directory, len(one.sizes_bytes)) for one in day] == [("topic=a/date=2026-11-21/hour=02", 2)]
 
 
 @pytest.mark.timeout(900)

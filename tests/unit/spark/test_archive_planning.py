@@ -7,30 +7,33 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.spark.pipelines.archives.compaction import small_files
+from highwater.spark.pipelines.archives.compaction import SmallFiles, small_files
 from highwater.spark.pipelines.archives.files import FileContent, highest_commit, named
-from highwater.spark.pipelines.hadoop_files import FileStatus
+from highwater.spark.pipelines.hadoop_files import Listing
 from highwater.spark.pipelines.replay_progress import next_until
 
+DAY = "topic=t/date=2026-11-21"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def test_small_files_of_hours_that_are_over() -> None:
-    def files(hour: str, *sizes: int) -> list[FileStatus]:
-        return [FileStatus(f"topic=t/date=2026-11-21/hour={hour}/{i}.parquet", size) for i, size in enumerate(sizes)]
+    def files(hour: str, *sizes: int, **others: int) -> Listing:
+        named = {f"{i}.parquet": size for i, size in enumerate(sizes)}
+        return Listing(f"{DAY}/hour={hour}", {**named, **others})
 
     listed = [
-        *files("09", 10, 20),
-        *files("10", 10, 60, 49),  # 60 is big enough
-        *files("11", 10, 60),  # one small file is as good as it gets
-        *files("12", 10, 10),  # not over
-        FileStatus("topic=t/date=2026-11-21/hour=09/note.txt", 1),
-        FileStatus("other/a.parquet", 1),
-        FileStatus("other/b.parquet", 1),
+        Listing("other", {"a.parquet": 1, "b.parquet": 1}),
+        Listing(f"{DAY}/hour=08/within", {"a.parquet": 1, "b.parquet": 1}),
+        files("09", 10, 20, note=1),
+        files("10", 10, 60, 49),  # 60 is big enough
+        files("11", 10, 60),  # one small file is as good as it gets
+        files("12", 10, 10),  # not over
     ]
-    found = small_files(listed, 100, NOON)
-    assert [(one.directory[-2:], len(one.paths), one.size_bytes) for one in found] == [("09", 2, 30), ("10", 2, 59)]
-    assert small_files(listed, 100, datetime(2026, 11, 21, 9, 59, tzinfo=UTC)) == []
+    assert list(small_files(listed, 100, NOON)) == [
+        SmallFiles(f"{DAY}/hour=09", (f"{DAY}/hour=09/0.parquet", f"{DAY}/hour=09/1.parquet"), 30),
+        SmallFiles(f"{DAY}/hour=10", (f"{DAY}/hour=10/0.parquet", f"{DAY}/hour=10/2.parquet"), 59),
+    ]
+    assert list(small_files(listed, 100, datetime(2026, 11, 21, 9, 59, tzinfo=UTC))) == []
 
 
 def test_a_file_is_named_for_its_first_record() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,18 @@ _EXISTS = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _STATUS = re.compile(r"path=(.*?); isDirectory=(?:(true)|false; length=(\d+));")
 
 
+_HIDDEN = ("_", ".")
+
+
 @dataclass(frozen=True, slots=True)
-class FileStatus:
-    path: str  # below the directory that was listed
-    size_bytes: int
+class Listing:
+    """The files of one directory: an object for each of a million files would take as long as the files do."""
+
+    directory: str  # below the one that was listed; empty: that one itself
+    sizes_bytes: Mapping[str, int]  # by name; never empty
+
+    def path(self, name: str) -> str:
+        return f"{self.directory}/{name}" if self.directory else name
 
 
 class HadoopFiles:
@@ -75,20 +84,20 @@ class HadoopFiles:
         found = self._listed(self._system.listStatusIterator(self._path(directory)))
         return sorted(path.rpartition("/")[2] for path, _, _ in found)
 
-    def files(self, directory: str, below: str = "") -> Iterator[FileStatus]:
+    def listings(self, directory: str, below: str = "") -> Iterator[Listing]:
         """Every file below the directory, or only below one in it, but for those with a part of their path hidden (`_`
-        or `.` in front)."""
+        or `.` in front): directory by directory, in their order. On the driver's own disks each is looked at when it is
+        its turn, elsewhere all of them at once."""
         local = self._local(directory)
         wanted = f"{directory}/{below}" if below else directory
         if local is not None:
-            yield from local_files(local, below)
+            yield from local_listings(local, below)
         elif self.exists(wanted):
             above = len(self.qualified(directory)) + 1
-            found = self._listed(self._system.listFiles(self._path(wanted), True))
-            for path, is_directory, size_bytes in found:
-                name = path[above:]
-                if not is_directory and not any(part.startswith(("_", ".")) for part in name.split("/")):
-                    yield FileStatus(name, size_bytes)
+            listed = self._listed(self._system.listFiles(self._path(wanted), True))
+            yield from listings(
+                (path[above:], size_bytes) for path, is_directory, size_bytes in listed if not is_directory
+            )
 
     def _listed(self, iterator: Any) -> list[tuple[str, bool, int]]:
         """Path, whether it is a directory, and size of each: a few calls for all, where some for each take ms."""
@@ -187,18 +196,59 @@ def statuses(told: str) -> list[tuple[str, bool, int]]:
     return [(path, directory == "true", int(size or 0)) for path, directory, size in _STATUS.findall(told)]
 
 
-def local_files(directory: Path, below: str = "") -> Iterator[FileStatus]:
-    """Every file below a directory of this machine, but for the hidden ones."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory / below) as found:
-        for one in found:
-            if one.name.startswith(("_", ".")):
-                continue
-            path = f"{below}/{one.name}" if below else one.name
-            if one.is_dir():
-                yield from local_files(directory, path)
-            else:
-                with suppress(FileNotFoundError):  # removed just now
-                    yield FileStatus(path, one.stat().st_size)
+def listings(files: Iterable[tuple[str, int]]) -> list[Listing]:
+    """Of paths and sizes in any order, without the hidden ones. Pure."""
+    directories: dict[str, dict[str, int]] = defaultdict(dict)
+    for path, size_bytes in files:
+        directory, _, name = path.rpartition("/")
+        directories[directory][name] = size_bytes
+    return [
+        Listing(directory, shown)
+        for directory, sizes in sorted(directories.items())
+        if not any(map(_hidden, directory.split("/")))
+        and (shown := {name: size for name, size in sizes.items() if not _hidden(name)})
+    ]
+
+
+def local_listings(directory: Path, below: str = "") -> Iterator[Listing]:
+    """The same of a directory of this machine, as `HadoopFiles.listings` has it."""
+    sizes, inner = _local_entries(directory / below)
+    if sizes:
+        yield Listing(below, sizes)
+    for name in sorted(inner):
+        yield from local_listings(directory, f"{below}/{name}" if below else name)
+
+
+def _local_entries(directory: Path) -> tuple[dict[str, int], list[str]]:
+    """The files in a directory, with their sizes, and the directories in it, without the hidden ones; nothing where
+    there is no such directory."""
+    sizes: dict[str, int] = {}
+    inner: list[str] = []
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return sizes, inner
+    try:
+        # By the descriptor each file is found by its name alone; by a path the kernel would walk all of it each time.
+        with os.scandir(descriptor) as found:
+            for one in found:
+                name = one.name
+                if name.startswith(_HIDDEN):
+                    continue
+                if one.is_dir():
+                    inner.append(name)
+                    continue
+                try:
+                    sizes[name] = one.stat().st_size
+                except FileNotFoundError:  # removed just now
+                    continue
+    finally:
+        os.close(descriptor)
+    return sizes, inner
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(_HIDDEN)
 
 
 def keep_files(paths: Iterable[Path]) -> None:

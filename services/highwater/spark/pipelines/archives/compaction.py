@@ -16,13 +16,13 @@ from highwater.spark.pipelines.archives.commits import Commit, CommitLog
 from highwater.spark.pipelines.archives.files import (
     PATH_COLUMNS,
     FileContent,
-    by_day,
     contents,
+    directories,
     named,
     read_files,
     write_files,
 )
-from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
+from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,18 +41,17 @@ class SmallFiles:
     size_bytes: int
 
 
-def small_files(files: Sequence[FileStatus], file_bytes: int, closed_before: datetime) -> list[SmallFiles]:
+def small_files(found: Iterable[Listing], file_bytes: int, closed_before: datetime) -> Iterator[SmallFiles]:
     """The hours that ended before a time and have two or more files below half of `file_bytes`. Pure."""
-    hours: dict[str, list[FileStatus]] = defaultdict(list)
-    for one in files:
-        directory, _, name = one.path.rpartition("/")
-        if name.endswith(".parquet") and one.size_bytes < file_bytes / 2 and _HOUR.fullmatch(directory):
-            hours[directory].append(one)
-    return [
-        SmallFiles(directory, tuple(sorted(one.path for one in small)), sum(one.size_bytes for one in small))
-        for directory, small in sorted(hours.items())
-        if len(small) > 1 and _end(directory) <= closed_before
-    ]
+    for one in found:
+        hour = _HOUR.fullmatch(one.directory)
+        if hour is None or _end(hour) > closed_before:
+            continue
+        sizes = {
+            name: size for name, size in one.sizes_bytes.items() if size < file_bytes / 2 and name.endswith(".parquet")
+        }
+        if len(sizes) > 1:
+            yield SmallFiles(one.directory, tuple(map(one.path, sorted(sizes))), sum(sizes.values()))
 
 
 def compact(
@@ -71,7 +70,7 @@ def compact(
 
     Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
     closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
-    small = (hour for day in by_day(files, archive) for hour in small_files(day, file_bytes, closed_before))
+    small = small_files(directories(files, archive), file_bytes, closed_before)
     for hours in _jobs(small, file_bytes):
         source = read_files(spark, archive, [path for hour in hours for path in hour.paths], value=value)
         staged = f"{staging}/{commits.last.number + 1}"
@@ -125,7 +124,5 @@ def _records(found: Sequence[FileContent]) -> Counter[int]:
     return counted
 
 
-def _end(directory: str) -> datetime:
-    match = _HOUR.fullmatch(directory)
-    assert match is not None
-    return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) + timedelta(hours=int(match[2]) + 1)
+def _end(hour: re.Match[str]) -> datetime:
+    return datetime.fromisoformat(hour[1]).replace(tzinfo=UTC) + timedelta(hours=int(hour[2]) + 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.spark import register
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
-from highwater.spark.pipelines.hadoop_files import FileStatus, HadoopFiles
+from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -147,15 +147,14 @@ def named(found: Iterable[FileContent], commit: int) -> dict[str, str]:
     }
 
 
-def by_day(files: HadoopFiles, archive: str) -> Iterator[list[FileStatus]]:
-    """The files of each topic and date, one after the other: all that an archive has may be more than is good to hold
-    at once."""
+def directories(files: HadoopFiles, archive: str) -> Iterator[Listing]:
+    """The files of the archive, directory by directory, listed day by day: all that an archive has may be more than is
+    good to hold at once."""
     for topic in files.names(archive):
         for date in files.names(f"{archive}/{topic}") if topic.startswith("topic=") else []:
-            day = f"{topic}/{date}"
-            yield list(files.files(archive, day))
+            yield from files.listings(archive, f"{topic}/{date}")
 
 
-def highest_commit(paths: Iterable[str]) -> int:
+def highest_commit(names: Iterable[str]) -> int:
     """That any of the files was added by; 0 where there are none."""
-    return max((int(match[1]) for path in paths if (match := _COMMIT_NUMBER.search(path))), default=0)
+    return max((int(match[1]) for name in names if (match := _COMMIT_NUMBER.search(name))), default=0)

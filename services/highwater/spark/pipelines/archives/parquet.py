@@ -7,7 +7,7 @@ below these offsets and archives the others only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -67,17 +67,19 @@ class ParquetArchive:
         """Nobody else writes to it meanwhile. Finishes what a crash left, and removes what it staged. Raises
         `UserError`."""
         begun = self._commits.begun
-        paths = [] if begun else [one.path for one in self._files.files(self._directory)]
-        if not begun and not paths and self._micro_batches.begun:
+        # Of each directory, as it is listed: all the paths of a million files need not be held.
+        highest = None if begun else max(map(highest_commit, self._names()), default=None)
+        if not begun and highest is None and self._micro_batches.begun:
             raise UserError(
                 f"checkpoint {self._options.checkpoint} is of an archive that is no longer in {self._options.to}: "
                 "remove it to archive from the beginning"
             )
-        if not begun and not paths and self._options.compact:
+        if not begun and highest is None and self._options.compact:
             raise UserError(f"there is no archive in {self._options.to}")
         with self._lease.held():
             if not self._commits.open():
-                self._commits.begin(highest_commit(paths) + 1, self._offsets_of_files() if paths else {})
+                there = highest is not None
+                self._commits.begin((highest or 0) + 1, self._offsets_of_files() if there else {})
             self._files.delete(self._staging_of_all)
             with self._micro_batches.alone():
                 yield
@@ -126,6 +128,10 @@ class ParquetArchive:
             file_bytes=options.file_mib << 20,
             closed_after_ms=options.closed_after_ms,
         )
+
+    def _names(self) -> Iterator[Iterable[str]]:
+        """The names of all files that are there, directory by directory."""
+        return (one.sizes_bytes for one in self._files.listings(self._directory))
 
     def _offsets_of_files(self) -> Offsets:
         """Of an archive whose commits are lost: what its files hold."""

@@ -22,7 +22,8 @@ def value_type_of(rows: DataFrame) -> str:
 
 def value_type_of_files(spark: SparkSession, files: HadoopFiles, directory: str) -> str | None:
     """That of one of them; None where there is none."""
-    first = next((one.path for one in files.files(directory) if one.path.endswith(".parquet")), None)
+    paths = (one.path(name) for one in files.listings(directory) for name in one.sizes_bytes)
+    first = next((path for path in paths if path.endswith(".parquet")), None)
     return None if first is None else value_type_of(spark.read.parquet(f"{directory}/{first}"))
 
 
