@@ -19,6 +19,7 @@ from highwater.spark.pipelines.archives.history import Archived, Transaction, ar
 from highwater.spark.pipelines.archives.micro_batches import Planned, planned
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.snapshots import checkpointed, snapshot_partitions
 from highwater.spark.pipelines.jars import fetched_jars
 from highwater.spark.pipelines.s3a import s3a_settings
 from highwater.spark.stream_offset import StreamOffset
@@ -224,3 +225,35 @@ def test_s3_gets_its_client_where_a_path_is_there(monkeypatch: pytest.MonkeyPatc
 def test_what_a_transaction_says_is_read_back() -> None:
     assert json.loads(WRITTEN.to_json())["highwater"]["offsets"] == {"a": {"0": 1200, "1": 7}}
     assert archived_by([by_archive(1, WRITTEN)]) == (1, WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("files", "parallel", "tasks"),
+    [
+        (0, 2, 2),
+        (40_000, 2, 2),
+        (40_001, 2, 3),
+        (1_000_000, 2, 50),
+        (1_000_000, 8, 50),
+        (0, 200, 50),
+        (5_000_000, 8, 250),
+    ],
+)
+def test_a_task_puts_so_many_files_of_a_table_together(files: int, parallel: int, tasks: int) -> None:
+    assert snapshot_partitions(files, parallel) == tasks
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "files"),
+    [(None, 0), ('{"version": 20, "size": 1000003, "parts": 2}', 1000003), ("", 0), ('{"version": 20}', 0), ("[]", 0)],
+)
+def test_the_last_checkpoint_says_how_large_a_table_is(checkpoint: str | None, files: int) -> None:
+    class Log:
+        def exists(self, path: str) -> bool:
+            return path == "/table/_delta_log/_last_checkpoint" and checkpoint is not None
+
+        def read(self, path: str) -> bytes:
+            assert checkpoint is not None
+            return checkpoint.encode()
+
+    assert checkpointed(Log(), "/table") == files

@@ -43,6 +43,7 @@ from highwater.spark.pipelines.archives.history import (
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
+from highwater.spark.pipelines.archives.snapshots import size_snapshots
 from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of
 from highwater.spark.pipelines.common import cause_of
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
@@ -94,6 +95,7 @@ class DeltaArchive:
     def opened(self) -> Iterator[None]:
         """Raises `UserError`."""
         options = self._options
+        size_snapshots(self._spark, self._files, self._path)
         if self._is_there:
             self._archived = self._found()
             if not options.compact:
@@ -123,6 +125,7 @@ class DeltaArchive:
         if not lacking.ranges:
             return
         self._check_unbroken()
+        size_snapshots(self._spark, self._files, self._path)
         following = replace(
             archived,
             number=archived.number + 1,

@@ -61,9 +61,6 @@ def archive_session(spark: SparkSession) -> SparkSession:
     register(own)
     for name, value in _SETTINGS.items():
         own.conf.set(name, value)
-    # What is in a table is looked up once a transaction, and whenever one is read: 50 tasks unless it is told.
-    parallel = min(spark.sparkContext.defaultParallelism, 50)
-    own.conf.set("spark.databricks.delta.snapshotPartitions", str(parallel))
     return own
 
 

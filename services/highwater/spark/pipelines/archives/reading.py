@@ -13,6 +13,7 @@ from highwater.spark.pipelines.archives.found import found_format
 from highwater.spark.pipelines.archives.history import History, archived_by, quoted
 from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.snapshots import size_snapshots
 from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
@@ -50,6 +51,7 @@ class Archive:
             raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
         if kind is ArchiveFormat.DELTA:
             delta.check(spark)
+            size_snapshots(self._session, self._files, self._directory)
             (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self._directory)} LIMIT 1").collect()
             table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
             self._table = table
