@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event, Thread
+from typing import ClassVar
 
 import pytest
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import lease
-from highwater.spark.pipelines.lease import Holder, Lease
+from highwater.spark.pipelines.lease import Files, Holder, Lease
 
 
 class Disk:
@@ -33,6 +34,25 @@ class Disk:
         Path(path).unlink()
 
 
+class Hdfs(Disk):
+    """Where a file that is begun anew is taken from who writes it."""
+
+    begun: ClassVar[dict[str, object]] = {}
+
+    def overwrite(self, path: str, content: bytes) -> None:
+        self.begun[path] = writer = object()
+        Path(path).write_bytes(b"")
+        Event().wait(0.005)
+        if self.begun[path] is not writer:
+            raise OSError("java.io.FileNotFoundException: File does not exist")
+        Path(path).write_bytes(content)
+
+
+class Full(Disk):
+    def overwrite(self, path: str, content: bytes) -> None:
+        raise OSError("no space left")
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_S", 0.02)
@@ -45,8 +65,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "writer.json"
 
 
-def of(path: Path) -> Lease:
-    return Lease(Disk(), str(path), "archive pipeline", "writes to /archive")
+def of(path: Path, files: Files | None = None) -> Lease:
+    return Lease(files or Disk(), str(path), "archive pipeline", "writes to /archive")
 
 
 def written_by(path: Path, *, pid: int, processes: str = "elsewhere") -> None:
@@ -114,21 +134,30 @@ def test_whose_lease_was_taken_may_not_write_and_leaves_it_alone(path: Path) -> 
     assert json.loads(path.read_text())["run"] == "another"
 
 
-def test_of_many_at_once_one_may_write(path: Path) -> None:
+def test_a_lease_that_cannot_be_written_is_nobody_elses_fault(path: Path) -> None:
+    with pytest.raises(OSError, match="no space left"), of(path, Full()).held():
+        pass
+    written_by(path, pid=7)
+    with pytest.raises(OSError, match="no space left"), of(path, Full()).held():
+        pass
+
+
+@pytest.mark.parametrize("files", [Disk(), Hdfs()])
+def test_of_many_at_once_one_may_write(path: Path, files: Files) -> None:
     go, done = Event(), Event()
     holding: list[int] = []
-    refused: list[int] = []
+    refused: list[Exception] = []
 
     def stand(number: int) -> None:
         go.wait()
-        one = of(path)
+        one = of(path, files)
         try:
             with one.held():
                 one.check()
                 holding.append(number)
                 done.wait(5)
-        except UserError:
-            refused.append(number)
+        except Exception as error:
+            refused.append(error)
 
     threads = [Thread(target=stand, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -140,3 +169,4 @@ def test_of_many_at_once_one_may_write(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (len(holding), len(refused)) == (1, 5)
+    assert all(isinstance(error, UserError) for error in refused), refused

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -116,6 +116,7 @@ class Lease:
             raise self._refusal(self._holder())
 
     def _take(self) -> None:
+        holder: Holder | None = None
         seen: Holder | None = None
         deadline = monotonic() + LEASE_S
         while monotonic() < deadline:
@@ -129,9 +130,20 @@ class Lease:
                 raise self._refusal(holder)  # renewed: it is alive
             seen = holder
             sleep(min(RENEW_S, LEASE_S) / 5)
-        self._write()
+        try:
+            self._write()
+        except Exception:
+            # HDFS fails a writer whose file another one begins anew meanwhile.
+            sleep(SETTLE_S)
+            with suppress(UnreadableLeaseError):
+                if (found := self._holder()) is not None and found != holder:
+                    raise self._refusal(found) from None
+            raise
         sleep(SETTLE_S)
-        self.check()
+        try:
+            self.check()
+        except UnreadableLeaseError:  # another process is writing it
+            raise self._refusal(None) from None
 
     def _renew(self, stopping: Event) -> None:
         while not stopping.wait(RENEW_S):
