@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.common import StreamOptions, cause_of, spark_errors, trigger_of
+from highwater.spark.pipelines.hadoop_files import qualified
 from highwater.spark.pipelines.running import Gate, MicroBatch, wind_down
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def running_beside(main: str, name: str, frame: DataFrame, each: MicroBatch, opt
         query = (
             frame.writeStream.foreachBatch(gate)
             .queryName(f"highwater {name}")
-            .option("checkpointLocation", options.checkpoint)
+            .option("checkpointLocation", qualified(frame.sparkSession, options.checkpoint))
             .trigger(**trigger_of(options.trigger))
             .start()
         )

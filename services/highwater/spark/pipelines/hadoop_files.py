@@ -191,6 +191,11 @@ class HadoopFiles:
         return self._hadoop.Path(path)
 
 
+def qualified(spark: SparkSession, path: str) -> str:
+    """The path as Spark's streaming queries need it: `hdfs:///data` alone has no host for them."""
+    return HadoopFiles(spark, path).qualified(path)
+
+
 def statuses(told: str) -> list[tuple[str, bool, int]]:
     """What Java says of a list of Hadoop's `FileStatus`. Pure."""
     return [(path, directory == "true", int(size or 0)) for path, directory, size in _STATUS.findall(told)]

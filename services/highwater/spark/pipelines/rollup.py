@@ -42,7 +42,7 @@ from highwater.spark.pipelines.common import (
     submitted,
 )
 from highwater.spark.pipelines.dead_letters import DeadLetters, check_dead_letter_topic
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.hadoop_files import HadoopFiles, qualified
 from highwater.spark.pipelines.lease import Lease, checkpoint_lease
 from highwater.spark.pipelines.rollup_query import (
     ERROR,
@@ -227,7 +227,9 @@ def run(options: RollupOptions) -> None:
     lease = checkpoint_lease(spark, "rollup", options.checkpoint)
     if options.to_topic is None:
         kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
-        writer, each = result.rows.writeStream.format(kind).option("path", path).outputMode("append"), None
+        assert path is not None  # one of the three is given
+        files = result.rows.writeStream.format(kind).option("path", qualified(spark, path))
+        writer, each = files.outputMode("append"), None
     else:
         keyed = result.keyed()
         sink = TopicSink(spark, options, list(target), options.to_topic, lease, keyed=bool(result.key))

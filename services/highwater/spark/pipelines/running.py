@@ -20,6 +20,7 @@ from highwater.spark.pipelines.common import (
     trigger_interval_s,
     trigger_of,
 )
+from highwater.spark.pipelines.hadoop_files import qualified
 from highwater.spark.pipelines.run_monitor import RunMonitor
 from highwater.spark.progress import lag
 
@@ -60,7 +61,7 @@ def run_query(
         opened.enter_context(run.listened_to(frame.sparkSession))
         query = (
             writer.queryName(run.name)
-            .option("checkpointLocation", options.checkpoint)
+            .option("checkpointLocation", qualified(frame.sparkSession, options.checkpoint))
             .trigger(**trigger_of(options.trigger))
             .start()
         )
