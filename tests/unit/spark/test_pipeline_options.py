@@ -139,6 +139,15 @@ def test_the_sentence_in_what_spark_says() -> None:
     java = "An error occurred while calling o1.save.\n: io.delta.SomeException: [SOME] the sentence\n\tat org.x.Y"
     assert cause_of(java) == "SomeException: [SOME] the sentence"
     assert cause_of("An error occurred while calling o1.save.\n: java.lang.Crash\n\tat org.x.Y") == "Crash"
+    failed = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: An exception was raised by the Python "
+        "Proxy. Return Message: Traceback (most recent call last):\n  File x\n"
+        "py4j.protocol.Py4JJavaError: An error occurred while calling o7.parquet.\n"
+        ": org.apache.spark.SparkException: Job aborted.\n\tat org.x.Y\n"
+        "Caused by: org.apache.spark.SparkException: Task failed.\n\tat org.x.Y\n"
+        "Caused by: java.io.IOException: No space left on device\n\t... 9 more\n\n\tat py4j.Protocol.x"
+    )
+    assert cause_of(failed) == "SparkException: Job aborted. (caused by IOException: No space left on device)"
     assert cause_of("[PARSE_SYNTAX_ERROR] Syntax error\n\n== SQL ==") == "[PARSE_SYNTAX_ERROR] Syntax error"
     failed = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== x"
     assert cause_of(failed) == "Job aborted. SQLSTATE: XXKST"

@@ -42,6 +42,7 @@ _JAVA = 17  # what Spark 4 needs
 _ERROR_LINE = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): (.+)$")
 _JAVA_CALL = re.compile(r"^An error occurred while calling ")
 _JAVA_ERROR = re.compile(r"^: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
+_JAVA_CAUSE = re.compile(r"^Caused by: (?:[a-z]\w*\.)+(\w+: .+|\w+)$")
 _LOCAL = re.compile(r"local(\[.*\])?")
 _ONLY_STATE = re.compile(r"(?:null)? ?SQLSTATE: \w+$")
 _UNSAID = (
@@ -363,12 +364,23 @@ def spark_errors() -> Iterator[None]:
 
 
 def cause_of(message: str) -> str:
-    """The sentence of the innermost Python error in what Spark says; else its first line."""
+    """The sentence of the innermost Python error in what Spark says; of a failed call of Java, what Java says. Else the
+    first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    found = [match for line in lines if (match := _ERROR_LINE.match(line))]
+    found = [(number, match[2]) for number, line in enumerate(lines) if (match := _ERROR_LINE.match(line))]
+    at, said = found[-1] if found else (0, lines[0] if lines else "")
+    if _JAVA_CALL.match(said) and (java := _said_by_java(lines[at + 1 :])):
+        return java
     if found:
-        return found[-1][2].removesuffix('"')
-    if len(lines) > 1 and _JAVA_CALL.match(lines[0]) and (java := _JAVA_ERROR.match(lines[1])):
-        return java[1]
-    said = _STREAM_FAILED.sub("", lines[0]) if lines else "Spark failed and does not say why"
-    return _UNSAID if _ONLY_STATE.match(said) else said
+        return said.removesuffix('"')
+    said = _STREAM_FAILED.sub("", said)
+    return _UNSAID if _ONLY_STATE.match(said) else said or "Spark failed and does not say why"
+
+
+def _said_by_java(lines: Sequence[str]) -> str:
+    """What it raised, and what that was caused by at first."""
+    raised = _JAVA_ERROR.match(lines[0]) if lines else None
+    if raised is None:
+        return ""
+    causes = [match[1] for line in lines if (match := _JAVA_CAUSE.match(line))]
+    return f"{raised[1]} (caused by {causes[-1]})" if causes else raised[1]
