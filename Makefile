@@ -3,7 +3,7 @@
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
-#   make test-stores  archives of a Spark cluster in an object store (moto), where root runs it
+#   make test-stores  archives of a Spark cluster in HDFS and in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
 #   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7

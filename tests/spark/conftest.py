@@ -170,13 +170,13 @@ def available_now(frame: DataFrame, checkpoint: Path, out: Path) -> list[dict[st
     return [json.loads(report.json) for report in query.recentProgress]
 
 
-def wait_until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
+def wait_until(holds: Callable[[], bool], what: Callable[[], object], every_s: float = 0.05) -> None:
     """With a deadline; `what` says what there was instead."""
     deadline = monotonic() + 240
     tick = Event()
     while not holds():
         assert monotonic() < deadline, what()
-        tick.wait(0.05)
+        tick.wait(every_s)
 
 
 def waiting_for(path: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

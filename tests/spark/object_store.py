@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
+from pyarrow.fs import S3FileSystem
 
 _KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
 
@@ -29,14 +32,29 @@ class ObjectStore:
     def make_bucket(self) -> None:
         self._client.create_bucket(Bucket=self.bucket)
 
-    def names(self, prefix: str) -> list[str]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+    @property
+    def root(self) -> str:
+        """As Spark names it."""
+        return f"s3a://{self.bucket}"
+
+    def names(self, directory: str) -> list[str]:
+        """Of the objects below a directory, as paths in the bucket."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{directory}/")
         return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
-    def table(self, path: str) -> DeltaTable:
+    def table(self, directory: str) -> pa.Table:
+        """What is in a Delta table."""
         given = {"AWS_ENDPOINT_URL": f"http://{self.host}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
         keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-        return DeltaTable(f"s3://{self.bucket}/{path}", storage_options={**given, **keys})
+        return DeltaTable(f"s3://{self.bucket}/{directory}", storage_options={**given, **keys}).to_pyarrow_table()
+
+    def files(self, directory: str) -> pa.Table:
+        """What is in Parquet files, as any reader finds it."""
+        system = S3FileSystem(
+            access_key="any", secret_key="any", endpoint_override=self.host, scheme="http", region="us-east-1"
+        )
+        found = ds.dataset(f"{self.bucket}/{directory}", filesystem=system, format="parquet", partitioning="hive")
+        return found.to_table()
 
     def settings(self, scratch: Path) -> list[str]:
         """Of Spark, as `NAME=VALUE`."""
