@@ -6,16 +6,24 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import psutil
+import pytest
 from archived import in_table, in_topic
 from conftest import FOREVER, send
 from pipeline_process import pipeline_process
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.spark.pipelines import termination
+from highwater.rpc.server import UserError
+from highwater.spark.pipelines import beside, termination
+from highwater.spark.pipelines.beside import running_beside
+from highwater.spark.pipelines.common import StreamOptions
+from highwater.spark.pipelines.running import Gate
 
 
 def free_port() -> int:
@@ -86,3 +94,85 @@ def test_a_rollup_that_is_stopped(cluster: LocalCluster, admin: Admin, topic: st
         process.terminate()
         process.end(0)
         assert re.search(r"^rollup: 50 records in 1 micro-batch, \d+\.\d s, stopped$", process.said(), re.M)
+
+
+class Query:
+    """Of Spark, and the builder that starts it: ends with the micro-batch that its gate refuses."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.isActive = True
+        self.status = {"isTriggerActive": False}
+        self.lastProgress = None
+        self.stopped = 0
+        self.gate: Any = None
+
+    def foreachBatch(self, gate: Gate) -> Query:
+        self.gate = gate
+        return self
+
+    def option(self, *_: str) -> Query:
+        return self
+
+    def queryName(self, _: str) -> Query:
+        return self
+
+    def trigger(self, **_: str) -> Query:
+        return self
+
+    def start(self) -> Query:
+        return self
+
+    def begin(self) -> None:
+        """A micro-batch. Spark ends the query with whatever it raises."""
+        with suppress(Exception):
+            self.gate(None, 1)
+            return
+        self.isActive = False
+
+    def exception(self) -> Exception | None:
+        return None if self.isActive else Exception("it failed")
+
+    def stop(self) -> None:
+        self.isActive = False
+        self.stopped += 1
+
+
+class Frame:
+    def __init__(self, active: list[Query], writer: Query) -> None:
+        self.writeStream = writer
+        self.sparkSession = self.streams = self
+        self.active = active
+
+
+def test_after_sigterm_a_query_beside_does_not_cut_the_other_one_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one has nothing more to do, the other is in the middle of a micro-batch."""
+    monkeypatch.setattr(beside, "_LOOK_S", 0.01)
+    main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
+    frame: Any = Frame([main, letters], letters)
+    options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
+    with termination.heeded(), running_beside("rollup", "rollup dead letters", frame, lambda *_: None, options):
+        termination._note(15, None)
+        letters.begin()
+        Event().wait(0.2)
+        assert main.isActive
+    assert not main.stopped
+
+
+def test_a_query_beside_that_fails_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_LOOK_S", 0.01)
+    main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
+    frame: Any = Frame([main, letters], letters)
+    options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
+
+    def fails(*_: Any) -> None:
+        raise ValueError
+
+    def until_main_ends() -> None:
+        with running_beside("rollup", "rollup dead letters", frame, fails, options):
+            letters.begin()
+            while main.isActive:
+                Event().wait(0.01)
+
+    with pytest.raises(UserError, match="it failed"):
+        until_main_ends()

@@ -41,7 +41,7 @@ def running_beside(main: str, name: str, frame: DataFrame, each: MicroBatch, opt
     def watch() -> None:
         """Until the block is over: the other query may begin only after this one has failed."""
         while not over.wait(_LOOK_S):
-            if not query.isActive:
+            if not query.isActive and not gate.refused:  # after SIGTERM each brings its own micro-batch to its end
                 for other in frame.sparkSession.streams.active:
                     if other.name == f"highwater {main}":
                         other.stop()
