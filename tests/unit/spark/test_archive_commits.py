@@ -343,6 +343,56 @@ def test_a_process_that_stood_still_before_its_commit(commits_of_the_other: int)
     assert disk.records(disk.archived()) == Counter("abc"[:commits_of_the_other])
 
 
+def test_who_went_on_goes_on_beside_a_process_that_stood_still() -> None:
+    class StandingStill(Disk):
+        def write_new(self, path: str, content: bytes) -> bool:
+            if standing:
+                standing.pop()
+                for number in (2, 3):
+                    other.commit(Commit(number, {"topic": {0: number}}, stage(self, {f"other-{number}": "a"})))
+            return super().write_new(path, content)
+
+    disk, standing = StandingStill(), list[bool]()
+    one, other = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)
+    one.begin(1, {})
+    assert other.open()
+    standing.append(True)
+    with pytest.raises(UserError, match="another archive pipeline writes to /archive"):
+        one.commit(Commit(2, {"topic": {0: 9}}, stage(disk, {"one-2": "ab"})))
+    other.commit(Commit(4, {"topic": {0: 4}}, stage(disk, {"other-4": "a"})))
+    assert disk.archived() == ["hour/other-2", "hour/other-3", "hour/other-4"]
+    assert disk.names(f"{ARCHIVE}/_commits") == [f"{4:012d}.json"]
+
+
+def test_a_process_that_stood_still_before_it_takes_a_commit_back() -> None:
+    """Another one has taken it back meanwhile, and gone on with a commit of the same number."""
+
+    class StandingStill(Disk):
+        def exists(self, path: str) -> bool:
+            found = super().exists(path)
+            if path.startswith("/staging") and standing:
+                standing.pop()
+                assert other.open()
+                other.commit(Commit(2, {"topic": {0: 2}}, stage(self, {"1": "ab"})))
+                lost.append(True)
+            return found
+
+    def check() -> None:
+        if lost:
+            raise UserError("another archive pipeline writes to /archive")
+
+    disk, standing, lost = StandingStill(), [True], list[bool]()
+    one, other = CommitLog(disk, ARCHIVE, check), CommitLog(disk, ARCHIVE)
+    other.begin(1, {})
+    pending = Commit(2, {"topic": {0: 2}}, {"hour/1": "/staging/1"})
+    disk.write_new(f"{ARCHIVE}/_commits/{2:012d}.json", pending.to_json())
+    with pytest.raises(UserError, match="another archive pipeline writes to /archive"):
+        one.open()
+    again = CommitLog(disk, ARCHIVE)
+    assert again.open()
+    assert (archived_offset(again), disk.archived()) == (2, ["hour/1"])
+
+
 def test_two_processes_on_one_archive() -> None:
     disk = Disk()
     first, second = CommitLog(disk, ARCHIVE), CommitLog(disk, ARCHIVE)

@@ -121,8 +121,12 @@ class CommitLog:
         if not self._files.write_new(self._path(commit.number), commit.to_json()):
             raise self._refusal()
         # Between the check and the commit this process may have stood still for longer than its lease.
+        numbers = self._numbers()
+        if max(numbers, default=0) > commit.number:
+            # Others have made, applied and removed one of this number: theirs is the one before the next.
+            self._files.delete(self._path(commit.number))
         self._check()
-        if self._numbers() != [before, commit.number]:
+        if numbers != [before, commit.number]:
             raise self._refusal()
         self._apply(commit, before, staged=True)
         self._last = commit
@@ -135,6 +139,8 @@ class CommitLog:
             self._files.exists(staged) or self._files.exists(self._target(target))
             for target, staged in commit.adds.items()
         )
+        # To look at all of them takes its time: another process may have finished it, and gone on.
+        self._check()
         if whole or not all(self._files.exists(self._target(removed)) for removed in commit.removes):
             self._apply(commit, before, staged=False)
             return
