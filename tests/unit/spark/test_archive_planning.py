@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.compaction import SmallFiles, small_files
-from highwater.spark.pipelines.archives.files import FileContent, highest_commit, named
+from highwater.spark.pipelines.archives.files import FileContent, check_place, highest_commit, named
 from highwater.spark.pipelines.hadoop_files import Listing
 from highwater.spark.pipelines.replay_progress import next_until
 
@@ -49,6 +51,13 @@ def test_a_file_is_named_for_its_first_record() -> None:
     }
     assert highest_commit([*found.values(), "somewhere/else.parquet"]) == 8
     assert highest_commit([]) == 0
+
+
+def test_a_table_without_its_log_is_no_archive_of_plain_files() -> None:
+    check_place("/a", Listing("", {"note.txt": 1}))
+    check_place("/a", Listing(f"{DAY}/hour=09", {"00003-1-000008.parquet": 1}))
+    with pytest.raises(UserError, match=rf"^/a has {DAY}/part-0.parquet in it, .* put back _delta_log"):
+        check_place("/a", Listing(DAY, {"part-0.parquet": 1}))
 
 
 @given(

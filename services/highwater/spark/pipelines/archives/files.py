@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from highwater.rpc.server import UserError
 from highwater.spark import register
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
@@ -29,6 +30,7 @@ PATH_SCHEMA = "topic string, date string, hour string"
 PATH_COLUMNS = ("topic", "date", "hour")
 ORDER = ("partition", "offset")
 
+_PLACE = re.compile(r"topic=[^/]+/date=[^/]+/hour=\d\d")
 _COMMIT_NUMBER = re.compile(r"-(\d+)\.parquet$")
 # Spark's own settings, of the session that writes and reads archives. What it shuffles is about files, or is told into
 # how many pieces.
@@ -150,6 +152,18 @@ def directories(files: HadoopFiles, archive: str) -> Iterator[Listing]:
     for topic in files.names(archive):
         for date in files.names(f"{archive}/{topic}") if topic.startswith("topic=") else []:
             yield from files.listings(archive, f"{topic}/{date}")
+
+
+def check_place(archive: str, listing: Listing) -> None:
+    """That files lie where an archive of plain files has them: a table that has lost its log looks like one from
+    outside, and has files that count no longer. Raises `UserError`."""
+    if _PLACE.fullmatch(listing.directory):
+        return
+    if other := min((name for name in listing.sizes_bytes if name.endswith(".parquet")), default=None):
+        raise UserError(
+            f"{archive} has {listing.path(other)} in it, which is not of an archive of plain files: put back "
+            "_delta_log if it is a table, or name another directory"
+        )
 
 
 def highest_commit(names: Iterable[str]) -> int:

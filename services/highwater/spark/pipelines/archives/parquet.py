@@ -7,7 +7,7 @@ below these offsets and archives the others only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -17,6 +17,7 @@ from highwater.spark.pipelines.archives.commits import COMMITS, Commit, CommitLo
 from highwater.spark.pipelines.archives.compaction import compact
 from highwater.spark.pipelines.archives.files import (
     archive_session,
+    check_place,
     contents,
     highest_commit,
     named,
@@ -28,7 +29,7 @@ from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of_files
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, check_one_file_system
+from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing, check_one_file_system
 from highwater.spark.pipelines.lease import Lease
 from highwater.spark.pipelines.value_schema import ValueType
 
@@ -68,7 +69,7 @@ class ParquetArchive:
         `UserError`."""
         begun = self._commits.begun
         # Of each directory, as it is listed: all the paths of a million files need not be held.
-        highest = None if begun else max(map(highest_commit, self._names()), default=None)
+        highest = None if begun else max(map(self._highest_commit, self._files.listings(self._directory)), default=None)
         if not begun and highest is None and self._micro_batches.begun:
             raise UserError(
                 f"checkpoint {self._options.checkpoint} is of an archive that is no longer in {self._options.to}: "
@@ -129,9 +130,10 @@ class ParquetArchive:
             closed_after_ms=options.closed_after_ms,
         )
 
-    def _names(self) -> Iterator[Iterable[str]]:
-        """The names of all files that are there, directory by directory."""
-        return (one.sizes_bytes for one in self._files.listings(self._directory))
+    def _highest_commit(self, listing: Listing) -> int:
+        """Of the files of a directory. Raises `UserError`."""
+        check_place(self._options.to, listing)
+        return highest_commit(listing.sizes_bytes)
 
     def _offsets_of_files(self) -> Offsets:
         """Of an archive whose commits are lost: what its files hold."""
