@@ -77,6 +77,30 @@ def test_an_archive_put_back_to_before_a_topic(
     assert found == [row for name in "ab" for row in in_topic(cluster.bootstrap, f"{topic}-{name}")]
 
 
+@pytest.mark.parametrize("kind", list(ArchiveFormat))
+def test_an_archive_put_back_where_nothing_new_comes(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, kind: ArchiveFormat
+) -> None:
+    """No micro-batch is begun that would find that it leaves a gap."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic], format=kind)
+    send(cluster, topic, range(20))
+    run(given)
+    shutil.copytree(archive, tmp_path / "backup")
+    send(cluster, topic, range(10))
+    run(given)
+    run(given)  # all is there
+    shutil.rmtree(archive)
+    shutil.copytree(tmp_path / "backup", archive)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"goes on at offset 30 of {topic}-0, and .* ends at 20: .* remove"):
+            run(given)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    found = in_table(archive) if kind is ArchiveFormat.DELTA else in_archive(archive)
+    assert found == in_topic(cluster.bootstrap, topic)
+
+
 def test_an_older_checkpoint_where_the_topic_has_been_trimmed_since(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -119,19 +143,21 @@ def test_a_micro_batch_that_is_done_again_where_the_topic_has_been_trimmed_since
     assert in_table(tmp_path / "archive") == expected
 
 
+@pytest.mark.parametrize("kind", list(ArchiveFormat))
 def test_a_query_that_begins_at_the_end_of_a_partition(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, kind: ArchiveFormat
 ) -> None:
     """That the archive knows nothing of it by then is no gap."""
     admin.create_topic(topic, 2, 1, FOREVER)
     for partition in range(2):
         send(cluster, topic, range(5), partition=partition)
-    given = options(cluster, tmp_path, topic=[topic], starting_offsets="latest")
+    given = options(cluster, tmp_path, topic=[topic], starting_offsets="latest", format=kind)
     run(given)
     for partition in (0, 1):
         send(cluster, topic, range(3), partition=partition)
         run(given)
-    assert [row["offset"] for row in in_table(tmp_path / "archive")] == [5, 6, 7, 5, 6, 7]
+    found = in_table(tmp_path / "archive") if kind is ArchiveFormat.DELTA else in_archive(tmp_path / "archive")
+    assert [row["offset"] for row in found] == [5, 6, 7, 5, 6, 7]
 
 
 def test_a_table_restored_while_a_micro_batch_is_written(

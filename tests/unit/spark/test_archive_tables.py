@@ -16,7 +16,7 @@ from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun
-from highwater.spark.pipelines.archives.micro_batches import Planned, planned
+from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.snapshots import checkpointed, snapshot_partitions
@@ -97,6 +97,11 @@ def test_a_micro_batch_that_leaves_a_gap() -> None:
     # A query that goes on has read what is before, whether the archive knows the partition or was put back to before.
     goes_on = Planned(reads.ranges, {}, frozenset({B0}))
     assert goes_on.beyond({"a": {1: 5}}) == [(A0, 5, 0)]
+    # Where nothing new comes, what the query has done is to be there all the same.
+    last = StreamOffset({A0: 10, A1: 5}, {A1: 5}, {"a": "5f"})
+    assert nothing_new(last).beyond({"a": {0: 10, 1: 5}}) == []
+    assert nothing_new(last).beyond({"a": {0: 7}}) == [(A0, 10, 7), (A1, 5, 0)]
+    assert nothing_new(last).lacking({}).ranges == {}
 
 
 def test_a_partition_that_is_taken_up_at_its_end_is_noted() -> None:

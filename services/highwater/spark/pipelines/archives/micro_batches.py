@@ -105,6 +105,7 @@ class MicroBatches:
         """The streaming read. A query without a checkpoint goes on where the archive ends. Raises `UserError`."""
         found = {**self._options.source_options(), **self._values.source_options, "includeHeaders": "true"}
         if self.begun:
+            self._check_done(archived, topic_ids)
             self._check_behind(found, archived)
         elif archived:
             found = {name: value for name, value in found.items() if not name.lower().startswith("starting")}
@@ -144,6 +145,13 @@ class MicroBatches:
                 "checkpoint to go on where the archive ends"
             )
 
+    def _check_done(self, archived: Offsets, topic_ids: Mapping[str, str]) -> None:
+        """That the archive has what the checkpoint has done: where the topics have nothing new, no micro-batch would
+        find that it leaves a gap. Raises `UserError`."""
+        last = self._last("offsets")
+        if self._last("commits") >= last:  # else a micro-batch is done again
+            self.check(nothing_new(self._written(last)), archived, topic_ids)
+
     def _check_behind(self, source_options: dict[str, str], archived: Offsets) -> None:
         """That what the checkpoint would read once more is still in the topics: one that was put back may be behind the
         archive. Raises `UserError`."""
@@ -169,8 +177,11 @@ class MicroBatches:
         ends = self._written(last).ends
         if done >= last:
             return ends
-        again = self.planned(last).lacking(archived).ranges
-        return {**ends, **{partition: first for partition, (first, _) in again.items()}}
+        again = self.planned(last)
+        if not again.lacking(archived).ranges:
+            return ends
+        # All of it is read, and what is archived passed over.
+        return {partition: first for partition, (first, _) in again.ranges.items()}
 
     def _last(self, log: str) -> int:
         return max(map(int, filter(str.isdecimal, self._files.names(f"{self.checkpoint}/{log}"))), default=-1)
@@ -207,6 +218,11 @@ def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
         partition for partition in ranges if partition not in ends or partition in (written.starts or {})
     )
     return Planned(ranges, written.topic_ids, taken_up)
+
+
+def nothing_new(written: StreamOffset) -> Planned:
+    """What a micro-batch would read that goes on with nothing new. Pure."""
+    return Planned({partition: (end, end) for partition, end in written.ends.items()}, written.topic_ids)
 
 
 def new_rows(frame: DataFrame, planned: Planned, archived: Offsets) -> DataFrame:
