@@ -252,6 +252,33 @@ def test_a_transaction_that_another_process_has_replaced(
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
 
 
+def test_a_transaction_that_was_replaced_before_the_last_one(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    """By a process that stood still between its look and its rename for longer than the next micro-batch took."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive, given = tmp_path / "archive", options(cluster, tmp_path, topic=[topic])
+    for _ in range(3):
+        send(cluster, topic, range(10))
+        run(given)
+    log = archive / "_delta_log"
+    (log / f"{2:020d}.json").write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+    for left in log.glob("*.crc"):
+        left.unlink()
+    for left in log.glob(".*.crc"):
+        left.unlink()
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # another process has none
+    send(cluster, topic, range(5))
+    for _ in range(2):
+        with pytest.raises(UserError, match="transaction 2 of the .* was lost: .* RESTORE it to version 1; remove"):
+            run(given)
+    DeltaTable(archive).restore(1)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
 def test_files_that_others_merge_and_remove_at_once(
     cluster: LocalCluster,
     admin: Admin,

@@ -15,7 +15,7 @@ from highwater.spark.pipelines import jars, s3a
 from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
-from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun
+from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun, broken
 from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
@@ -58,6 +58,27 @@ def test_who_begins_with_the_same_contents_begins_the_same() -> None:
     assert begun({"a": {0: 5, 1: 6}}) == begun({"a": {0: 5, 1: 6}})
     several = [begun({}), begun({"a": {0: 5}}), begun({"a": {0: 6}}), begun({}, restored=3), begun({}, restored=4)]
     assert len({one.lineage for one in several}) == len(several)
+
+
+def test_transactions_that_do_not_go_on_with_each_other() -> None:
+    def numbered(version: int, lineage: str, number: int) -> Transaction:
+        return by_archive(version, Archived(lineage, number))
+
+    def restored(version: int) -> Transaction:
+        return Transaction(version, "RESTORE", None)
+
+    whole = [numbered(9, "l", 8), Transaction(8, "OPTIMIZE", None), numbered(7, "l", 7), numbered(6, "l", 6)]
+    assert broken([]) is broken(whole) is broken(whole[:2]) is None
+    lacks_7 = [numbered(9, "l", 9), *whole[:2], whole[-1]]
+    assert broken(lacks_7) == (whole[0], whole[-1])
+    # RESTORE mends it, and what begins behind that has numbers of its own.
+    assert broken([restored(10), *lacks_7]) is None
+    begins = numbered(11, "m", 1)
+    assert broken([begins, restored(10), *lacks_7]) is None
+    assert broken([numbered(11, "l", 10), restored(10), *lacks_7]) == (numbered(11, "l", 10), restored(10))
+    # Of two pipelines that both went on: what was whole is before the first of them.
+    both = [numbered(13, "m", 2), numbered(12, "l", 10), begins, restored(10)]
+    assert broken(both) == (both[1], begins)
 
 
 # What a micro-batch adds

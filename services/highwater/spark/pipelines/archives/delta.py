@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -34,8 +34,10 @@ from highwater.spark.pipelines.archives.history import (
     RESTORE,
     Archived,
     History,
+    Transaction,
     archived_by,
     begun,
+    broken,
     named,
     quoted,
     unshared,
@@ -264,13 +266,26 @@ class DeltaArchive:
         between = [one for one in self._history.since(after) if one.version < version]
         wrong = [one for one in between if one.operation == RESTORE or one.archived is not None]
         if wrong:
-            last = wrong[0]
-            two = f"two archive pipelines wrote to {self._options.to}"
-            raise UserError(
-                f"{self._restored if last.operation == RESTORE else two}, and version {version} does not go on where "
-                f"{last.version} ends: RESTORE it to version {last.version}; remove checkpoint "
-                f"{self._options.checkpoint}, and start again"
-            )
+            self._check_chain(self._history.back_to_last())  # what is to be restored is to go on itself
+            raise self._broken(version, wrong[0], f"two archive pipelines wrote to {self._options.to}")
+
+    def _check_chain(self, history: Sequence[Transaction]) -> None:
+        """That transactions of archives go on with each other, as far back as these go. Raises `UserError`."""
+        if (found := broken(history)) is None:
+            return
+        wrong, before = found
+        own, other = wrong.archived, before.archived
+        if own is None or other is None or own.lineage != other.lineage:
+            raise self._broken(wrong.version, before, f"two archive pipelines wrote to {self._options.to}")
+        lost = f"transaction {other.number + 1} of the archive in {self._options.to} was lost: another process wrote"
+        raise self._broken(wrong.version, before, f"{lost} the same version of the table, or it was put back")
+
+    def _broken(self, version: int, before: Transaction, what: str) -> UserError:
+        return UserError(
+            f"{self._restored if before.operation == RESTORE else what}, and version {version} does not go on where "
+            f"{before.version} ends: RESTORE it to version {before.version}; remove checkpoint "
+            f"{self._options.checkpoint}, and start again"
+        )
 
     @property
     def _restored(self) -> str:
@@ -320,11 +335,13 @@ class DeltaArchive:
         if (last := archived_by(history)) is not None:
             version, archived = last
             self._check_goes_on(version, archived)
+            self._check_chain(history)
             if version == self._version:
                 self._check_files(version)
             return archived
         restored = next((one.version for one in history if one.operation == RESTORE), None)
-        return begun(self._offsets_of_rows(), restored, self._history.topic_ids())
+        offsets, ids = self._offsets_of_rows(), self._history.topic_ids()
+        return begun(offsets, restored, {topic: ids[topic] for topic in offsets if topic in ids})
 
     def _offsets_of_rows(self) -> Offsets:
         """At `_version`."""
