@@ -18,7 +18,7 @@ from highwater.client.blocking import Admin
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import archive
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.verify import Verified, VerifyOptions, run, verify
+from highwater.spark.pipelines.verify import Verified, VerifyOptions, differences, run, verify
 
 
 def archived(cluster: LocalCluster, directory: Path, topics: list[str], kind: ArchiveFormat) -> str:
@@ -89,7 +89,10 @@ def test_what_differs_is_found(
         1: "1 different; the first one at offset 5",
         2: "2 more than once; the first one at offset 3",
     }
-    with pytest.raises(UserError, match=r"^3 of 3 partitions are not as their topic is \(300 archived records of 3 "):
+    table.update_incremental()
+    table.delete("partition = 2 and offset = 9")
+    assert found()[2] == "2 more than once, 1 lacking; the first one at offset 3"
+    with pytest.raises(UserError, match=r"^3 of 3 partitions are not as their topic is \(299 archived records of 3 "):
         run(options(cluster, directory))
 
 
@@ -109,6 +112,15 @@ def test_a_topic_made_anew_is_another_one(
 def test_what_a_compacted_topic_has_no_longer_is_no_fault() -> None:
     assert Verified("t", 0, added=3, at=1, compacted=True).problem == ""
     assert Verified("t", 0, added=3, at=1).problem == "3 not in the topic; the first one at offset 1"
+
+
+def test_the_first_offset_is_that_of_a_problem() -> None:
+    found = {"lacking": (2, 100), "added": (3, 1)}
+    assert differences(found, 5, compacted=True) == {"lacking": 2, "added": 3, "different": 0, "at": 5}
+    assert differences(found, None, compacted=True)["at"] == 100
+    assert differences(found, 5, compacted=False)["at"] == 1
+    assert differences({}, 5, compacted=False)["at"] == 5
+    assert differences({}, None, compacted=False) == {"lacking": 0, "added": 0, "different": 0, "at": None}
 
 
 def test_what_is_refused(cluster: LocalCluster, spark: SparkSession, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class _Comparison:
         with Admin(bootstrap, **settings) as admin:
             policy = admin.describe_topic_config(topic)["cleanup.policy"].value
         self._compacted = "compact" in (policy or "")
+        self._twice_at: dict[int, int] = {}
 
     def partitions(self) -> list[Verified]:
         with self._offsets:
@@ -197,6 +198,8 @@ class _Comparison:
             sums = counted.agg(f.sum("count").alias("n"), f.count_if(again).alias("twice"), which.alias("at"))
             for row in sums.collect():
                 number = row.partition
+                if row.twice:
+                    self._twice_at[number] = row["at"]
                 verified[number] = Verified(
                     self._topic,
                     number,
@@ -238,7 +241,7 @@ class _Comparison:
                 compared=expected.get(number, (0, 0))[0],
                 earlier=max(one.first - firsts[there[number]], 0) if number in there else 0,
                 later=max(ends[there[number]] - max(one.end, firsts[there[number]]), 0) if number in there else 0,
-                **found.get(number, {"lacking": 0, "added": 0, "different": 0, "at": one.at if one.twice else None}),
+                **differences(found.get(number, {}), self._twice_at.get(number), compacted=self._compacted),
             )
             for number, one in verified.items()
         }
@@ -265,8 +268,9 @@ class _Comparison:
 
     def _differing(
         self, archived: DataFrame | None, topic: DataFrame | None, partitions: Iterable[int]
-    ) -> dict[int, dict[str, Any]]:
-        """Record by record. The archive may have an offset more than once."""
+    ) -> dict[int, dict[str, tuple[int, int]]]:
+        """Record by record, by partition and kind: how many, and the first offset. The archive may have an offset more
+        than once."""
         from pyspark.sql import functions as f
 
         nothing = self._spark.createDataFrame([], _CHECKED)
@@ -287,12 +291,19 @@ class _Comparison:
             .agg(f.count("offset").alias("n"), f.min("offset").alias("at"))
             .collect()
         )
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, dict[str, tuple[int, int]]] = {}
         for row in rows:
-            told = found.setdefault(row.partition, {"lacking": 0, "added": 0, "different": 0, "at": row["at"]})
-            told[row.kind] = row.n
-            told["at"] = min(told["at"], row["at"])
+            found.setdefault(row.partition, {})[row.kind] = row.n, row["at"]
         return found
+
+
+def differences(found: Mapping[str, tuple[int, int]], twice_at: int | None, *, compacted: bool) -> dict[str, Any]:
+    """Fields of `Verified`. `found`: how many records of each kind differ, and the first offset of these. Pure."""
+    said = [at for kind, (_, at) in found.items() if not (compacted and kind == "added")]
+    if twice_at is not None:
+        said.append(twice_at)
+    counts = {kind: found[kind][0] if kind in found else 0 for kind in ("lacking", "added", "different")}
+    return {**counts, "at": min(said, default=None)}
 
 
 def _checked(rows: DataFrame) -> DataFrame:
