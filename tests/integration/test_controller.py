@@ -93,6 +93,41 @@ async def test_controlled_shutdown_moves_leaderships_first(world: World) -> None
     assert [state.isr for state in await world.states("later", 2)] == [(2, 3)] * 2
 
 
+async def test_what_is_in_a_broker_s_way_to_being_ready(world: World) -> None:
+    """RULES 8.6: what it has not been told, and its replicas outside their ISRs."""
+    stub = await world.cluster(2)
+    (key,) = await create(stub, "common", 1, 2)
+    leader, other = (world.brokers[each] for each in ((1, 2) if world.brokers[1].leads() else (2, 1)))
+
+    async def standing(broker: FakeBroker) -> tuple[bool, int, list[tuple[str, int]]]:
+        request = controller_pb2.DescribeReadinessRequest(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
+        answer = await stub.DescribeReadiness(request)
+        assert from_proto(answer.error) in (ErrorCode.NONE, ErrorCode.STALE_BROKER_EPOCH)
+        return answer.told, answer.out_of_sync, [(each.topic, each.partition) for each in answer.sample]
+
+    async def stands(broker: FakeBroker, *expected: object) -> None:
+        async def holds() -> bool:
+            return await standing(broker) == expected
+
+        await eventually_async(holds, f"broker {broker.broker_id} stands at {expected}")
+
+    for broker in (leader, other):
+        await stands(broker, True, 0, [])
+    await joins_isr(world, "common", key, leader, (leader.broker_id,))
+    await stands(other, True, 1, [("common", 0)])
+    assert await standing(leader) == (True, 0, [])
+    # What it refuses it has not been told; once it was told, what is new does not count.
+    other.broken_topic = "common"
+    await other.register()
+    await stands(other, False, 1, [("common", 0)])
+    other.broken_topic = ""
+    await stands(other, True, 1, [("common", 0)])
+    await joins_isr(world, "common", key, leader, (1, 2))
+    await stands(other, True, 0, [])
+    stale = controller_pb2.DescribeReadinessRequest(broker_id=1, broker_epoch=world.brokers[1].broker_epoch - 1)
+    assert from_proto((await stub.DescribeReadiness(stale)).error) is ErrorCode.STALE_BROKER_EPOCH
+
+
 async def led_by_another(
     world: World, stub: controller_pb2_grpc.ControllerAsyncStub, topic: str
 ) -> tuple[PartitionKey, FakeBroker, FakeBroker]:

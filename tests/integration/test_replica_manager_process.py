@@ -65,10 +65,20 @@ async def running(
 
 
 class FakeController(controller_pb2_grpc.ControllerServicer):
-    """Says twice that something is still led, then that nothing is."""
+    """Says twice that something is still led, then that nothing is; and of readiness what it is made with."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, told: bool = True, out_of_sync: int = 0) -> None:
         self.asked: list[int] = []
+        self.asked_about: list[int] = []
+        self.told = told
+        self.out_of_sync = out_of_sync
+
+    async def DescribeReadiness(  # type: ignore[override]
+        self, request: controller_pb2.DescribeReadinessRequest, context: object
+    ) -> controller_pb2.DescribeReadinessResponse:
+        self.asked_about.append(request.broker_epoch)
+        sample = [common_pb2.TopicPartition(topic="t", partition=each) for each in range(self.out_of_sync)]
+        return controller_pb2.DescribeReadinessResponse(told=self.told, out_of_sync=self.out_of_sync, sample=sample)
 
     async def ControlledShutdown(  # type: ignore[override]
         self, request: controller_pb2.ControlledShutdownRequest, context: object
@@ -95,17 +105,28 @@ async def another_broker(store: Store, keys: Keys) -> AsyncIterator[None]:
     await store.txn((), [Delete(keys.broker(7))])
 
 
-async def test_sigterm_moves_leadership_away_first_and_deregisters(
-    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
-) -> None:
-    controller, server = FakeController(), RpcServer([f"unix:{tmp_path}/c"])
+@asynccontextmanager
+async def acting(controller: FakeController, store: Store, keys: Keys, directory: Path) -> AsyncIterator[None]:
+    """The controller that etcd names, until the end."""
+    server = RpcServer([f"unix:{directory}/c"])
     controller_pb2_grpc.add_ControllerServicer_to_server(controller, server.grpc)
     await server.start([])
     election = ControllerElection(
-        store, keys, controller_id=1, address=f"unix:{tmp_path}/c", incarnation="one", session_timeout_ms=5000
+        store, keys, controller_id=1, address=f"unix:{directory}/c", incarnation="one", session_timeout_ms=5000
     )
     await election.campaign()
     try:
+        yield
+    finally:
+        await election.resign()
+        await server.stop(0)
+
+
+async def test_sigterm_moves_leadership_away_first_and_deregisters(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    controller = FakeController()
+    async with acting(controller, store, keys, tmp_path):
         async with another_broker(store, keys), running(etcd.address, keys.cluster, tmp_path) as process:
             brokers = await eventually(lambda: both_registered(store, keys), "the broker registers")
             assert await eventually(lambda: health(tmp_path, "highwater.v1.Broker"), "it serves")
@@ -115,9 +136,46 @@ async def test_sigterm_moves_leadership_away_first_and_deregisters(
                 assert await process.wait() == 0
         assert controller.asked == [brokers[0].broker_epoch] * 3
         assert await read_brokers(store, keys) == {}
-    finally:
-        await election.resign()
-        await server.stop(0)
+
+
+async def test_it_is_not_ready_before_a_controller_has_told_it_everything(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    """RULES 8.6: a StatefulSet would take the next pod."""
+    controller = FakeController(told=False, out_of_sync=2)
+    async with running(etcd.address, keys.cluster, tmp_path):
+        await eventually(lambda: health(tmp_path, "highwater.v1.Broker"), "it serves")
+        for _ in range(100):
+            assert not await health(tmp_path, "ready")  # no controller acts
+            await asyncio.sleep(0.02)
+        async with acting(controller, store, keys, tmp_path):
+
+            async def asked_often() -> bool:
+                assert not await health(tmp_path, "ready")
+                return len(controller.asked_about) > 4
+
+            await eventually(asked_often, "it asks the controller")
+            controller.told = True
+            controller.asked_about.clear()
+            await eventually(asked_often, "it asks again")
+            controller.out_of_sync = 0
+            await eventually(lambda: health(tmp_path, "ready"), "it is ready")
+        assert await health(tmp_path, "ready")  # nothing is known of a change
+
+
+async def test_what_cannot_be_in_sync_is_named_and_not_waited_for_for_ever(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    async with (
+        acting(FakeController(out_of_sync=2), store, keys, tmp_path),
+        running(etcd.address, keys.cluster, tmp_path, ready_max_wait_ms="1500") as process,
+    ):
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            while b"not waited for any longer" not in (line := await process.stderr.readline()):
+                assert line
+        assert b"partitions=t-0,t-1" in line
+        await eventually(lambda: health(tmp_path, "ready"), "it is ready")
 
 
 async def both_registered(store: Store, keys: Keys) -> dict[int, LiveBroker]:

@@ -27,6 +27,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     lose-watch                           what happens in etcd from now on is not seen
     relist                               the watch was lost, the same one lists everything
     state T-0                            prints the state
+    out-of-sync 1                        prints what the broker hosts outside the ISR
 
 Lines that begin with `=` start a new cluster. Output: `write` (a state, as etcd took it), `refused`, `record-tail`,
 `remove-states`, `remove-topic`, `tell` (LeaderAndIsr) and `stop` (StopReplica); UpdateMetadata goes to everyone all the
@@ -109,6 +110,7 @@ class World:
         self.output = []
         options = dict(word.split("=", 1) for word in words if "=" in word)
         self.perform(getattr(self, name.replace("-", "_"))(*(word for word in words if "=" not in word), **options))
+        self.cluster.topics.check_invariants()
         return self.output
 
     def perform(self, actions: list[Action]) -> None:
@@ -295,6 +297,11 @@ class World:
 
     def state(self, partition: str) -> list[Action]:
         self.output.append(shown(self.stored(partition).state))
+        return []
+
+    def out_of_sync(self, broker: str) -> list[Action]:
+        partitions = self.cluster.topics.partitions(self.cluster.out_of_sync(int(broker)))
+        self.output.append(" ".join(sorted(f"{each.topic}-{each.key.partition}" for each in partitions)) or "nothing")
         return []
 
     def snapshot(self) -> ClusterSnapshot:

@@ -372,6 +372,7 @@ class Reign:
         if self.ended.is_done:
             return
         now_ms = self.owner.now_ms
+        self.cluster.topics.check_invariants()
         self.perform(self.cluster.tick(now_ms))
         for broker_id, sender in list(self._senders.items()):
             silent = sender.outbox.unanswered(now_ms)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from highwater.controller.configuration import Configuration
-from highwater.controller.reign import Reign
+from highwater.controller.reign import Reign, Standing
 from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
@@ -244,6 +244,10 @@ class Administration:
         # The process may stop when its successors are at work.
         await self._reign.until(lambda: all(partition.served for partition in moved), MOVE_PATIENCE_S)
         return remaining
+
+    def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
+        """As `Reign.standing`."""
+        return self._reign.standing(broker_id, broker_epoch)
 
     async def elect_preferred(self, wanted: Iterable[tuple[str, int]], *, timeout_s: float) -> list[PartitionOutcome]:
         """Gives partitions (none: all) back to their preferred leaders, where those are live and in the ISR."""

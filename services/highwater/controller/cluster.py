@@ -8,7 +8,7 @@ or written to it (invariant 5).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from highwater.controller.actions import (
     Action,
@@ -92,6 +92,10 @@ class Cluster:
         """Whether no write is under way for any partition that the broker hosts."""
         return all(partition.pending is None for partition in self.topics.hosted(broker_id).values())
 
+    def out_of_sync(self, broker_id: int) -> Collection[PartitionKey]:
+        """Partitions that are assigned to the broker, and whose ISR does not hold it (RULES 8.6)."""
+        return self.topics.isrs.outside(broker_id)
+
     # Everything at once (RULES 8.4)
 
     def load(self, snapshot: ClusterSnapshot, now_ms: int) -> list[Action]:
@@ -108,7 +112,7 @@ class Cluster:
             reconfigured = known is not None and known.config != config
             for partition in self.topics.add(versioned_topic, config).partitions:
                 versioned = snapshot.states.get((name, partition.key.partition))
-                if (versioned is not None and partition.seen(versioned)) or reconfigured:
+                if (versioned is not None and self.topics.seen(partition, versioned)) or reconfigured:
                     news.append(partition)
         self._lost_tails.load(snapshot.broker_tails)
         with_more_offline = [
@@ -273,7 +277,7 @@ class Cluster:
             for broker_id in partition.replicas:
                 if broker_id in self.brokers:
                     stops[broker_id].append(StopPartition(partition.key, -1, delete_log=True))
-        topic.deletion = TopicDeletion(stops, now_ms)
+        self.topics.begin_deletion(topic, TopicDeletion(stops, now_ms))
         return [
             *(
                 SendStopReplica(broker_id, self.brokers[broker_id].broker_epoch, tuple(partitions))
@@ -319,7 +323,7 @@ class Cluster:
         if topic is None or topic.deletion is not None or partition_number >= len(topic.partitions):
             return []
         partition = topic.partitions[partition_number]
-        news = partition.seen(versioned)
+        news = self.topics.seen(partition, versioned)
         return self._advance([partition]) + self._announce([partition] if news else [])
 
     def written(self, writes: Sequence[WriteState], revision: int) -> list[Action]:
@@ -337,7 +341,9 @@ class Cluster:
         for write, found in writes:
             partition = self.topics.partition(write.key)
             if partition is not None:
-                partition.write_ended(write, found)
+                partition.write_ended(write)
+                if found is not None:
+                    self.topics.seen(partition, found)
                 partitions.append(partition)
         return self._advance(partitions) + self._announce(partitions)
 

@@ -114,6 +114,16 @@ class Outbox:
         """Whether the broker has answered for the latest instructions of these partitions."""
         return not any(key in self._instructions for key in keys)
 
+    @property
+    def untold(self) -> Collection[PartitionKey]:
+        """Partitions for whose latest instructions it has not answered without an error."""
+        return self._instructions.keys
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it has answered an instruction, be it an empty one."""
+        return self._greeted
+
     def is_stopping(self, topic_id: bytes) -> bool:
         """Whether a replica of the topic is still to be stopped."""
         return any(key.topic_id == topic_id for key in self._stop_partitions)

@@ -143,13 +143,10 @@ class PartitionStateMachine:
         self.versioned = versioned
         return known is None or versioned.state.leader_epoch > known.state.leader_epoch
 
-    def write_ended(self, write: WriteState, found: VersionedState | None) -> None:
-        """The write was done (`found` is what it wrote), or not, or nobody knows (`found` was read after it, None where
-        there is no state)."""
+    def write_ended(self, write: WriteState) -> None:
+        """The write was done, or not, or nobody knows. What it wrote, or what was read after it, is `seen`."""
         if self.pending == write:
             self.pending = None
-        if found is not None:
-            self.seen(found)
 
     @property
     def offline_replicas(self) -> tuple[int, ...]:

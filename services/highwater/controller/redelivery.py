@@ -43,6 +43,10 @@ class Redelivery(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
 
+    @property
+    def keys(self) -> Collection[Key]:
+        return self._entries.keys()
+
     def put(self, keys: Iterable[Key], now_ms: int) -> None:
         """The state of these keys changed: due at once, also where an older one is being sent."""
         for key in keys:

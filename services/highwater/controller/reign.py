@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,17 @@ _log = get_logger(__name__)
 
 TICK_S = 0.25
 RETRY_PAUSE_S = 0.1
+STANDING_SAMPLE = 10  # partitions that are named, of perhaps thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of a registered broker: whether it has been told of everything that it hosts, and which of its replicas are not
+    in their ISRs."""
+
+    told: bool
+    out_of_sync: int
+    sample: tuple[tuple[str, int], ...]  # (topic, partition), some of what it has not been told or is out of sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +296,18 @@ class Reign:
         """Whether every live broker has answered for all metadata there is, and for the topic's instructions."""
         keys = [partition.key for partition in topic.partitions]
         return all(sender.outbox.metadata_told and sender.outbox.told(keys) for sender, _ in self._senders.values())
+
+    def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
+        """What stands between a registration and being ready (RULES 8.6); None: this controller does not know it."""
+        sender = self._sender(broker_id, broker_epoch)
+        if sender is None:
+            return None
+        told = sender.has_told_everything()
+        out_of_sync = self.cluster.out_of_sync(broker_id)
+        keys = itertools.chain(() if told else sender.outbox.untold, out_of_sync)
+        sample = self.cluster.topics.partitions(itertools.islice(keys, STANDING_SAMPLE))
+        places = dict.fromkeys((partition.topic, partition.key.partition) for partition in sample)
+        return Standing(told, len(out_of_sync), tuple(places))
 
     # Time
 

@@ -61,6 +61,15 @@ class BrokerSender:
         self._metadata_woken = asyncio.Event()
         self._reachable = True
         self._complaints: dict[PartitionKey, ErrorCode] = {}
+        self._told_everything = False
+
+    def has_told_everything(self) -> bool:
+        """Whether this registration has answered, without an error, for all that it hosts (RULES 8.6). Once it has, it
+        stays so: what changes from then on is told as it changes."""
+        if not self._told_everything and self.outbox.greeted and not self.outbox.untold:
+            # What a write is under way for is told when that ended.
+            self._told_everything = self._cluster.is_settled(self.outbox.broker_id)
+        return self._told_everything
 
     def wake(self) -> None:
         """The outbox has something new."""

@@ -92,9 +92,25 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             return self._elsewhere(controller_pb2.ControlledShutdownResponse)
         remaining = await administration.shut_down(request.broker_id, request.broker_epoch)
         if remaining is None:
-            message = f"broker {request.broker_id} is not registered under broker epoch {request.broker_epoch}"
-            return controller_pb2.ControlledShutdownResponse(error=to_proto(ErrorCode.STALE_BROKER_EPOCH, message))
+            return controller_pb2.ControlledShutdownResponse(error=_not_registered(request))
         return controller_pb2.ControlledShutdownResponse(remaining=map(wire.partition_key, remaining))
+
+    async def DescribeReadiness(
+        self, request: controller_pb2.DescribeReadinessRequest, context: Context
+    ) -> controller_pb2.DescribeReadinessResponse:
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.DescribeReadinessResponse)
+        standing = administration.standing(request.broker_id, request.broker_epoch)
+        if standing is None:
+            return controller_pb2.DescribeReadinessResponse(error=_not_registered(request))
+        return controller_pb2.DescribeReadinessResponse(
+            told=standing.told,
+            out_of_sync=standing.out_of_sync,
+            sample=[
+                common_pb2.TopicPartition(topic=topic, partition=partition) for topic, partition in standing.sample
+            ],
+        )
 
     async def ElectLeaders(
         self, request: controller_pb2.ElectLeadersRequest, context: Context
@@ -197,6 +213,13 @@ def _hint(acting: ControllerRegistration | None) -> controller_pb2.ControllerHin
     if acting is None:
         return None
     return controller_pb2.ControllerHint(controller_id=acting.controller_id, address=acting.address)
+
+
+def _not_registered(
+    request: controller_pb2.ControlledShutdownRequest | controller_pb2.DescribeReadinessRequest,
+) -> common_pb2.Error:
+    message = f"broker {request.broker_id} is not registered under broker epoch {request.broker_epoch}"
+    return to_proto(ErrorCode.STALE_BROKER_EPOCH, message)
 
 
 def _topic_result(outcome: TopicOutcome) -> controller_pb2.TopicResult:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from highwater.controller.election import ElectionPolicy
+from highwater.controller.isr_index import IsrIndex
 from highwater.controller.partition_state_machine import PartitionStateMachine
 from highwater.controller.topic_deletion import TopicDeletion
-from highwater.metadata.models import PartitionKey, VersionedTopic
+from highwater.metadata.models import PartitionKey, VersionedState, VersionedTopic
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class TopicTable:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._hosted: dict[int, dict[PartitionKey, PartitionStateMachine]] = defaultdict(dict)
+        self.isrs = IsrIndex()
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._by_name.values()))
@@ -92,12 +94,37 @@ class TopicTable:
                 self._hosted[broker_id][partition.key] = partition
         return topic
 
+    def seen(self, partition: PartitionStateMachine, versioned: VersionedState) -> bool:
+        """As `PartitionStateMachine.seen`: takes a state that was read, watched or written."""
+        news = partition.seen(versioned)
+        topic = self._by_id.get(partition.key.topic_id)
+        if topic is not None and topic.deletion is None and partition.versioned is not None:
+            self.isrs.put(partition.key, partition.replicas, partition.versioned.state)
+        return news
+
+    def begin_deletion(self, topic: Topic, deletion: TopicDeletion) -> None:
+        topic.deletion = deletion
+        for partition in topic.partitions:
+            self.isrs.remove(partition.key, partition.replicas)
+
+    def check_invariants(self) -> None:
+        """Asserted in scenarios and simulated runs."""
+        for broker_id, hosted in self._hosted.items():
+            inside: set[PartitionKey] = set()
+            outside: set[PartitionKey] = set()
+            for key, partition in hosted.items():
+                topic = self._by_id[key.topic_id]
+                if topic.deletion is None and partition.versioned is not None:
+                    (inside if broker_id in partition.versioned.state.isr else outside).add(key)
+            assert (set(self.isrs.members(broker_id)), set(self.isrs.outside(broker_id))) == (inside, outside)
+
     def remove(self, name: str) -> Topic | None:
         topic = self._by_name.pop(name, None)
         if topic is None:
             return None
         del self._by_id[topic.topic_id]
         for partition in topic.partitions:
+            self.isrs.remove(partition.key, partition.replicas)
             for broker_id in partition.replicas:
                 del self._hosted[broker_id][partition.key]
         return topic

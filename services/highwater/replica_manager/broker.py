@@ -246,18 +246,6 @@ class Broker:
             broker_id != self.broker_id and broker_id not in self._live.shutting_down for broker_id in self._live.epochs
         )
 
-    def all_in_sync(self) -> bool:
-        """Whether every replica hosted here is in its ISR, by instruction or metadata, whichever is newer."""
-        return all(self._in_sync(hosted) for hosted in self.hosted.values())
-
-    def _in_sync(self, hosted: HostedPartition) -> bool:
-        topic = self.metadata.by_id(hosted.key.topic_id)
-        cached = None if topic is None else topic.partitions.get(hosted.key.partition)
-        committed = hosted.partition.committed
-        if cached is not None and (committed is None or cached.revision > committed.revision):
-            return self.broker_id in cached.state.isr
-        return committed is not None and self.broker_id in committed.state.isr
-
     def tick(self) -> None:
         now_ms = self.now_ms()
         for produce in self.waits.produces.expired(now_ms):

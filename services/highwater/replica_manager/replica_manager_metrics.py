@@ -21,6 +21,10 @@ class ReplicaManagerMetrics:
         self.under_min_isr = metrics.gauge(
             "under_min_isr_partitions", "Partitions led here with fewer in-sync replicas than min.insync.replicas"
         )
+        self.ready = metrics.gauge("ready", "1 while the broker says that it is ready")
+        self.out_of_sync = metrics.gauge(
+            "out_of_sync_partitions", "Replicas assigned here that are outside their ISRs, as the controller last said"
+        )
         self.delayed_produces = metrics.gauge("delayed_produces", "Produced partitions that wait to be committed")
         self.task_failures = metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self.waiting_fetches = metrics.gauge("waiting_fetches", "Fetches that wait for data")

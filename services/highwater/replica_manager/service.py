@@ -21,6 +21,7 @@ from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.broker_servicer import BrokerServicer
 from highwater.replica_manager.control import Control
 from highwater.replica_manager.control_servicer import ReplicaControlServicer
+from highwater.replica_manager.controller_client import ask_standing
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.isr_writer import IsrChanges
@@ -29,6 +30,7 @@ from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.offsets import Offsets
 from highwater.replica_manager.produce import Producing
 from highwater.replica_manager.purge import Purge
+from highwater.replica_manager.readiness import Readiness, Standing
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.shutdown import move_leadership_away
 from highwater.replica_manager.storage import LogStorage
@@ -38,7 +40,7 @@ from highwater.replica_manager.waits import Waits
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import group_pb2_grpc
 
@@ -126,7 +128,8 @@ class ReplicaManagerService:
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
         self._checkpointed: dict[PartitionKey, tuple[int, int]] = {}
-        self._ready: bool | None = None
+        self.readiness = Readiness(settings.ready_max_wait_ms)
+        self._ready: bool | None = None  # as the health says it
 
     @property
     def addresses(self) -> list[str]:
@@ -169,6 +172,7 @@ class ReplicaManagerService:
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
         await self._report_readiness()  # the health name is there from the first moment on
         supervisor.run_every("readiness", RETRY_S, self._report_readiness)
+        supervisor.run_every("ask-readiness", RETRY_S, self._ask_readiness)
         supervisor.run_every("mend-logs", MEND_S, self._mend_logs)
         supervisor.run_every("strays", STRAYS_S, self._strays.tick, expected=(StoreError, StorageUnavailableError))
         # The tick moves the partitions' state: where it raises, an invariant of one is broken, and what it holds in
@@ -192,11 +196,15 @@ class ReplicaManagerService:
             led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
         )
         counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
+        counted.ready.set_function(lambda: self.readiness.ready)
+        counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
         counted.delayed_produces.set_function(lambda: len(broker.waits.produces))
         counted.waiting_fetches.set_function(lambda: len(broker.waits.replicas) + len(broker.waits.consumers))
 
     async def controlled_shutdown(self) -> None:
         """Leadership moves away first; then `stop`."""
+        self.readiness.stopping()
+        await self._report_readiness()
         await move_leadership_away(
             self._store,
             self._keys,
@@ -282,11 +290,38 @@ class ReplicaManagerService:
             self._checkpointed = marks
 
     async def _report_readiness(self) -> None:
-        """The health name "ready": registered, and every replica hosted here is back in its ISR (DESIGN §4)."""
-        ready = self.broker.broker_epoch is not None and self.broker.all_in_sync()
+        """The health name "ready" (RULES 8.6)."""
+        self.readiness.registered(self.broker.broker_epoch)
+        ready = self.readiness.ready
         if ready != self._ready:
             await self.server.set_status(READY, ready)
+            if self._ready is not None:
+                logger.info("ready %s", pairs(ready=ready, **_in_the_way(self.readiness.standing)))
             self._ready = ready
+
+    async def _ask_readiness(self) -> None:
+        readiness = self.readiness
+        broker_epoch = readiness.question(_monotonic_ms())
+        if broker_epoch is None:
+            return
+        standing = await ask_standing(self._store, self._keys, self.broker.broker_id, broker_epoch)
+        if standing is None:
+            readiness.unanswered(_monotonic_ms())
+            return
+        gave_up = readiness.answered(broker_epoch, standing, _monotonic_ms())
+        if gave_up is not None:
+            logger.warning(
+                "ready although replicas are not in sync, or cannot be hosted: they are not waited for any longer %s",
+                pairs(waited_ms=gave_up.waited_ms, **_in_the_way(gave_up.standing)),
+            )
+        await self._report_readiness()
+
+
+def _in_the_way(standing: Standing | None) -> dict[str, object]:
+    if standing is None:
+        return {}
+    named = ",".join(f"{topic}-{partition}" for topic, partition in standing.sample)
+    return {"told": standing.told, "out_of_sync": standing.out_of_sync, "partitions": named}
 
 
 def _monotonic_ms() -> int:

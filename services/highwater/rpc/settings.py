@@ -143,6 +143,7 @@ class ReplicaManagerSettings(ServiceSettings):
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     auto_create_topics_enable: bool = False
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
+    ready_max_wait_ms: int = Field(600_000, ge=0)
     replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
 
 
