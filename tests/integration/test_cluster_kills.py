@@ -115,6 +115,35 @@ async def test_sigterm_moves_leadership_before_the_process_ends(deployed: Deploy
         await deployed.healed("terminated", 3)
 
 
+async def test_two_brokers_that_are_drained_at_once_leave_every_isr_its_minimum(deployed: Deployment) -> None:
+    """RULES 7.8: one stops; the other goes on copying until it is back."""
+    topic = "drained"
+    await deployed.create_topic(topic, ASSIGNMENT)
+    async with traffic(deployed.cluster.bootstrap, topic, 3) as flow, deployed.recorded_changes() as changes:
+        drained = [deployed.cluster.processes[f"replica-manager-{broker}"] for broker in (1, 2)]
+        for process in drained:
+            process.terminate()
+
+        async def one_has_stopped() -> bool:
+            return any(not process.running for process in drained)
+
+        await eventually(one_has_stopped, "one of them stops")
+        (waiting,) = [process for process in drained if process.running]
+        (stopped,) = [process for process in drained if not process.running]
+        await flow.until_acked(100)
+        assert waiting.running
+        stopped.start()
+        await ended(waiting)
+        await flow.until_acked(50)
+        waiting.start()
+        await deployed.healed(topic, 3)
+        states = [
+            each.value.state for each in changes if isinstance(each, StateChange) and each.topic == topic and each.value
+        ]
+        assert states
+        assert min(len(state.isr) for state in states) == 2
+
+
 async def ended(process: ChildProcess) -> None:
     async def gone() -> bool:
         return not process.running

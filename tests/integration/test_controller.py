@@ -82,7 +82,7 @@ async def test_controlled_shutdown_moves_leaderships_first(world: World) -> None
     leaving = world.brokers[1]
     request = controller_pb2.ControlledShutdownRequest(broker_id=1, broker_epoch=leaving.broker_epoch)
     response = await stub.ControlledShutdown(request)
-    assert [each.partition for each in response.remaining] == [0]  # nobody else may lead "alone"
+    assert not response.remaining  # of "alone" there is no other replica: nothing would change
     assert {key for broker in (2, 3) for key in world.brokers[broker].leads()} == set(keys)
     for state in await world.states("moving", 6):
         assert state.isr == (2, 3)
@@ -91,6 +91,36 @@ async def test_controlled_shutdown_moves_leaderships_first(world: World) -> None
     # A topic made now keeps away from it.
     await create(stub, "later", 2, 2)
     assert [state.isr for state in await world.states("later", 2)] == [(2, 3)] * 2
+
+
+async def test_two_that_shut_down_at_once_leave_every_isr_its_minimum(world: World) -> None:
+    """RULES 7.8: each partition lets one of them go. They take several transactions."""
+    stub = await world.cluster()
+    number = 350
+    keys = await create(stub, "drained", number, 3)
+    leader = world.brokers[3]
+
+    async def ask(broker_id: int) -> controller_pb2.ControlledShutdownResponse:
+        epoch = world.brokers[broker_id].broker_epoch
+        return await stub.ControlledShutdown(
+            controller_pb2.ControlledShutdownRequest(broker_id=broker_id, broker_epoch=epoch), timeout=10
+        )
+
+    async def released() -> set[int]:
+        answers = await asyncio.gather(ask(1), ask(2))
+        for answer in answers:
+            assert from_proto(answer.error) is ErrorCode.NONE
+            assert len(answer.remaining) == min(answer.leads + answer.needed_by, 10)
+        return {broker_id for broker_id, answer in zip((1, 2), answers, strict=True) if not answer.remaining}
+
+    let_go: set[int] = set()
+    for _ in range(5):
+        let_go |= await released()
+    states = await world.states("drained", number)
+    assert all(len(state.isr) == 2 and state.leader == 3 for state in states)
+    assert leader.leads() == set(keys)
+    (broker_id,) = let_go
+    assert all(broker_id not in state.isr for state in states)
 
 
 async def test_what_is_in_a_broker_s_way_to_being_ready(world: World) -> None:

@@ -65,10 +65,11 @@ async def running(
 
 
 class FakeController(controller_pb2_grpc.ControllerServicer):
-    """Says twice that something is still led, then that nothing is; and of readiness what it is made with."""
+    """Says twice that an ISR needs the broker, then that none does; and of readiness what it is made with."""
 
     def __init__(self, *, told: bool = True, out_of_sync: int = 0) -> None:
         self.asked: list[int] = []
+        self.lets_go = True
         self.asked_about: list[int] = []
         self.told = told
         self.out_of_sync = out_of_sync
@@ -85,7 +86,9 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     ) -> controller_pb2.ControlledShutdownResponse:
         self.asked.append(request.broker_epoch)
         key = common_pb2.PartitionKey(topic_id=b"t" * 16, partition=0)
-        return controller_pb2.ControlledShutdownResponse(remaining=[key] if len(self.asked) < 3 else [])
+        if self.lets_go and len(self.asked) >= 3:
+            return controller_pb2.ControlledShutdownResponse()
+        return controller_pb2.ControlledShutdownResponse(remaining=[key], needed_by=1)
 
 
 async def health(directory: Path, service: str) -> bool:
@@ -136,6 +139,31 @@ async def test_sigterm_moves_leadership_away_first_and_deregisters(
                 assert await process.wait() == 0
         assert controller.asked == [brokers[0].broker_epoch] * 3
         assert await read_brokers(store, keys) == {}
+
+
+async def test_it_stops_all_the_same_when_its_grace_is_over(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    """RULES 7.8. It says what the controller held it back for."""
+    controller = FakeController()
+    controller.lets_go = False
+    async with acting(controller, store, keys, tmp_path), another_broker(store, keys):
+        async with running(etcd.address, keys.cluster, tmp_path, controlled_shutdown_max_wait_ms="2500") as process:
+            await eventually(lambda: both_registered(store, keys), "the broker registers")
+            await eventually(lambda: health(tmp_path, "ready"), "it is ready")
+            process.send_signal(signal.SIGTERM)
+            await eventually(lambda: unready(tmp_path), "it is ready no more, and waits")
+            async with asyncio.timeout(10):
+                _, stderr = await process.communicate()
+        assert process.returncode == 0
+        assert b"stopping although" in stderr
+        assert b"needed_by=1" in stderr
+        assert 3 < len(controller.asked) < 10  # it does not ask the more, the longer it waits
+        assert 0 not in await read_brokers(store, keys)
+
+
+async def unready(directory: Path) -> bool:
+    return not await health(directory, "ready")
 
 
 async def test_it_is_not_ready_before_a_controller_has_told_it_everything(

@@ -10,7 +10,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     delete T                             marked for deletion
     stopped T 1                          the broker answered StopReplica
     five-seconds-pass
-    shut-down 1                          asks for a controlled shutdown
+    shut-down 1                          asks whether it may stop (controlled shutdown)
     answer T-0 1 [tail=EPOCH,LEO]        answers LeaderAndIsr for the present leader epoch
     error T-0 1                          answers it with a storage error
     log-offline T-0 1                    answers it with the error that its log is offline
@@ -177,7 +177,7 @@ class World:
         registration = BrokerRegistration(
             broker_id, f"b{broker}:1", "x", "y", tail_lost="tail-lost" in flags, shutting_down="leaving" in flags
         )
-        self.brokers[broker_id] = LiveBroker(registration, epoch)
+        self.brokers[broker_id] = LiveBroker(registration, epoch, self.revision)
         return self.cluster.broker_seen(self.brokers[broker_id])
 
     def gone(self, broker: str) -> list[Action]:
@@ -216,8 +216,12 @@ class World:
     def shut_down(self, broker: str) -> list[Action]:
         actions = self.cluster.shut_down(int(broker), self.brokers[int(broker)].broker_epoch)
         self.perform(actions)
-        remaining = self.cluster.led_by(int(broker))
-        self.output.append(f"remaining: {len(remaining)}")
+        if self.cluster.release(int(broker), self.brokers[int(broker)].broker_epoch):
+            self.output.append("may stop")
+        else:
+            held = self.cluster.topics.partitions(self.cluster.held(int(broker)))
+            assert self.cluster.held_as_leader(int(broker)) == sum(each.leader == int(broker) for each in held)
+            self.output.append("waits for " + " ".join(sorted(f"{each.topic}-{each.key.partition}" for each in held)))
         return []
 
     def answer(self, partition: str, broker: str, tail: str = "") -> list[Action]:

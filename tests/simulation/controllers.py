@@ -33,6 +33,7 @@ from highwater.metadata.models import (
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
 
 from .etcd import Compare, Delete, Entry, Event, Key, Put, Watch
+from .history import InvariantError
 from .scheduler import Future, Process
 
 if TYPE_CHECKING:
@@ -125,13 +126,13 @@ class Controller(Process):
                 reign.depose()
 
     def on_shut_down(self, reply: Callable[[Any], None], broker_id: int, broker_epoch: int) -> None:
-        """How many partitions the broker still leads; None: not the controller."""
+        """How many partitions the broker still has to wait for; None: not the controller."""
         reign = self.reign
         if reign is None or not reign.cluster.is_registered(broker_id, broker_epoch):
             reply(None)
             return
         reign.perform(reign.cluster.shut_down(broker_id, broker_epoch))
-        reply(len(reign.cluster.led_by(broker_id)))
+        reply(0 if reign.cluster.release(broker_id, broker_epoch) else len(reign.cluster.held(broker_id)))
 
 
 class Reign:
@@ -204,7 +205,7 @@ class Reign:
                 if entry is None:
                     actions = cluster.broker_gone(key[1], event.revision)
                 else:
-                    actions = cluster.broker_seen(LiveBroker(entry.value, entry.create_revision))
+                    actions = cluster.broker_seen(LiveBroker(entry.value, entry.create_revision, entry.mod_revision))
                 self._follow_brokers()
                 return actions
             case "tail" if entry is not None:
@@ -232,6 +233,8 @@ class Reign:
         for action in actions:
             match action:
                 case WriteState() | RecordTail() | RemoveStates() | RemoveTopic():
+                    if isinstance(action, WriteState):
+                        self._check_leaving(action)
                     writes.append(action)
                 case _:
                     sender = self._senders.get(action.broker_id)
@@ -240,6 +243,24 @@ class Reign:
                         sender.wake()
         if writes:
             self._carry_out(writes)
+
+    def _check_leaving(self, write: WriteState) -> None:
+        """Nobody who merely shuts down is taken out of an ISR that needs it, as far as this controller knows (RULES
+        7.8). An election in `elr` begins with its leader alone."""
+        cluster = self.cluster
+        partition = cluster.topics.partition(write.key)
+        if partition is None or partition.versioned is None or partition.versioned.revision != write.compare_revision:
+            return
+        before = partition.versioned.state
+        left = set(before.isr) - set(write.state.isr)
+        leaving = {each for each in left if cluster.is_shutting_down(each) and partition.replica_states[each].live}
+        topic = cluster.topics.identified(write.key.topic_id)
+        assert topic is not None
+        minimum = topic.policy(cluster._defaults).minimum(partition.replicas)
+        if leaving and write.state.leader in before.isr and len(write.state.isr) < minimum <= len(before.isr):
+            raise InvariantError(
+                "shutdown (minimum)", f"{self.owner.name} takes {leaving} out: {before}, {write.state}"
+            )
 
     def _carry_out(self, writes: Sequence[Write]) -> None:
         states = [write for write in writes if isinstance(write, WriteState)]
@@ -531,7 +552,7 @@ def _snapshot(entries: Sequence[Entry], revision: int) -> ClusterSnapshot:
         key = entry.key
         match key[0]:
             case "broker":
-                snapshot.brokers[key[1]] = LiveBroker(entry.value, entry.create_revision)
+                snapshot.brokers[key[1]] = LiveBroker(entry.value, entry.create_revision, entry.mod_revision)
             case "tail":
                 snapshot.broker_tails[key[1]] = entry.value
             case "topic":

@@ -22,6 +22,7 @@ class Faults:
         self._random = world.scheduler.random
         self._over = False
         self._stranded: Node | None = None
+        self.drained = 0  # brokers that were shut down and stopped because they might
 
     def begin(self) -> None:
         self._world.scheduler.after(800, self._next)
@@ -301,20 +302,29 @@ class Faults:
 
     def _shut_down(self) -> None:
         """SIGTERM: leadership moves, then the processes stop in good order."""
-        node = self._node()
+        self._terminate(self._node())
+
+    def _drain(self) -> None:
+        """SIGTERM to two brokers at once (RULES 7.8)."""
+        nodes = list(self._world.nodes.values())
+        self._random.shuffle(nodes)
+        for node in nodes[:2]:
+            self._later(int(self._random.random() * 20), self._terminate, node)
+
+    def _terminate(self, node: Node) -> None:
         if node.held or node.server() is None or node.storage is None or not node.storage.alive:
             return
         self._say("shut down", node.broker_id)
         node.held = True
         assert node.manager is not None
         node.manager.spawn(self._shutting_down(node))
-        self._later(9000, self._end_shutdown, node, node.manager)
+        self._later(self._world.settings.shutdown_wait_ms + 5000, self._end_shutdown, node, node.manager)
 
     async def _shutting_down(self, node: Node) -> None:
         manager, storage = node.manager, node.storage
         assert manager is not None
         assert storage is not None
-        await manager.control.shut_down()
+        self.drained += await manager.control.shut_down()
         await manager.control.deregister()
         self._say("stopped", node.broker_id)
         self._world.scheduler.after(0, self._end_shutdown, node, manager)

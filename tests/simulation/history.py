@@ -49,6 +49,7 @@ class History:
         self.names: dict[tuple[str, int], PartitionKey] = {}
         self.dead: set[PartitionKey] = set()  # of topics that are marked for deletion
         self.unclean_allowed = False
+        self.kept_minimum = 0  # members that every ISR keeps, whatever is done (RULES 7.8)
         # The last unclean election that their topic allows: only what was committed since, under its epoch or a higher
         # one, is still promised.
         self.unclean: dict[PartitionKey, int] = {}
@@ -87,6 +88,9 @@ class History:
                 raise InvariantError("5 (epochs grow)", f"{writer} took {key} from {old} to {new}")
             if new.leader_epoch == old.leader_epoch and new.leader != old.leader:
                 raise InvariantError("5 (one leader)", f"{writer} changed the leader of {key}: {old}, {new}")
+            began = old.leader != NO_LEADER or old.leader_epoch > 0  # before, nobody may have been there
+            if began and len(new.isr) < self.kept_minimum <= len(old.isr):
+                raise InvariantError("shutdown (minimum)", f"{writer} took {key} from {old} to {new}")
             from_broker = writer.startswith("replica-manager")
             if from_broker and (new.leader_epoch != old.leader_epoch or writer != f"replica-manager {old.leader}"):
                 raise InvariantError("6 (by the leader)", f"{writer} wrote {key}: {old} to {new}")

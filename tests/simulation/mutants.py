@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 from highwater.controller import election
 from highwater.controller.cluster import Cluster
+from highwater.controller.controlled_shutdown import ControlledShutdowns
 from highwater.errors import ErrorCode
 from highwater.fetcher import actions as fetcher_actions
 from highwater.fetcher.follower import Follower, FollowerState
@@ -38,7 +39,7 @@ from highwater.replica_manager.replica import Replica
 from . import storage
 from .replica_control import Control
 from .run import Result, run_seed
-from .settings import Settings, draw
+from .settings import Settings, drain_alone, draw
 from .world import STEPS
 
 real_start_following = Partition._start_following
@@ -499,6 +500,20 @@ def _unclean_across_gaps(settings: Settings) -> None:
     _weights(settings, strand=1, kill_manager=0.05, prefer_leaders=0.1)
 
 
+# 7.8
+
+
+def _let_go_all() -> list[Any]:
+    return [patch.object(election.Electorate, "suffice", lambda *_: True)]
+
+
+def _released_at_once() -> list[Any]:
+    def release(self: ControlledShutdowns, broker_id: int) -> bool:
+        return broker_id in self.leaving
+
+    return [patch.object(ControlledShutdowns, "release", release)]
+
+
 MUTANTS = (
     Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
     Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
@@ -525,6 +540,8 @@ MUTANTS = (
     Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), _unclean_across_gaps),
     Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
+    Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),
+    Mutant("a broker that may stop although an ISR needs it", "7.8", _released_at_once, ("shutdown",), drain_alone),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
 )
 

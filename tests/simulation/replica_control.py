@@ -270,11 +270,11 @@ class Control:
             await owner.sleep(100)
         return False
 
-    async def shut_down(self) -> None:
-        """As `shutdown.py`: returns when leadership has moved, or the time is up."""
+    async def shut_down(self) -> bool:
+        """As `shutdown.py`: whether the controller has let it go; else the time is up, or it is not registered."""
         owner = self.owner
         self.shutting_down = True
-        deadline_ms = owner.now_ms + 4000
+        deadline_ms = owner.now_ms + owner.world.settings.shutdown_wait_ms
         epoch = owner.broker.broker_epoch
         if epoch is not None and self.registration is not None:
             await self._update(epoch, tail_lost=self.registration.tail_lost)
@@ -282,8 +282,9 @@ class Control:
             request = (owner.broker.broker_id, owner.broker.broker_epoch)
             remaining = await owner.world.ask_controller(owner, "on_shut_down", *request)
             if remaining == 0:
-                return
+                return True
             await owner.sleep(100)
+        return False
 
     async def deregister(self) -> None:
         lease = self._lease

@@ -5,7 +5,7 @@ Each seed draws its own mixture (swarm testing): faults that are left out leave 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from highwater.replica_manager.actions import PartitionSettings
@@ -82,6 +82,8 @@ class Settings:
     fault_gap_ms: int = 500
     outage_ms: int = 2000
     weights: dict[str, float] = field(default_factory=dict)
+    shutdown_wait_ms: int = 4000  # `controlled.shutdown.max.wait.ms`
+    keeps_minimum: bool = False  # no fault of these takes an ISR below its minimum (RULES 7.8)
 
     def calm(self) -> None:
         """The weather clears."""
@@ -134,4 +136,21 @@ def draw(random: Random) -> Settings:
         settings.weights.pop("strand", None)
     settings.flush_messages = random.choice((SELDOM, SELDOM, 1))
     settings.topic_flush_messages = random.choice((None, None, 1, 1000))
+    if random.random() < 0.3:
+        settings.weights["drain"] = random.random() ** 2
     return settings
+
+
+def drain_alone(settings: Settings) -> None:
+    """Brokers are drained, two at once, and nothing else goes wrong: no partition falls below its minimum."""
+    settings.replication_factor, settings.min_insync_replicas = 3, 2
+    settings.partition = replace(settings.partition, min_insync_replicas=2, replica_lag_time_max_ms=4000)
+    settings.unclean = False
+    settings.loss = settings.stream_break = settings.slow = settings.late = 0.0
+    settings.session_ms, settings.controller_session_ms = 3000, 2000
+    settings.outage_ms, settings.fault_gap_ms = 300, 800
+    settings.produce_gap_ms, settings.consume_pause_ms, settings.fetch_wait_ms = 400, 1000, 500
+    settings.topics, settings.partitions = 1, 2
+    settings.weights = {"drain": 1.0, "prefer leaders": 0.3, "lose watch": 0.2, "kill controller": 0.1}
+    settings.shutdown_wait_ms = 60_000
+    settings.keeps_minimum = True

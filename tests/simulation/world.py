@@ -100,6 +100,7 @@ class World:
         self.nodes = {broker_id: Node(self, broker_id) for broker_id in range(1, self.settings.brokers + 1)}
         self.history = History({node.broker_id: node.disk for node in self.nodes.values()}, self.note)
         self.history.unclean_allowed = self.settings.unclean
+        self.history.kept_minimum = self.settings.min_insync_replicas if self.settings.keeps_minimum else 0
         self.etcd = Etcd(self.scheduler, self.network, self._written)
         self.etcd.late = self.settings.late
         self.etcd.lag_ms = self.settings.watch_lag_ms
@@ -244,6 +245,7 @@ class World:
         """Everything works again: the cluster must mend itself, finish what was asked of it, and agree."""
         scheduler = self.scheduler
         self.note("healing")
+        self.history.kept_minimum = 0  # whoever is about to stop is killed
         self.settings.calm()
         self.etcd.late = 0.0
         self.etcd.full = False

@@ -12,9 +12,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from highwater.controller.configuration import Configuration
+from highwater.controller.partition_state_machine import PartitionStateMachine
 from highwater.controller.reign import Reign, Standing
 from highwater.controller.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topic_growth import NewPartitions, plan_growth
@@ -35,6 +37,7 @@ from highwater.rpc.settings import ControllerSettings
 RETRY_PAUSE_S = 0.1
 METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer
 MOVE_PATIENCE_S = 2.0  # for new leaders to take up what a leaving broker gave up
+HELD_SAMPLE = 10  # partitions that are named, of perhaps thousands
 
 _Answer = TypeVar("_Answer")
 
@@ -55,6 +58,15 @@ class PartitionOutcome:
     partition: int
     error: ErrorCode = ErrorCode.NONE
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What a broker that wants to stop has to wait for; nothing: it may stop now."""
+
+    leads: int  # partitions that it leads, and another replica may lead later
+    needed_by: int  # partitions whose ISR would be below its minimum without it, and need not be later
+    sample: tuple[PartitionKey, ...]
 
 
 class Administration:
@@ -231,19 +243,27 @@ class Administration:
     def _exists(self, topic_id: bytes) -> bool:
         return self._cluster.topics.identified(topic_id) is not None
 
-    async def shut_down(self, broker_id: int, broker_epoch: int) -> list[PartitionKey] | None:
-        """Moves the leaderships of a broker that is about to stop; returns what it still leads, because nobody else
-        may. None: it is not registered under this broker epoch."""
-        if not self._cluster.is_registered(broker_id, broker_epoch):
+    async def shut_down(self, broker_id: int, broker_epoch: int) -> HeldBack | None:
+        """Moves the leaderships of a broker that is about to stop, takes it out of the ISRs that can spare it, and says
+        what it still has to wait for (RULES 7.8). None: it is not registered under this broker epoch."""
+        cluster = self._cluster
+        if not cluster.is_registered(broker_id, broker_epoch):
             return None
-        led = self._cluster.led_by(broker_id)
-        self._reign.perform(self._cluster.shut_down(broker_id, broker_epoch))
-        await self._reign.until(lambda: self._cluster.is_settled(broker_id), MOVE_PATIENCE_S)
-        remaining = self._cluster.led_by(broker_id)
-        moved = self._cluster.topics.partitions(set(led) - set(remaining))
-        # The process may stop when its successors are at work.
-        await self._reign.until(lambda: all(partition.served for partition in moved), MOVE_PATIENCE_S)
-        return remaining
+        actions = cluster.shut_down(broker_id, broker_epoch)
+        if actions:  # its first question: the only one that costs more, the more it hosts
+            held = cluster.topics.partitions(cluster.held(broker_id))
+            led = [partition for partition in held if partition.leader == broker_id]
+            self._reign.perform(actions)
+            await self._reign.until(_each(held, lambda partition: partition.pending is None), MOVE_PATIENCE_S)
+            # The process may stop when its successors are at work.
+            moved = [partition for partition in led if partition.leader != broker_id]
+            await self._reign.until(_each(moved, lambda partition: partition.served), MOVE_PATIENCE_S)
+        if cluster.release(broker_id, broker_epoch):
+            return HeldBack(0, 0, ())
+        if not cluster.is_registered(broker_id, broker_epoch):
+            return None
+        keys, leads = cluster.held(broker_id), cluster.held_as_leader(broker_id)
+        return HeldBack(leads, len(keys) - leads, tuple(islice(keys, HELD_SAMPLE)))
 
     def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
         """As `Reign.standing`."""
@@ -287,6 +307,21 @@ class Administration:
                 if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _each(
+    partitions: Iterable[PartitionStateMachine], holds: Callable[[PartitionStateMachine], bool]
+) -> Callable[[], bool]:
+    """Whether it has held for each of them. One for which it held is not looked at again, so that asking often, of
+    thousands, costs little."""
+    left = list(partitions)
+
+    def all_held() -> bool:
+        while left and holds(left[-1]):
+            left.pop()
+        return not left
+
+    return all_held
 
 
 def _planned(assignment: TopicAssignment) -> TopicOutcome:

@@ -22,6 +22,7 @@ from highwater.controller.actions import (
     StopPartition,
     WriteState,
 )
+from highwater.controller.controlled_shutdown import ControlledShutdowns
 from highwater.controller.election import ElectionPolicy
 from highwater.controller.leader_balance import led_by_others
 from highwater.controller.lost_tails import LostTails
@@ -43,7 +44,7 @@ class Cluster:
         self.topics = TopicTable()
         self._defaults = defaults
         self._seen: set[int] = set()  # brokers that were registered in this term
-        self._shutting_down: dict[int, int] = {}  # broker id -> broker epoch that asked for it
+        self._shutdowns = ControlledShutdowns()
         self._lost_tails = LostTails()
 
     # Queries
@@ -83,7 +84,7 @@ class Cluster:
         return broker is not None and broker.broker_epoch == broker_epoch
 
     def is_shutting_down(self, broker_id: int) -> bool:
-        return broker_id in self._view().shutting_down
+        return broker_id in self._shutdowns.leaving
 
     def led_by(self, broker_id: int) -> list[PartitionKey]:
         return [key for key, partition in self.topics.hosted(broker_id).items() if partition.leader == broker_id]
@@ -139,6 +140,9 @@ class Cluster:
         for broker in renewed:
             self._register(broker)
         self.brokers |= brokers
+        leaving = [broker_id for broker_id, broker in brokers.items() if broker.registration.shutting_down]
+        for broker_id in sorted(leaving, key=lambda each: brokers[each].revision):  # as they said so: who began first
+            self._shutdowns.began(broker_id, brokers[broker_id].broker_epoch)
         return renewed
 
     # Brokers
@@ -155,6 +159,8 @@ class Cluster:
         if renewed:
             self._register(broker)
         self.brokers[broker_id] = broker
+        if broker.registration.shutting_down:
+            self._shutdowns.began(broker_id, broker.broker_epoch)
         actions = self._advance(self.topics.hosted(broker_id).values())
         if renewed:
             actions += self._tell_everything(broker)
@@ -179,7 +185,7 @@ class Cluster:
 
     def _forget_broker(self, broker_id: int) -> None:
         self.brokers.pop(broker_id, None)
-        self._shutting_down.pop(broker_id, None)
+        self._shutdowns.gone(broker_id)
         self._lost_tails.gone(broker_id)
         for topic in self.topics:
             if topic.deletion is not None:
@@ -216,19 +222,23 @@ class Cluster:
         )
 
     def shut_down(self, broker_id: int, broker_epoch: int) -> list[Action]:
-        """A registered broker is about to stop: leaderships move, and it leaves the ISRs that can spare it."""
-        if not self.is_registered(broker_id, broker_epoch):
-            return []
-        self._shutting_down[broker_id] = broker_epoch
-        hosted = list(self.topics.hosted(broker_id).values())
-        actions = self._advance(hosted)
-        view = self._view()
-        for partition in hosted:
-            topic = self.topics.identified(partition.key.topic_id)
-            if topic is not None and topic.deletion is None:
-                write = partition.leave(broker_id, view, topic.policy(self._defaults), self.controller_epoch)
-                actions += [] if write is None else [write]
-        return actions + self._send_metadata()
+        """A registered broker asks whether it may stop: from its first question on leaderships move, and it leaves the
+        ISRs that can spare it, now or as soon as they can (RULES 7.8). To be answered by `release`."""
+        if not self.is_registered(broker_id, broker_epoch) or not self._shutdowns.asked(broker_id, broker_epoch):
+            return []  # what it waits for is looked at whenever it changes
+        return self._advance(self.topics.hosted(broker_id).values()) + self._send_metadata()
+
+    def held(self, broker_id: int) -> Collection[PartitionKey]:
+        """What a broker that asked to be shut down leads, or is needed for, and may be free of later."""
+        return self._shutdowns.held(broker_id)
+
+    def held_as_leader(self, broker_id: int) -> int:
+        """How many of them it leads."""
+        return self._shutdowns.leads(broker_id)
+
+    def release(self, broker_id: int, broker_epoch: int) -> bool:
+        """Whether a broker that asked may stop now; then it counts as gone, whatever it does."""
+        return self.is_registered(broker_id, broker_epoch) and self._shutdowns.release(broker_id)
 
     def tail_recorded(self, broker_id: int, broker_epoch: int) -> None:
         """`/brokers/tail/<id>` holds this broker epoch: the registration is ordinary from now on (RULES 7.2)."""
@@ -251,6 +261,7 @@ class Cluster:
         topic = self.topics.remove(name)
         if topic is None:
             return []
+        self._shutdowns.removed(partition.key for partition in topic.partitions)
         for partition in topic.partitions:
             self._lost_tails.noted(partition.key, partition.replicas)
         return [*self._send_metadata(deleted=frozenset({topic.topic_id})), *self._lost_tails.take_done()]
@@ -278,6 +289,7 @@ class Cluster:
                 if broker_id in self.brokers:
                     stops[broker_id].append(StopPartition(partition.key, -1, delete_log=True))
         self.topics.begin_deletion(topic, TopicDeletion(stops, now_ms))
+        self._shutdowns.removed(partition.key for partition in topic.partitions)
         return [
             *(
                 SendStopReplica(broker_id, self.brokers[broker_id].broker_epoch, tuple(partitions))
@@ -408,7 +420,10 @@ class Cluster:
             if topic is None or topic.deletion is not None:
                 continue
             tail_lost = self._lost_tails.of(partition.key, partition.replicas)
-            write = partition.advance(view, tail_lost, topic.policy(self._defaults), self.controller_epoch)
+            policy = topic.policy(self._defaults)
+            write = partition.advance(view, tail_lost, policy, self.controller_epoch)
+            state = None if partition.versioned is None else partition.versioned.state
+            self._shutdowns.looked_at(partition.key, partition.replicas, state, policy.minimum(partition.replicas))
             if write is not None:
                 writes.append(write)
             elif partition.pending is None:
@@ -442,11 +457,9 @@ class Cluster:
         ]
 
     def _view(self) -> BrokerView:
+        leaving = self._shutdowns.leaving
         return BrokerView(
             {broker_id: broker.broker_epoch for broker_id, broker in self.brokers.items()},
-            frozenset(
-                broker_id
-                for broker_id, broker in self.brokers.items()
-                if broker.registration.shutting_down or self._shutting_down.get(broker_id) == broker.broker_epoch
-            ),
+            leaving,
+            frozenset(broker_id for broker_id in leaving if not self._shutdowns.waits(broker_id)),
         )

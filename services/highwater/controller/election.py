@@ -26,19 +26,28 @@ class Electorate:
 
     replicas: tuple[int, ...]  # the assignment, preferred leader first
     broker_epochs: Mapping[int, int]  # registered brokers, under which broker epoch (RULES 1.4)
-    shutting_down: frozenset[int] = frozenset()  # asked for a controlled shutdown under their present broker epoch
+    shutting_down: tuple[int, ...] = ()  # under their present broker epoch, in the order in which they began
     not_live: frozenset[int] = frozenset()  # replicas that do not serve this partition (RULES 7.7)
     tail_lost: frozenset[int] = frozenset()  # registered as tail lost, and not yet taken out of this partition (7.2)
     tails: Mapping[int, LogTail] = field(default_factory=dict)  # answered under the state's leader epoch (RULES 7.4)
+    released: frozenset[int] = frozenset()  # of those that shut down: who may be gone at any moment (RULES 7.8)
 
     @property
     def eligible(self) -> tuple[int, ...]:
         """Assigned replicas that are live and staying, in order of preference."""
+        return tuple(replica for replica in self.present if replica not in self.shutting_down)
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Assigned replicas that are live, the leaving among them, in order of preference."""
         return tuple(
-            replica
-            for replica in self.replicas
-            if replica in self.broker_epochs and replica not in self.shutting_down and replica not in self.not_live
+            replica for replica in self.replicas if replica in self.broker_epochs and replica not in self.not_live
         )
+
+    def suffice(self, members: Iterable[int], policy: ElectionPolicy) -> bool:
+        """Whether an ISR of these has the minimum, without those of them that are gone, or may be at any moment."""
+        sure = set(self.present) - self.released
+        return len(sure.intersection(members)) >= policy.minimum(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +86,15 @@ def elect(
     The leader epoch grows where the leader or its broker epoch changes, and only there (RULES 1.3). A new leader is
     sought where the present one has failed (7.1): in the ISR, then in `elr`, then by log among those who lost their
     tail (7.4), then anywhere if the topic allows unclean elections. Where nobody is found the partition has no leader
-    and its ISR stays; a leader that is merely shutting down goes on leading until it is gone.
+    and its ISR stays; a leader that is merely shutting down goes on leading until it is gone. A follower that is leaves
+    the ISR as soon as that can spare it (7.8).
     """
     cleaned = _without_lost_tails(state, electorate)
     if not leader_failed(state, electorate):
-        return _changed(state, cleaned, controller_epoch)
+        return _changed(state, _without_leaving(cleaned, electorate, policy), controller_epoch)
     elected = _elect_clean(cleaned, electorate, policy)
     if elected is None and _only_shutting_down(state, electorate):
-        return _changed(state, cleaned, controller_epoch)
+        return _changed(state, _without_leaving(cleaned, electorate, policy), controller_epoch)
     if elected is None:
         elected = _elect_outside(cleaned, electorate, policy)
     if elected is None:
@@ -105,9 +115,8 @@ def elect_preferred(
 def leave_isr(
     state: PartitionState, broker_id: int, electorate: Electorate, policy: ElectionPolicy, controller_epoch: int
 ) -> PartitionState | None:
-    """Takes a follower that is shutting down, or whose log is offline, out of the ISR, under the same leader epoch, so
-    that the high watermark does not wait for it; None where it leads, is not in the ISR, or too few would remain in
-    it."""
+    """Takes a follower whose log is offline out of the ISR, under the same leader epoch, so that the high watermark
+    does not wait for it; None where it leads, is not in the ISR, or too few would remain in it."""
     remaining = [member for member in state.isr if member != broker_id]
     if broker_id in (state.leader, NO_LEADER) or len(remaining) == len(state.isr):
         return None
@@ -175,12 +184,34 @@ def _elect_clean(state: PartitionState, electorate: Electorate, policy: Election
 
 
 def _from_isr(state: PartitionState, leader: int, electorate: Electorate, policy: ElectionPolicy) -> PartitionState:
-    """The electing write takes the dead and the leaving out of the ISR (7.1), and keeps them in mind (7.3)."""
-    staying = set(state.isr) & set(electorate.eligible)
+    """The electing write takes the dead out of the ISR (7.1) and keeps them in mind (7.3); the leaving, too, where the
+    minimum is kept without them (7.8)."""
+    staying = set(state.isr) & set(electorate.present)
+    staying -= _spared(staying, leader, electorate, policy)
     assert leader in staying  # invariant 6: never to empty
     below_minimum = len(staying) < policy.minimum(electorate.replicas)
     leaving = set(state.isr) - staying if below_minimum else set()
     return _led_by(state, leader, electorate).with_(isr=_sorted(staying), elr=_sorted({*state.elr, *leaving} - staying))
+
+
+def _without_leaving(state: PartitionState, electorate: Electorate, policy: ElectionPolicy) -> PartitionState:
+    """RULES 7.8, under the same leader epoch."""
+    spared = _spared(state.isr, state.leader, electorate, policy)
+    return state.with_(isr=_sorted(set(state.isr) - spared)) if spared else state
+
+
+def _spared(isr: Iterable[int], leader: int, electorate: Electorate, policy: ElectionPolicy) -> set[int]:
+    """Members that are shutting down and that the ISR can do without, one after the other: what is left of it has the
+    minimum by those alone who are sure to stay until they are let go themselves (RULES 7.8)."""
+    remaining, spared = set(isr), set[int]()
+    for member in electorate.shutting_down:
+        if member not in remaining or member == leader:
+            continue
+        if not electorate.suffice(remaining - {member}, policy):
+            break  # those that began later wait until it has gone, or each might wait for the other's return
+        remaining.remove(member)
+        spared.add(member)
+    return spared
 
 
 def _elect_outside(state: PartitionState, electorate: Electorate, policy: ElectionPolicy) -> PartitionState | None:

@@ -38,7 +38,8 @@ class BrokerView:
     """The brokers as the controller sees them at one moment; shared by all partitions looked at then."""
 
     broker_epochs: Mapping[int, int]
-    shutting_down: frozenset[int]
+    shutting_down: tuple[int, ...]  # in the order in which they began
+    released: frozenset[int] = frozenset()  # of those: who may be gone at any moment (RULES 7.8)
 
 
 @dataclass(slots=True)
@@ -74,7 +75,9 @@ class PartitionStateMachine:
             tail = replica.tail_at(view.broker_epochs.get(broker_id), leader_epoch)
             if tail is not None:
                 tails[broker_id] = tail
-        return Electorate(self.replicas, view.broker_epochs, view.shutting_down, frozenset(not_live), tail_lost, tails)
+        return Electorate(
+            self.replicas, view.broker_epochs, view.shutting_down, frozenset(not_live), tail_lost, tails, view.released
+        )
 
     # What it wants written. Each returns None while another write is under way, or where nothing need change.
 
@@ -112,17 +115,6 @@ class PartitionStateMachine:
         if self.pending is not None or self.versioned is None:
             return None
         return self._write(elect_preferred(self.versioned.state, self.electorate(view), policy, controller_epoch))
-
-    def leave(
-        self, broker_id: int, view: BrokerView, policy: ElectionPolicy, controller_epoch: int
-    ) -> WriteState | None:
-        """The ISR without a follower that is shutting down."""
-        if self.pending is not None or self.versioned is None:
-            return None
-        electorate = self.electorate(view)
-        if leader_failed(self.versioned.state, electorate):
-            return None
-        return self._write(leave_isr(self.versioned.state, broker_id, electorate, policy, controller_epoch))
 
     def _write(self, state: PartitionState | None) -> WriteState | None:
         if state is None:

@@ -90,10 +90,12 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         administration = self._acting()
         if administration is None:
             return self._elsewhere(controller_pb2.ControlledShutdownResponse)
-        remaining = await administration.shut_down(request.broker_id, request.broker_epoch)
-        if remaining is None:
+        held_back = await administration.shut_down(request.broker_id, request.broker_epoch)
+        if held_back is None:
             return controller_pb2.ControlledShutdownResponse(error=_not_registered(request))
-        return controller_pb2.ControlledShutdownResponse(remaining=map(wire.partition_key, remaining))
+        return controller_pb2.ControlledShutdownResponse(
+            remaining=map(wire.partition_key, held_back.sample), leads=held_back.leads, needed_by=held_back.needed_by
+        )
 
     async def DescribeReadiness(
         self, request: controller_pb2.DescribeReadinessRequest, context: Context

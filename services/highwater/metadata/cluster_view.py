@@ -229,7 +229,7 @@ def _of(entry: Entry | None, decode: Callable[[Entry], _Value]) -> _Value | None
 
 
 def live_broker(entry: Entry) -> LiveBroker:
-    return LiveBroker(BrokerRegistration.from_json(entry.value), entry.create_revision)
+    return LiveBroker(BrokerRegistration.from_json(entry.value), entry.create_revision, entry.mod_revision)
 
 
 def versioned_topic(entry: Entry) -> VersionedTopic:

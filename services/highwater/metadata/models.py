@@ -118,6 +118,7 @@ class BrokerRegistration:
 class LiveBroker:
     registration: BrokerRegistration
     broker_epoch: int  # create revision of the key
+    revision: int = field(default=0, compare=False)  # mod revision: when it was last written
 
 
 @dataclass(frozen=True, slots=True)

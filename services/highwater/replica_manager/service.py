@@ -32,7 +32,7 @@ from highwater.replica_manager.produce import Producing
 from highwater.replica_manager.purge import Purge
 from highwater.replica_manager.readiness import Readiness, Standing
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
-from highwater.replica_manager.shutdown import move_leadership_away
+from highwater.replica_manager.shutdown import await_release
 from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.strays import Strays
 from highwater.replica_manager.topic_creation import TopicCreation
@@ -202,10 +202,10 @@ class ReplicaManagerService:
         counted.waiting_fetches.set_function(lambda: len(broker.waits.replicas) + len(broker.waits.consumers))
 
     async def controlled_shutdown(self) -> None:
-        """Leadership moves away first; then `stop`."""
+        """Leaderships move, and the ISRs let go; then `stop`."""
         self.readiness.stopping()
         await self._report_readiness()
-        await move_leadership_away(
+        await await_release(
             self._store,
             self._keys,
             self.broker,

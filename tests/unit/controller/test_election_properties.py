@@ -32,10 +32,11 @@ def electorates(draw: st.DrawFn) -> Electorate:
     return Electorate(
         tuple(replicas),
         {broker: draw(st.integers(10, 12)) for broker in live},
-        draw(subsets),
+        tuple(draw(st.permutations(sorted(draw(subsets))))),
         draw(subsets),
         draw(subsets) & live,
         tails,
+        draw(subsets),
     )
 
 
@@ -77,8 +78,8 @@ def test_an_election_keeps_the_invariants(situation: tuple[PartitionState, Elect
         assert new.leader in electorate.eligible
         assert new.leader_broker_epoch == electorate.broker_epochs[new.leader]
         assert new.leader in new.isr  # invariant 6
-        # Everyone else who stays in the ISR is live and stays.
-        assert set(new.isr) <= set(electorate.eligible)
+        # Everyone else who stays in the ISR is live, and stays or is needed there.
+        assert set(new.isr) <= set(electorate.present)
         clean = {*state.isr, *state.elr} - (set(state.lost) | electorate.tail_lost)
         assert (new.unclean_epoch == new.leader_epoch) == (new.leader not in clean)
     if not electorate.tail_lost and not state.lost and not policy.unclean_leader_election_enable:
@@ -87,6 +88,24 @@ def test_an_election_keeps_the_invariants(situation: tuple[PartitionState, Elect
         assert enough or {*state.isr, *state.elr} <= {*new.isr, *new.elr}
     # Level-triggered: what was written wants no second write.
     assert elect(new, electorate, policy, 7) is None
+
+
+@given(situations(), policies)
+def test_a_leaving_member_is_in_the_isr_exactly_where_that_needs_it(
+    situation: tuple[PartitionState, Electorate], policy: ElectionPolicy
+) -> None:
+    """RULES 7.8."""
+    state, electorate = situation
+    new = elect(state, electorate, policy, 7) or state
+    if new.leader not in state.isr or new.unclean_epoch != state.unclean_epoch:
+        return  # an ISR begun anew with its leader
+    present = set(electorate.present) - electorate.tail_lost
+    leaving = [each for each in electorate.shutting_down if each in present & set(state.isr) and each != new.leader]
+    left = [each for each in leaving if each not in new.isr]
+    assert left == leaving[: len(left)]  # who began first goes first
+    assert not left or electorate.suffice(new.isr, policy)
+    if len(left) < len(leaving):
+        assert not electorate.suffice(set(new.isr) - {leaving[len(left)]}, policy)
 
 
 @given(situations(), policies)
