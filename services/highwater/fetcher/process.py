@@ -23,7 +23,3 @@ def main() -> None:
             await service.stop()
 
     run_service(serve)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,7 @@ class LogLoading(LogRegistry):
             raise UserError("log.dirs must name at least one directory, and each only once")
         self._recovery_threads = recovery_threads
         self._futures: list[tuple[LogDir, Path]] = []
+        self._stopping = threading.Event()
         try:
             for path in paths:
                 every = config.flush_messages == 1
@@ -92,7 +94,8 @@ class LogLoading(LogRegistry):
     def load(self) -> None:
         """Opens every log, `num.recovery.threads.per.data.dir` at a time in each directory, of all directories at once
         (they may be volumes of their own), then takes the clean-shutdown marks. A log that cannot be opened is offline,
-        and so are all of a directory that fails; the others are not touched by it. Raises `UserError`."""
+        and so are all of a directory that fails; the others are not touched by it. Raises `UserError`, and
+        `OpeningStopped` after `stop_loading`."""
         directories = self.online_dirs
         with ThreadPoolExecutor(len(directories), "log-dirs") as threads:
             list(threads.map(lambda log_dir: self._in(log_dir, self._load_directory), directories))
@@ -104,6 +107,10 @@ class LogLoading(LogRegistry):
             self._in(log_dir, self._settle)
         self._check_usable()
         self.count_offline()
+
+    def stop_loading(self) -> None:
+        """Ends `load`, soon, from another thread: as a kill would, so the next start recovers what is left."""
+        self._stopping.set()
 
     def _in(self, log_dir: LogDir, work: Callable[[LogDir], None]) -> None:
         """Whatever ends `work` ends this directory, and no other: but for a lack of descriptors, which is nobody's."""
@@ -138,7 +145,7 @@ class LogLoading(LogRegistry):
             else:
                 found.append(hosted)
         known = log_dir.checkpointed()
-        log_dir.recovery = RecoveryProgress(log_dir.path, self._now_ms)
+        log_dir.recovery = RecoveryProgress(log_dir.path, self._now_ms, self._stopping)
         log_dir.recovery.begin(len(found), sum(_unflushed_bytes(hosted, known) for hosted in found))
         with ThreadPoolExecutor(self._recovery_threads, "recovery") as threads:
             list(threads.map(lambda hosted: self._open(hosted, known(*hosted.topic_partition)), found))
@@ -183,6 +190,7 @@ class LogLoading(LogRegistry):
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:
         disk, progress = hosted.log_dir.disk, hosted.log_dir.recovery
         assert progress is not None
+        progress.opening()
         try:
             hosted.log = open_log(
                 hosted.directory,
@@ -260,6 +268,7 @@ class LogLoading(LogRegistry):
                 log_dir.checkpointed()(*hosted.topic_partition),
                 self._now_ms(),
                 self._wall_offset_ms,
+                log_dir.recovery.scanned if log_dir.recovery is not None else None,
             )
         except LogError as error:
             _log.warning("%s is dropped, and copied anew when it is asked for: %s", directory, error)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import resource
 
+from highwater.log_storage.recovery_progress import OpeningStopped
 from highwater.log_storage.service import LogStorageService
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import LogStorageSettings, from_command_line
 from highwater.telemetry import log
+
+logger = log.get_logger("log_storage.process")
 
 
 def main() -> None:
@@ -16,23 +19,29 @@ def main() -> None:
     log.configure("log-storage", settings.log_level)
     _allow_many_files()
 
-    async def serve(stop: asyncio.Event) -> None:
-        service = LogStorageService(settings)
-        service.metrics.serve(settings.metrics_listen)
-        await service.start()
-        try:
-            await stop.wait()
-        finally:
-            await service.stop()
+    run_service(lambda stop: serve(settings, stop))
 
-    run_service(serve)
+
+async def serve(settings: LogStorageSettings, stop: asyncio.Event) -> None:
+    service = LogStorageService(settings)
+    service.metrics.serve(settings.metrics_listen)
+    stopping = asyncio.create_task(stop.wait())
+    starting = asyncio.create_task(service.start())
+    await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it recovers, perhaps for hours
+        service.interrupt()
+    try:
+        await starting
+    except OpeningStopped:
+        logger.info("stopped while the logs were being opened: the next start recovers them")
+        return
+    try:
+        await stopping
+    finally:
+        await service.stop()
 
 
 def _allow_many_files() -> None:
     """A segment that is read has three files open. What a process may open by default is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,10 +13,17 @@ TOLD_EVERY_MS = 5_000
 _log = get_logger("log_storage.recovery")
 
 
-class RecoveryProgress:
-    """Counted up by the threads that open the logs. `total_bytes` is what an unclean stop leaves to be scanned."""
+class OpeningStopped(BaseException):
+    """The logs are not to be opened any further: the process is to end. What has been done of it stands, as after a
+    kill. No `Exception`: nobody is to take it for a log's trouble."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+
+class RecoveryProgress:
+    """Counted up by the threads that open the logs. `total_bytes` is what an unclean stop leaves to be scanned. Where
+    `stopping` is set, they end: `scanned` and `opening` raise `OpeningStopped`."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int], stopping: threading.Event) -> None:
+        self._stopping = stopping
         self.total_logs = self.opened_logs = 0
         self.total_bytes = self.scanned_bytes = 0
         self._path = path
@@ -29,7 +36,14 @@ class RecoveryProgress:
         if total_bytes:
             _log.info("recovering %s %s", self._path, pairs(logs=total_logs, bytes=total_bytes))
 
+    def opening(self) -> None:
+        """The next log. Raises `OpeningStopped`."""
+        if self._stopping.is_set():
+            raise OpeningStopped
+
     def scanned(self, size_bytes: int) -> None:
+        """So many more bytes. Raises `OpeningStopped`."""
+        self.opening()
         with self._lock:
             self.scanned_bytes += size_bytes
             now_ms = self._now_ms()

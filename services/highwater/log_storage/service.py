@@ -36,7 +36,9 @@ _log = get_logger("log_storage")
 
 
 class LogStorageService:
-    """`start`, then `addresses`; `stop` is a clean stop. `incarnation` is new with every object (RULES 3.1)."""
+    """`start`, then `addresses`; `stop` is a clean stop. `incarnation` is new with every object (RULES 3.1).
+
+    `interrupt` ends a start that is under way, be it a recovery of hours."""
 
     def __init__(self, settings: LogStorageSettings) -> None:
         self.incarnation = secrets.token_hex(8)
@@ -48,6 +50,8 @@ class LogStorageService:
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))
         )
         self._manager: LogManager | None = None
+        self._loading: LogManager | None = None
+        self._interrupted = False
         self._servicer: LogStorageServicer | None = None
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
 
@@ -56,44 +60,36 @@ class LogStorageService:
         return self._server.addresses
 
     async def start(self) -> None:
-        """Locks the log directories, listens, opens the logs, then serves. Until then only DescribeLogs is answered,
-        with how far that is. Raises `UserError`."""
+        """Listens, locks the log directories, opens the logs, then serves. Until then only DescribeLogs is answered,
+        with how far that is. Raises `UserError`, `AddressInUseError`, and `OpeningStopped` after `interrupt`."""
         settings = self._settings
         deletes, compacts = cleanup_policies(settings.log_cleanup_policy)
-        manager = LogManager(
-            settings.log_dirs,
-            LogConfig(
-                segment_bytes=settings.log_segment_bytes,
-                index_interval_bytes=settings.log_index_interval_bytes,
-                index_max_bytes=settings.log_index_size_max_bytes,
-                roll_ms=settings.log_roll_ms,
-                roll_jitter_ms=settings.log_roll_jitter_ms,
-                message_max_bytes=settings.message_max_bytes,
-                flush_messages=settings.flush_after_messages,
-                flush_ms=settings.log_flush_interval_ms,
-                retention_ms=settings.retention_ms,
-                retention_bytes=settings.log_retention_bytes,
-                file_delete_delay_ms=settings.file_delete_delay_ms,
-                deletes=deletes,
-                compacts=compacts,
-                min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
-                min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
-                max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,
-                delete_retention_ms=settings.log_cleaner_delete_retention_ms,
-            ),
-            broker_id=settings.broker_id,
-            recovery_threads=settings.num_recovery_threads_per_data_dir,
+        config = LogConfig(
+            segment_bytes=settings.log_segment_bytes,
+            index_interval_bytes=settings.log_index_interval_bytes,
+            index_max_bytes=settings.log_index_size_max_bytes,
+            roll_ms=settings.log_roll_ms,
+            roll_jitter_ms=settings.log_roll_jitter_ms,
+            message_max_bytes=settings.message_max_bytes,
+            flush_messages=settings.flush_after_messages,
+            flush_ms=settings.log_flush_interval_ms,
+            retention_ms=settings.retention_ms,
+            retention_bytes=settings.log_retention_bytes,
+            file_delete_delay_ms=settings.file_delete_delay_ms,
+            deletes=deletes,
+            compacts=compacts,
+            min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
+            min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
+            max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,
+            delete_retention_ms=settings.log_cleaner_delete_retention_ms,
         )
+        gate = Gate()
+        log_storage_pb2_grpc.add_LogStorageServicer_to_server(gate, self._server.grpc)  # type: ignore[arg-type]
+        await self._server.start([SERVICE_NAME])
         try:
-            servicer = LogStorageServicer(manager, self.incarnation, self._threads, self.metrics)
-            gate = Gate(servicer)
-            log_storage_pb2_grpc.add_LogStorageServicer_to_server(gate, self._server.grpc)  # type: ignore[arg-type]
-            await self._server.start([SERVICE_NAME])
-            await asyncio.get_running_loop().run_in_executor(self._threads, manager.load)
-            gate.open()
+            manager, servicer = await self._open_logs(config, gate)
         except BaseException:
             await self._server.stop()
-            manager.unlock()
             raise
         self._manager, self._servicer = manager, servicer
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager))
@@ -144,6 +140,37 @@ class LogStorageService:
                 self._tasks.run_forever("cleaner", cleaner.run)
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
+
+    async def _open_logs(self, config: LogConfig, gate: Gate) -> tuple[LogManager, LogStorageServicer]:
+        """In threads: a disk may take its time, and signals and health are to be heard meanwhile."""
+        settings, run = self._settings, asyncio.get_running_loop().run_in_executor
+        manager = self._loading = await run(
+            self._threads,
+            lambda: LogManager(
+                settings.log_dirs,
+                config,
+                broker_id=settings.broker_id,
+                recovery_threads=settings.num_recovery_threads_per_data_dir,
+            ),
+        )
+        try:
+            if self._interrupted:
+                manager.stop_loading()
+            servicer = LogStorageServicer(manager, self.incarnation, self._threads, self.metrics)
+            gate.found(servicer)
+            await run(self._threads, manager.load)
+        except BaseException:
+            manager.unlock()
+            raise
+        gate.open()
+        return manager, servicer
+
+    def interrupt(self) -> None:
+        """The process is to end: a start that is under way raises `OpeningStopped`, soon, and leaves everything as a
+        kill would."""
+        self._interrupted = True
+        if self._loading is not None:
+            self._loading.stop_loading()
 
     async def stop(self) -> None:
         """Stops serving, writes everything to disk and marks the directories as cleanly stopped."""

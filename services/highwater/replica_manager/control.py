@@ -92,7 +92,8 @@ class Control:
         self._purge = purge
         self._remained = remained
         self._supervisor = supervisor or TaskSupervisor()
-        self.controller_epoch = 0  # read from etcd before the first instruction is taken (RULES 1.2)
+        # RULES 1.2: None until it has been read from etcd; before, no instruction is taken.
+        self.controller_epoch: int | None = None
         # Instructions are taken one request after the other. Nothing that may take long is waited for inside: neither
         # fences nor deletions, nor what `_preparing` holds.
         self._lock = asyncio.Lock()
@@ -177,7 +178,7 @@ class Control:
         return Outcomes(ErrorCode.NONE)
 
     async def _refusal(self, sender: Sender) -> Outcomes | None:
-        if sender.controller_epoch >= self.controller_epoch:
+        if self.controller_epoch is not None and sender.controller_epoch >= self.controller_epoch:
             self.controller_epoch = sender.controller_epoch
             if sender.broker_epoch is not None:
                 await self._liveness.await_registration(sender.broker_epoch)
@@ -185,6 +186,10 @@ class Control:
 
     def _stale(self, sender: Sender) -> Outcomes | None:
         """Why the sender is not to be obeyed. To be asked again after every wait."""
+        if self.controller_epoch is None:
+            return Outcomes(
+                ErrorCode.STALE_BROKER_EPOCH, "this broker has not read the controller epoch from etcd yet: ask again"
+            )
         if sender.controller_epoch < self.controller_epoch:
             return Outcomes(  # RULES 1.2
                 ErrorCode.STALE_CONTROLLER_EPOCH,

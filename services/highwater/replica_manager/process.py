@@ -41,7 +41,3 @@ def main() -> None:
     settings = from_command_line(ReplicaManagerSettings)
     configure("replica-manager", settings.log_level)
     run_service(lambda stop: serve(settings, stop))
-
-
-if __name__ == "__main__":
-    main()

@@ -57,8 +57,8 @@ MAX_TICK_MS = 100  # a session that is closed for 500 ms must be noticed (RULES 
 
 
 class ReplicaManagerService:
-    """`start` returns when it listens; it serves, by its health, once it is registered. `failed` is done, with the
-    reason, where it cannot go on."""
+    """`start` listens at once, and returns when etcd has answered; it serves, by its health, once it is registered.
+    `failed` is done, with the reason, where it cannot go on."""
 
     def __init__(self, settings: ReplicaManagerSettings) -> None:
         self._settings = settings
@@ -158,11 +158,12 @@ class ReplicaManagerService:
             group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
             self.server.grpc,
         )
-        # RULES 1.2: before any instruction is taken.
-        self.control.controller_epoch = await self._controller_epoch()
         self._count()
+        await self._report_readiness()  # the health name is there from the first moment on
         await self.server.start(SERVICES)
         self._metrics.serve(settings.metrics_listen)
+        # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
+        self.control.controller_epoch = await self._controller_epoch()
         broker.storage.start()
         self.liveness.start()
         supervisor = self._supervisor
@@ -170,7 +171,6 @@ class ReplicaManagerService:
         supervisor.run_forever("watch-brokers", self._watch_brokers)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
-        await self._report_readiness()  # the health name is there from the first moment on
         supervisor.run_every("readiness", RETRY_S, self._report_readiness)
         supervisor.run_every("ask-readiness", RETRY_S, self._ask_readiness)
         supervisor.run_every("mend-logs", MEND_S, self._mend_logs)

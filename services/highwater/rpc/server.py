@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ from grpc_reflection.v1alpha import reflection
 
 from highwater.rpc.channel import COMMON_OPTIONS
 from highwater.rpc.malloc import keep_freed_memory
+
+LIVE = "live"
+"""The health name that says that the process is at work, be it only to wait for etcd or to recover its logs."""
+
+_PROBE_S = 1.0
 
 SERVER_OPTIONS = (
     *COMMON_OPTIONS,
@@ -45,19 +51,22 @@ class RpcServer:
 
     async def start(self, service_names: Sequence[str]) -> None:
         """Binds and serves. `service_names` are the full names (`highwater.v1.Broker`) for health and reflection; they
-        report NOT_SERVING until `set_serving`."""
+        report NOT_SERVING until `set_serving`, the name `live` SERVING from now on. Raises `AddressInUseError`."""
         self._service_names = list(service_names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         for address in self._listen:
             self.addresses.append(self._bind(address))
         await self.set_serving(False)
+        await self.set_status(LIVE, True)
         await self.grpc.start()
 
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             path = Path(address.removeprefix("unix:"))
             path.parent.mkdir(parents=True, exist_ok=True)
+            if _listens(path):
+                raise AddressInUseError(f"cannot listen on {address}: another process does")
             path.unlink(missing_ok=True)  # a socket file outlives a killed process
         try:
             port = self.grpc.add_insecure_port(address)
@@ -83,6 +92,19 @@ class RpcServer:
     async def stop(self, grace_s: float = 0.5) -> None:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+
+
+def _listens(path: Path) -> bool:
+    """Whether a process takes connections there, or would if it were not paused."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # its queue is full, or it is no socket: binding will tell
+            return path.is_socket()
+    return True
 
 
 def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> None:

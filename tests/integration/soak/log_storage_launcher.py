@@ -259,8 +259,8 @@ def _path_of(where: Any) -> str:
 def main() -> None:
     control = Path(sys.argv.pop(1))
     from highwater.log_storage import boot
-    from highwater.log_storage.__main__ import main as serve
     from highwater.log_storage.compaction import cleaner_process, cleaner_worker
+    from highwater.log_storage.process import main as serve
 
     FaultyDisk(control).install()
     if sys.argv[1] == _CLEANER:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import grpc.aio
 import pytest
@@ -20,9 +22,10 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.index_file import IndexFile
 from highwater.log_storage.log import Log
+from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.recovery import Checkpointed
-from highwater.log_storage.recovery_progress import RecoveryProgress
+from highwater.log_storage.recovery_progress import OpeningStopped, RecoveryProgress
 from highwater.log_storage.segment import Segment
 from highwater.log_storage.segment_files import file_name
 from highwater.log_storage.service import SERVICE_NAME, LogStorageService
@@ -200,7 +203,7 @@ def test_a_start_scans_in_parallel_and_tells_how_far_it_is(
 
 def test_progress_is_told_from_time_to_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [0]
-    progress = RecoveryProgress(tmp_path, lambda: now[0])
+    progress = RecoveryProgress(tmp_path, lambda: now[0], threading.Event())
     with caplog.at_level(logging.INFO, "highwater"):
         progress.begin(3, 1_000)
         for _ in range(20):
@@ -208,6 +211,38 @@ def test_progress_is_told_from_time_to_time(tmp_path: Path, caplog: pytest.LogCa
             progress.scanned(10)
     assert len(caplog.records) == 1 + 4
     assert "scanned_bytes=200/1000" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("stop_at", range(0, 60, 7))
+def test_a_recovery_that_is_stopped_leaves_everything_as_it_was(tmp_path: Path, stop_at: int, threads: int) -> None:
+    """At whichever log and batch: the next start has all of it."""
+    key = PartitionKey(b"t" * 16, 0)
+    manager = LogManager([tmp_path], SMALL, broker_id=0)
+    manager.load()
+    for number in range(6):
+        manager.create("t", key._replace(partition=number), {})
+        log = manager.get(key._replace(partition=number)).online()
+        for each in range(20):
+            lead(log, batch(value=b"x" * 300, timestamp=1_000 + each), epoch=1 + each // 5)
+    manager.unlock()  # as a kill leaves it
+    stopped = LogManager([tmp_path], SMALL, broker_id=0, recovery_threads=threads)
+    scans = itertools.count()
+    real = RecoveryProgress.scanned
+
+    def scanned(progress: RecoveryProgress, size_bytes: int) -> None:
+        if next(scans) == stop_at:
+            stopped.stop_loading()
+        real(progress, size_bytes)
+
+    with patch.object(RecoveryProgress, "scanned", scanned), pytest.raises(OpeningStopped):
+        stopped.load()
+    stopped.unlock()
+    assert not (tmp_path / CLEAN_SHUTDOWN).exists()
+    again = LogManager([tmp_path], SMALL, broker_id=0)
+    again.load()
+    assert [hosted.online().log_end_offset for hosted in again] == [20] * 6
+    again.close()
 
 
 def test_while_logs_are_opened_only_their_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

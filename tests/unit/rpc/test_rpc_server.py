@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import grpc
@@ -39,6 +40,41 @@ async def test_a_taken_port_is_told_in_one_sentence() -> None:
     try:
         with pytest.raises(AddressInUseError, match="cannot listen on 127.0.0.1"):
             await second.start([NAME])
+    finally:
+        await first.stop(0)
+        await second.stop(0)
+
+
+async def test_a_process_that_listens_is_live_whatever_it_serves(tmp_path: Path) -> None:
+    server = RpcServer([f"unix:{tmp_path}/s"])
+    await server.start([NAME])
+    try:
+        async with open_channel(server.addresses[0]) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="live"), wait_for_ready=True
+            )
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        await server.stop(0)
+
+
+async def test_the_socket_of_a_process_that_listens_is_not_taken_from_it(tmp_path: Path) -> None:
+    """Of one that was killed it is."""
+    path = tmp_path / "s"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.listen()
+    dead.close()
+    assert path.is_socket()
+    first, second = RpcServer([f"unix:{path}"]), RpcServer([f"unix:{path}"])
+    await first.start([NAME])
+    try:
+        with pytest.raises(AddressInUseError, match="another process"):
+            await second.start([NAME])
+        async with open_channel(first.addresses[0]) as channel:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=NAME), wait_for_ready=True, timeout=5
+            )
     finally:
         await first.stop(0)
         await second.stop(0)

@@ -14,30 +14,29 @@ _ALWAYS_ANSWERED = "DescribeLogs"
 
 class Gate:
     """Stands in front of the servicer. What comes before `open` is refused as UNAVAILABLE, as a server that is not
-    there yet would be: callers try again."""
+    there yet would be: callers try again. DescribeLogs is answered from `found` on, when the directories are known."""
 
-    def __init__(self, servicer: LogStorageServicer) -> None:
-        self._servicer = servicer
+    def __init__(self) -> None:
+        self._servicer: LogStorageServicer | None = None
         self._is_open = False
+
+    def found(self, servicer: LogStorageServicer) -> None:
+        self._servicer = servicer
 
     def open(self) -> None:
         self._is_open = True
 
     def __getattr__(self, name: str) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
-        answer: Callable[[Any, Any], Coroutine[Any, Any, Any]] = getattr(self._servicer, name)
-        if name == _ALWAYS_ANSWERED:
-            return self._answer_anyway
+        getattr(LogStorageServicer, name)  # raises `AttributeError` for what is no call of the service
 
-        async def answer_if_open(request: Any, context: Any) -> Any:
-            if not self._is_open:
+        async def answer(request: Any, context: Any) -> Any:
+            if self._servicer is None or not (self._is_open or name == _ALWAYS_ANSWERED):
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE, "log-storage is opening its logs: DescribeLogs tells how far it is"
                 )
-            return await answer(request, context)
+            response = await getattr(self._servicer, name)(request, context)
+            if name == _ALWAYS_ANSWERED:
+                response.opening = not self._is_open
+            return response
 
-        return answer_if_open
-
-    async def _answer_anyway(self, request: Any, context: Any) -> Any:
-        response = await self._servicer.DescribeLogs(request, context)
-        response.opening = not self._is_open
-        return response
+        return answer

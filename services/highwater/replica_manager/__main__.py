@@ -1,0 +1,8 @@
+"""`python -m highwater.replica_manager`: signals first, then the program, which takes a while to import."""
+
+from __future__ import annotations
+
+from highwater.rpc.entry import run_program
+
+if __name__ == "__main__":
+    run_program("highwater.replica_manager.process")
