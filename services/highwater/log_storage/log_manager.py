@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage import checkpoints, partition_metadata
+from highwater.log_storage.closing import Outcome, side_by_side
 from highwater.log_storage.durable import fsync_directory
 from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
@@ -22,44 +25,80 @@ from highwater.metadata.keys import is_legal_topic_name
 from highwater.metadata.models import TOPIC_ID_BYTES, PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 
+CLOSED_AT_ONCE = 8  # logs of one directory: their threads wait for the disk, which takes several at a time
+CHECKPOINTS_S = 2.0  # for the checkpoints of what was closed in time
+
 _log = get_logger("log_storage.log_manager")
 
 
 class LogManager(LogLoading, LogMoving):
-    def close(self) -> None:
-        """A clean stop: every log to disk, the checkpoints, then the mark.
+    def close(self, within_s: float | None = None) -> None:
+        """A clean stop: every log to disk, `CLOSED_AT_ONCE` at a time in each directory, then the checkpoints, and the
+        mark. What is not on disk `within_s` is left as a kill would leave it: the directory gets no mark, and the next
+        start looks at those logs.
 
-        A directory in which anything failed, or a log is offline, gets no mark; nor does one whose tail is lost: until
-        that is settled every start says so (RULES 7.2).
+        Nor does a directory in which anything failed, or a log is offline, or whose tail is lost: until that is settled
+        every start says so (RULES 7.2).
         """
-        for log_dir in self.online_dirs:
-            try:
-                log_dir.must_forget()
-                # A log that was not opened is as its last stop has left it.
-                healthy = self._close_directory(log_dir) and (log_dir.clean or not log_dir.unhosted)
-                self.write_checkpoints(log_dir)
-                if healthy and not log_dir.tail_lost:
-                    log_dir.mark_clean()
-            except (OSError, LogError) as error:
-                _log.error("%s is not stopped cleanly: %s", log_dir.path, error)
-        self.unlock()
+        until_s = None if within_s is None else time.monotonic() + within_s
+        directories = self.online_dirs
+        free: list[LogDir] = [log_dir for log_dir in self.log_dirs if log_dir.offline]
 
-    def _close_directory(self, log_dir: LogDir) -> bool:
-        healthy = True
-        for hosted in self.in_directory(log_dir):
+        def close(log_dir: LogDir) -> bool:
+            if self._close_directory(log_dir, until_s):
+                free.append(log_dir)
+            return True
+
+        patience_s = None if until_s is None else until_s + CHECKPOINTS_S
+        side_by_side([partial(close, log_dir) for log_dir in directories], len(directories), patience_s)
+        for log_dir in free:  # where something is still being written, the lock goes with the process
+            log_dir.close()
+
+    def _close_directory(self, log_dir: LogDir, until_s: float | None) -> bool:
+        """Whether nothing is being written to it any more."""
+        closed = Outcome(well=False, late=0, running=False)
+        try:
+            log_dir.must_forget()
+            closed = side_by_side(self._closings(log_dir), CLOSED_AT_ONCE, until_s)
+            # A log that was not opened is as its last stop has left it.
+            healthy = closed.well and (log_dir.clean or not log_dir.unhosted)
+            self.write_checkpoints(log_dir)
+            if healthy and not log_dir.tail_lost:
+                log_dir.mark_clean()
+        except (OSError, LogError) as error:
+            _log.error("%s is not stopped cleanly: %s", log_dir.path, error)
+        if closed.late:
+            _log.warning(
+                "%s is not stopped cleanly: the time was over before all logs were on disk %s",
+                log_dir.path,
+                pairs(logs=closed.late),
+            )
+        return not closed.running
+
+    def _closings(self, log_dir: LogDir) -> list[Callable[[], bool]]:
+        """Of each log, and of each copy that moves to the directory. Each says whether it went well."""
+
+        def close(hosted: HostedLog) -> bool:
             try:
                 _close_log(hosted.online())
             except LogError as error:
                 _log.error("%s", error)
-                healthy = False
-        for hosted in self.moving_to(log_dir):
+                return False
+            return True
+
+        def close_copy(hosted: HostedLog) -> bool:
             try:
                 assert hosted.future is not None
                 _close_log(hosted.future.log)
             except LogError as error:
                 _log.error("the move is given up: %s", error)
                 self.drop_future(hosted)
-        return healthy
+            return True
+
+        return [
+            *(partial(close, hosted) for hosted in self.in_directory(log_dir)),
+            *(partial(close_copy, hosted) for hosted in self.moving_to(log_dir)),
+        ]
 
     # -- creating and deleting ----------------------------------------------------------------------------------------
 

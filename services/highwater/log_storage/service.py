@@ -173,7 +173,8 @@ class LogStorageService:
             self._loading.stop_loading()
 
     async def stop(self) -> None:
-        """Stops serving, writes everything to disk and marks the directories as cleanly stopped."""
+        """Stops serving, writes everything to disk and marks the directories as cleanly stopped; within
+        `log.close.max.wait.ms` and some seconds, whatever was reached by then."""
         await self._server.stop()
         await self._tasks.stop()
         if self._servicer is not None:
@@ -181,7 +182,7 @@ class LogStorageService:
         if self._manager is not None:
             run = asyncio.get_running_loop().run_in_executor
             await run(self._threads, _remove, self._take_due(everything=True))
-            await run(self._threads, self._manager.close)
+            await run(self._threads, self._manager.close, self._settings.log_close_max_wait_ms / 1000)
         self._threads.shutdown()
 
     async def _checkpoint(self) -> None:

@@ -86,6 +86,7 @@ class LogStorageSettings(ServiceSettings):
     producer_id_expiration_ms: int = Field(86_400_000, ge=1)
     message_max_bytes: int = Field(1_048_588, ge=1024)
     num_recovery_threads_per_data_dir: int = Field(1, ge=1)
+    log_close_max_wait_ms: int = Field(20_000, ge=0)
     file_delete_delay_ms: int = Field(60_000, ge=0)
     log_retention_ms: int | None = Field(None, ge=-1)
     log_retention_minutes: int | None = Field(None, ge=-1)

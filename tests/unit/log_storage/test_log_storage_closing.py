@@ -1,0 +1,156 @@
+"""A clean stop of many logs: side by side, within its time, and what is left where that is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from log_storage_batches import batch, lead
+
+from highwater.log_storage import boot
+from highwater.log_storage.boot import Boot
+from highwater.log_storage.closing import side_by_side
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.flushing import Sync
+from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.log_manager import CLOSED_AT_ONCE, LogManager
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.server import UserError
+
+KEY = PartitionKey(b"t" * 16, 0)
+RECORDS = 3
+DEADLINE_S = 20
+
+
+def opened(*paths: Path) -> LogManager:
+    manager = LogManager(paths, LogConfig(), broker_id=0)
+    manager.load()
+    return manager
+
+
+def filled(logs: int, *paths: Path) -> LogManager:
+    """Logs with records that are not on disk yet, in directories whose tail is not lost."""
+    manager = opened(*paths)
+    for log_dir in manager.log_dirs:
+        log_dir.record_boot()
+    for number in range(logs):
+        key = KEY._replace(partition=number)
+        manager.create("t", key, {})
+        for _ in range(RECORDS):
+            lead(manager.get(key).online(), batch(), epoch=1)
+    return manager
+
+
+class SlowDisk:
+    """Each sync of a log's batches takes a while; or for ever, of the logs named."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes_s: float, stuck: frozenset[int] = frozenset()) -> None:
+        self.at_once = self.most_at_once = self.begun = 0
+        self.free = threading.Event()
+        self._lock = threading.Lock()
+        real = Sync.run
+
+        def run(sync: Sync) -> None:
+            with self._lock:
+                self.begun += 1
+                number = self.begun
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
+            if number in stuck:
+                self.free.wait(DEADLINE_S)
+            time.sleep(takes_s)
+            real(sync)
+            with self._lock:
+                self.at_once -= 1
+
+        monkeypatch.setattr(Sync, "run", run)
+
+
+def test_logs_are_closed_side_by_side_and_so_are_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = (tmp_path / "a", tmp_path / "b")
+    manager = filled(64, *paths)
+    disk = SlowDisk(monkeypatch, 0.05)
+    began_s = time.monotonic()
+    manager.close()
+    assert time.monotonic() - began_s < 64 * 0.05 / 2
+    assert CLOSED_AT_ONCE < disk.most_at_once <= 2 * CLOSED_AT_ONCE
+    assert disk.begun == 64
+    assert all((path / CLEAN_SHUTDOWN).exists() for path in paths)
+    assert len(opened(*paths)) == 64
+
+
+@pytest.mark.parametrize("lost_power", [False, True])
+def test_what_is_not_reached_in_time_is_recovered_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_power: bool
+) -> None:
+    manager = filled(60, tmp_path)
+    with monkeypatch.context() as patched:
+        disk = SlowDisk(patched, 0.1)
+        manager.close(0.25)
+        assert CLOSED_AT_ONCE <= disk.begun < 60
+        while disk.at_once:  # those that were under way
+            time.sleep(0.01)
+    assert not (tmp_path / CLEAN_SHUTDOWN).exists()
+    written = [line.split() for line in (tmp_path / "recovery-point-offset-checkpoint").read_text().splitlines()[2:]]
+    synced = sum(int(offset) == RECORDS for _, _, offset in written)
+    assert 0 < synced < 60
+    if lost_power:
+        monkeypatch.setattr(boot, "present_boot", lambda directory: Boot("after the power failure", "mount"))
+    for log_dir in manager.log_dirs:
+        log_dir.close()  # as the end of the process does
+    again = opened(tmp_path)
+    # RULES 7.2: a process that ends loses nothing; a machine, what was not on disk, on this replica alone.
+    assert [log_dir.tail_lost for log_dir in again.log_dirs] == [lost_power]
+    assert {hosted.online().log_end_offset for hosted in again} == {RECORDS}
+    assert len(again) == 60
+    again.close()
+    assert (tmp_path / CLEAN_SHUTDOWN).exists() is not lost_power
+
+
+def test_a_disk_that_does_not_answer_keeps_its_directory_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck, sound = tmp_path / "a", tmp_path / "b"
+    manager = filled(12, stuck, sound)
+    real = Sync.run
+    free = threading.Event()
+
+    def run(sync: Sync) -> None:
+        if str(sync.segments[0].path).startswith(str(stuck)):
+            free.wait(DEADLINE_S)
+        real(sync)
+
+    monkeypatch.setattr(Sync, "run", run)
+    began_s = time.monotonic()
+    manager.close(0.3)
+    assert time.monotonic() - began_s < 3
+    assert (sound / CLEAN_SHUTDOWN).exists()
+    assert not (stuck / CLEAN_SHUTDOWN).exists()
+    assert "the time was over" in caplog.text
+    with pytest.raises(UserError, match="in use"):  # somebody may still be writing there
+        LogManager([stuck], LogConfig(), broker_id=0)
+    free.set()
+
+
+def test_nothing_is_begun_after_the_time_and_all_is_told() -> None:
+    ran: list[int] = []
+
+    def work(number: int) -> bool:
+        ran.append(number)
+        if number == 3:
+            raise ValueError("a mistake")
+        return True
+
+    def works(count: int) -> list[object]:
+        return [lambda number=number: work(number) for number in range(count)]
+
+    outcome = side_by_side(works(3), 2, None)  # type: ignore[arg-type]
+    assert (outcome.well, outcome.late, outcome.running, sorted(ran)) == (True, 0, False, [0, 1, 2])
+    outcome = side_by_side(works(5), 2, None)  # type: ignore[arg-type]
+    assert (outcome.well, outcome.late) == (False, 0)
+    ran.clear()
+    outcome = side_by_side(works(3), 2, time.monotonic() - 1)  # type: ignore[arg-type]
+    assert (outcome.well, outcome.late, ran) == (False, 3, [])
+    assert side_by_side([], 2, None).well
