@@ -13,6 +13,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -24,8 +25,8 @@ from highwater.log_storage import checkpoints
 from highwater.log_storage.segment_walk import Damage
 from highwater.records import Record, decode, encode_rows, iter_batches, retain
 from highwater.rpc.server import UserError
-from highwater.spark.pipelines.audit import Audited, AuditOptions, audit, run
-from highwater.spark.pipelines.audit_findings import Finding
+from highwater.spark.pipelines.audit import AuditOptions, audit, run
+from highwater.spark.pipelines.audit_findings import Audited, Finding
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 
@@ -254,6 +255,50 @@ def test_what_is_printed(copies: Path, spark: SparkSession, capsys: pytest.Captu
     with pytest.raises(UserError, match="holds no log: name directories of log.dirs"):
         run(AuditOptions(directories=[str(copies / "broker-1" / f"{TOPIC}-0")]))
     assert audited(copies, pattern="other.*").replicas == 0
+
+
+def test_runs_in_a_table(copies: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run in one transaction, also where nothing is found; what is printed is the same."""
+    directories = [str(copies / f"broker-{broker}") for broker in BROKERS]
+    runs = copies / "audits"
+
+    def printed(**more: object) -> tuple[str, str]:
+        """With what it ends with."""
+        try:
+            run(AuditOptions(directories=directories, json=True, **more))  # type: ignore[arg-type]
+        except UserError as error:
+            return capsys.readouterr().out, str(error)
+        return capsys.readouterr().out, ""
+
+    assert printed(to_table=str(runs)) == printed()
+    expected = a_flipped_bit(copies)
+    assert printed(to_table=str(runs)) == printed()
+    first, second = (DeltaTable(runs, version=version).to_pyarrow_table().to_pylist() for version in (0, 1))
+    assert DeltaTable(runs).version() == 1
+    second = [row for row in second if row["run"] != first[0]["run"]]
+    assert len({row["run"] for row in second}) == 1
+    assert len({row["time"] for row in second}) == 1
+    assert second[0]["time"] > first[0]["time"]
+    for rows, findings in ((first, 0), (second, 1)):
+        (whole,) = (row for row in rows if row["what"] == "run")
+        parts = sorted((row for row in rows if row["what"] == "partition"), key=lambda row: int(row["partition"]))
+        assert [(row["topic"], row["partition"], row["replicas"]) for row in parts] == [(TOPIC, 0, 3), (TOPIC, 1, 3)]
+        assert [row["findings"] for row in parts] == [findings, 0]
+        assert (whole["partitions"], whole["replicas"], whole["findings"]) == (2, 6, findings)
+        for name in ("segments", "batches", "bytes", "unbounded"):
+            assert whole[name] == sum(row[name] for row in parts)
+        assert whole["bytes"] > whole["batches"] > whole["segments"] > 6
+    assert len(second) == len(first) + 1
+    (found,) = (row for row in second if row["what"] == "finding")
+    assert (found["kind"], found["topic"], found["partition"], found["broker"]) == ("corrupt", TOPIC, 0, "2")
+    assert (found["first"], found["last"], found["file"]) == (expected.first, expected.last, expected.file)
+    assert found["problem"].startswith(expected.problem)
+    # What is not such a table is said before anything is read.
+    with pytest.raises(UserError, match="broker-1 has .* in it and is no table: name another directory"):
+        run(AuditOptions(directories=["/nowhere"], to_table=str(copies / "broker-1")))
+    spark.range(1).write.format("delta").save(str(copies / "other"))
+    with pytest.raises(UserError, match="other is a table of something else: name another directory"):
+        run(AuditOptions(directories=["/nowhere"], to_table=str(copies / "other")))
 
 
 def compact(data: Path, broker: str, until: int, *, also: frozenset[int] = frozenset()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from highwater.log_storage.segment_walk import Damage, SegmentTask
 from highwater.records import Record, encode_rows
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.audit import shared_out
-from highwater.spark.pipelines.audit_findings import Finding, Version, blame, merged
+from highwater.spark.pipelines.audit_findings import Audited, Finding, Sums, Version, blame, merged
 from highwater.spark.pipelines.audit_replicas import ClusterPartition, find
 from highwater.spark.pipelines.audit_scan import DIGEST, SEGMENT, AuditTask, batches, records, scan
+from highwater.spark.pipelines.audit_table import SCHEMA, rows_of
 
 BROKERS = {0: "1", 1: "2", 2: "3"}
 TOPIC_ID = b"t" * 16
@@ -161,3 +163,54 @@ def test_what_the_cluster_says_counts(directory: Path) -> None:
     assert find([str(directory)], lambda topic: True, both).lost == (("2", other),)
     # Without a cluster: a checkpoint that names a log counts only where another replica of it is there.
     assert find([str(directory)], lambda topic: True, None).lost == ()
+
+
+def test_rows_of_a_run() -> None:
+    """As many as there are partitions and findings, and one: whatever the number of replicas and segments is."""
+    time = datetime(2026, 11, 21, tzinfo=UTC)
+    sums = Sums(replicas=3, segments=90, batches=7000, size_bytes=10**9, unbounded=1)
+    findings = (
+        Finding(Damage.CORRUPT, "", -1, "", 0, -1, "", "1: recovery-point-offset-checkpoint cannot be read"),
+        Finding(Damage.DIFFERS, "t", 7, "2", 10, 19, "/2/t-7/0.log", "position 0: epoch 7"),
+        Finding(Damage.MISSING, "gone", 0, "2", 0, -1, "", "the log's directory is gone"),
+    )
+    audited = Audited(findings, {TopicPartition("t", number): sums for number in range(10_000)})
+    names = [one.split()[0] for one in SCHEMA.split(", ")]
+    rows = [dict(zip(names, row, strict=True)) for row in rows_of(audited, "r", time)]
+    assert len(rows) == 1 + 10_001 + 3
+    assert {(row["run"], row["time"]) for row in rows} == {("r", time)}
+
+    def said(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if value is not None and name not in ("run", "time")}
+
+    whole = {"replicas": 30_000, "segments": 900_000, "batches": 70_000_000, "bytes": 10**13, "unbounded": 10_000}
+    assert said(rows[0]) == {"what": "run", "partitions": 10_000, "findings": 3, **whole}
+    none = dict.fromkeys(whole, 0)
+    assert said(rows[1]) == {"what": "partition", "topic": "gone", "partition": 0, "findings": 1, **none}
+    own = {"replicas": 3, "segments": 90, "batches": 7000, "bytes": 10**9, "unbounded": 1}
+    assert said(rows[9]) == {"what": "partition", "topic": "t", "partition": 7, "findings": 1, **own}
+    assert [said(row) for row in rows[-3:]] == [
+        {"what": "finding", "kind": "corrupt", "problem": findings[0].problem},
+        {
+            "what": "finding",
+            "kind": "differs",
+            "topic": "t",
+            "partition": 7,
+            "broker": "2",
+            "first": 10,
+            "last": 19,
+            "file": "/2/t-7/0.log",
+            "problem": "position 0: epoch 7",
+        },
+        {
+            "what": "finding",
+            "kind": "missing",
+            "topic": "gone",
+            "partition": 0,
+            "broker": "2",
+            "problem": "the log's directory is gone",
+        },
+    ]
+    assert [row["what"] for row in (dict(zip(names, row, strict=True)) for row in rows_of(Audited(()), "r", time))] == [
+        "run"
+    ]

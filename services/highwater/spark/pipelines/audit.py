@@ -15,9 +15,12 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import typer
 
@@ -27,10 +30,19 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.log_storage.segment_walk import Damage
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import audit_scan
-from highwater.spark.pipelines.audit_findings import TOLD, Finding, Version, blame, merged
+from highwater.spark.pipelines.archives.delta_session import DeltaSettings
+from highwater.spark.pipelines.audit_findings import TOLD, Audited, Finding, Sums, Version, blame, merged
 from highwater.spark.pipelines.audit_replicas import Found, Replica, find, only, read_cluster
 from highwater.spark.pipelines.audit_scan import AuditTask
-from highwater.spark.pipelines.common import PipelineOptions, pipeline_command, session, spark_errors, submitted
+from highwater.spark.pipelines.audit_table import AuditTable, rows_of
+from highwater.spark.pipelines.common import (
+    PipelineOptions,
+    nothing_needed,
+    pipeline_command,
+    session,
+    spark_errors,
+    submitted,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,6 +75,14 @@ class AuditOptions(PipelineOptions):
         False
     )
 
+    to_table: Annotated[
+        str | None,
+        typer.Option(
+            help="a Delta table that gets the findings, and sums of the run and of each partition, too",
+            show_default=False,
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.wanted()
@@ -80,21 +100,10 @@ class AuditOptions(PipelineOptions):
         return lambda topic: pattern.fullmatch(topic) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
-    findings: tuple[Finding, ...]
-    partitions: int = 0
-    replicas: int = 0
-    segments: int = 0
-    batches: int = 0
-    size_bytes: int = 0
-    unbounded: int = 0  # replicas of which no high watermark is known: nothing was asked of them
-
-
 def audit(options: AuditOptions) -> Audited:
     """Raises `UserError`, the SDK's errors, `OSError`."""
     found = _find(options)
-    spark = session("audit", options)
+    spark = _session(options)
     with spark_errors():
         first = _look(spark, found)
         if not first.findings:
@@ -111,6 +120,11 @@ def audit(options: AuditOptions) -> Audited:
 
 def run(options: AuditOptions) -> None:
     """Prints what was found; raises `UserError` where that is anything."""
+    began, written = datetime.now(UTC), None
+    if options.to_table is not None:
+        spark = _session(options)
+        with spark_errors():
+            written = AuditTable(spark, options.to_table)
     audited = audit(options)
     if options.json:
         for one in audited.findings:
@@ -123,6 +137,9 @@ def run(options: AuditOptions) -> None:
             ["partition", "broker", "offsets", "", "problem", "file"],
             [[one.log, one.broker, one.offsets, one.kind.value, one.problem, one.file] for one in audited.findings],
         )
+    if written is not None:
+        with spark_errors():
+            written.append([*rows_of(audited, uuid4().hex, began)])
     read = (
         f"{audited.partitions:,} partitions, {audited.replicas:,} replicas, {audited.segments:,} segments, "
         f"{audited.batches:,} batches, {audited.size_bytes:,} bytes"
@@ -135,6 +152,14 @@ def run(options: AuditOptions) -> None:
         screen.print(f"{read}: every replica holds what it should")
         if audited.unbounded:
             screen.print(f"{audited.unbounded:,} of the replicas have no high watermark yet: nothing was asked of them")
+
+
+def _session(options: AuditOptions) -> SparkSession:
+    delta = DeltaSettings()
+    spark = session("audit", options, needed=nothing_needed if options.to_table is None else delta)
+    if options.to_table is not None:
+        delta.check(spark)
+    return spark
 
 
 def _find(options: AuditOptions) -> Found:
@@ -160,20 +185,38 @@ def _look(spark: SparkSession, found: Found) -> Audited:
             findings.append(
                 _finding(replicas[row.replica], Damage(row.what), row.first, row.last, row.file, row.problem)
             )
-        sums = scanned.where(scanned.what == audit_scan.SEGMENT).selectExpr("sum(batches)", "sum(bytes)").first()
+        read = (
+            scanned.where(scanned.what == audit_scan.SEGMENT)
+            .groupBy("group")
+            .agg({"batches": "sum", "bytes": "sum"})
+            .select("group", "sum(batches)", "sum(bytes)")
+            .collect()
+        )
         findings += _differing_batches(spark, scanned, tasks, replicas)
     finally:
         scanned.unpersist()
     findings += _differing_records(spark, tasks, replicas)
-    return Audited(
-        tuple(merged(findings)),
-        len({one.partition for one in replicas}),
-        len(replicas),
-        len(tasks),
-        sums[0] or 0 if sums else 0,
-        sums[1] or 0 if sums else 0,
-        sum(one.end == 0 and any(segment.size_bytes for segment in one.files.segments) for one in replicas),
-    )
+    return Audited(tuple(merged(findings)), _sums(replicas, tasks, {group: tuple(sums) for group, *sums in read}))
+
+
+def _sums(
+    replicas: tuple[Replica, ...], tasks: list[AuditTask], read: Mapping[int, tuple[int, ...]]
+) -> dict[TopicPartition, Sums]:
+    """`read`: batches and bytes, by group."""
+    segments = Counter(task.group for task in tasks)
+    sums: dict[TopicPartition, Sums] = {}
+    for group, members in _groups(replicas).items():
+        before = sums.get(members[0].partition, Sums())  # logs of another topic of that name
+        batches, size_bytes = read.get(group, (0, 0))
+        sums[members[0].partition] = Sums(
+            before.replicas + len(members),
+            before.segments + segments[group],
+            before.batches + batches,
+            before.size_bytes + size_bytes,
+            before.unbounded
+            + sum(one.end == 0 and any(segment.size_bytes for segment in one.files.segments) for one in members),
+        )
+    return sums
 
 
 def _without_reading(found: Found) -> Iterator[Finding]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from highwater.client.topic_partition import TopicPartition
 from highwater.log_storage.segment_walk import Damage
 
 TOLD = 10_000
@@ -36,6 +37,47 @@ class Finding:
     @property
     def offsets(self) -> str:
         return f"{self.first}-{self.last}" if self.first <= self.last else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What was read of a partition."""
+
+    replicas: int = 0
+    segments: int = 0
+    batches: int = 0
+    size_bytes: int = 0
+    unbounded: int = 0  # replicas of which no high watermark is known: nothing was asked of them
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    findings: tuple[Finding, ...]
+    by_partition: Mapping[TopicPartition, Sums] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> int:
+        return len(self.by_partition)
+
+    @property
+    def replicas(self) -> int:
+        return sum(one.replicas for one in self.by_partition.values())
+
+    @property
+    def segments(self) -> int:
+        return sum(one.segments for one in self.by_partition.values())
+
+    @property
+    def batches(self) -> int:
+        return sum(one.batches for one in self.by_partition.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.size_bytes for one in self.by_partition.values())
+
+    @property
+    def unbounded(self) -> int:
+        return sum(one.unbounded for one in self.by_partition.values())
 
 
 class Version(NamedTuple):

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlparse
 
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
-from highwater.spark.pipelines.archives.found import DELTA_LOG
+from highwater.spark.pipelines.archives.found import DELTA_LOG, is_table
 from highwater.spark.pipelines.archives.history import (
     RESTORE,
     Archived,
@@ -63,7 +63,6 @@ _SCHEMA = (
     "topic string, date date, partition int, offset bigint, timestamp timestamp, timestampType int, key binary, "
     "value {value}, headers array<struct<key:string,value:binary>>"
 )
-_TRANSACTION = re.compile(r"\d{20}\.")
 # What Delta raises where another transaction was quicker: one with the same number; one that changed the table itself.
 _SAME_NUMBER = re.compile(r"\bio\.delta\.exceptions\.ConcurrentTransactionException")
 _TABLE_CHANGED = re.compile(r"\bio\.delta\.exceptions\.(?:MetadataChanged|ProtocolChanged|ConcurrentWrite)Exception")
@@ -156,7 +155,7 @@ class DeltaArchive:
 
     @property
     def _is_there(self) -> bool:
-        return any(map(_TRANSACTION.match, self._files.names(f"{self._path}/{DELTA_LOG}")))
+        return is_table(self._files, self._path)
 
     def _create(self) -> None:
         """By a transaction without rows: `CREATE TABLE` refuses where a process has ended, or another one is, between

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 DELTA_LOG = "_delta_log"
+_TRANSACTION = re.compile(r"\d{20}\.")
 
 
 def format_of(names: Iterable[str]) -> ArchiveFormat | None:
@@ -37,3 +39,8 @@ def local_format(directory: str) -> ArchiveFormat | None:
 
 def found_format(files: HadoopFiles, directory: str) -> ArchiveFormat | None:
     return format_of(files.names(files.qualified(directory)))
+
+
+def is_table(files: HadoopFiles, directory: str) -> bool:
+    """Whether there is a Delta table: whoever was killed while he made one has left a log without a transaction."""
+    return any(map(_TRANSACTION.match, files.names(f"{directory}/{DELTA_LOG}")))
