@@ -45,7 +45,8 @@ def lag(progress: Mapping[str, Any], source: int = 0) -> dict[TopicPartition, in
 
     Args:
         progress: `query.lastProgress`, or the `progress` of a listener's event by `json.loads(progress.json)`.
-        source: which of the query's sources, where it has several.
+        source: which of the query's sources, where it has several. Of one that is not `format("highwater")` nothing is
+            known.
     """
     reported = progress["sources"][source]
     latest = parse_stream_offset(_read(reported.get("latestOffset")))
@@ -56,4 +57,5 @@ def lag(progress: Mapping[str, Any], source: int = 0) -> dict[TopicPartition, in
 def _read(offset: Any) -> Mapping[str, Any]:
     """Spark gives an offset as text or as what the text says."""
     found = json.loads(offset) if isinstance(offset, str) else offset
-    return found if isinstance(found, Mapping) else {}
+    of_topics = isinstance(found, Mapping) and all(isinstance(one, Mapping) for one in found.values())
+    return found if of_topics else {}

@@ -137,3 +137,15 @@ def test_lag_of_each_partition() -> None:
     source = {"endOffset": '{"t": {"0": 5}, "@start": {"t": {"0": 1}}}', "latestOffset": {"t": {"0": 9, "1": 4}}}
     assert lag({"sources": [source]}) == {A: 4, B: 4}
     assert lag({"sources": [{"endOffset": None, "latestOffset": None}]}) == {}
+    delta = {"sourceVersion": 1, "reservoirId": "8606f80c", "reservoirVersion": 2, "isStartingVersion": False}
+    assert (
+        lag(
+            {
+                "sources": [
+                    {"endOffset": '{"sourceVersion": 1, "reservoirId": "8606f80c", "index": -1}', "latestOffset": None}
+                ]
+            }
+        )
+        == {}
+    )
+    assert lag({"sources": [{"endOffset": delta, "latestOffset": delta}]}) == {}

@@ -24,17 +24,12 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines import termination
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
-from highwater.spark.pipelines.archives.found import local_format
-from highwater.spark.pipelines.archives.options import ArchiveFormat
-from highwater.spark.pipelines.archives.reading import Archive
+from highwater.spark.pipelines.archives.reading import Archive, open_archive
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
-    nothing_needed,
     pipeline_command,
-    session,
     spark_errors,
     submitted,
 )
@@ -92,12 +87,11 @@ def run(options: ReplayOptions) -> None:
     """Sends what the archive holds and the topic lacks. Raises `UserError` and the SDK's errors."""
     # A task that Spark ran again would send again what it had sent: the step fails instead, and the next run looks up
     # what has arrived.
-    delta = DeltaSettings()
-    plain = local_format(options.archive) is ArchiveFormat.PARQUET
-    spark = session("replay", options, ONCE, nothing_needed if plain else delta)
-    check_attempts("replay", spark, ONCE)
+    archive = open_archive("replay", options, options.archive, ONCE)
+    check_attempts("replay", archive.spark, ONCE)
+    archive.check_bytes()
     with spark_errors():
-        replay = Replay(spark, options, delta)
+        replay = Replay(archive, options)
         for sent, total in replay.steps():
             screen.print(f"sent {sent:,} of {total:,} offsets to {options.to}")
             if termination.asked() and sent < total:
@@ -105,15 +99,14 @@ def run(options: ReplayOptions) -> None:
 
 
 class Replay:
-    def __init__(self, spark: Any, options: ReplayOptions, delta: DeltaSettings) -> None:
+    def __init__(self, archive: Archive, options: ReplayOptions) -> None:
         self._options = options
-        self._spark = archive_session(spark)
+        self._spark = archive_session(archive.spark)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
-        self._archive = HadoopFiles(spark, options.archive).qualified(options.archive)
-        archive = Archive(spark, options.archive, delta)
+        self._archive = archive.directory
         self._topic = options.topic or archive.only_topic()
         self._archived = archive.topic(self._topic)
-        checkpoint_files = HadoopFiles(spark, options.checkpoint)
+        checkpoint_files = HadoopFiles(archive.spark, options.checkpoint)
         self._progress = ReplayProgress(checkpoint_files, checkpoint_files.qualified(options.checkpoint))
 
     def steps(self) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,9 @@ date in a topic, or written to a Delta table or Parquet files when a window is o
     highwater pipeline rollup --topic flights --checkpoint /data/rollup --to-parquet /data/delays --time-column time \\
         --sql 'SELECT window, carrier, avg(delay) AS delay FROM records GROUP BY window(time, "1 hour"), carrier'
 
+    highwater pipeline rollup --archive /data/archive --topic flights --checkpoint /data/rollup --to-table /data/x \\
+        --time-column time --window 1h --watermark 366d --count
+
 Spark keeps the sums beside the checkpoint and goes on from there: every record counts once, however often the job is
 killed. A micro-batch that is run again writes Parquet files once, and passes over the keys that the topic already has
 from its first run.
@@ -27,10 +30,10 @@ from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
-from highwater.spark.client_settings import PREFIXES, client_settings
-from highwater.spark.options import Subscription, lower_case, parse_read_options
+from highwater.spark.options import Subscription
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.found import DELTA_LOG
+from highwater.spark.pipelines.archives.reading import Archive, open_archive
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
 from highwater.spark.pipelines.beside import running_beside
 from highwater.spark.pipelines.common import (
@@ -55,14 +58,16 @@ from highwater.spark.pipelines.rollup_query import (
     rolled_up,
     same_schema,
 )
+from highwater.spark.pipelines.rollup_sources import (
+    ArchivedRecords,
+    RecordSource,
+    TopicRecords,
+    check_archive_options,
+    has_begun,
+)
 from highwater.spark.pipelines.running import run_query
-from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said, value_type
-from highwater.spark.positions import EARLIEST_OFFSET
+from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said
 from highwater.spark.topic_offsets import TopicOffsets
-
-SAMPLED_RECORDS = 1000
-# Of the source's options, those that say what is read, and not how much at a time.
-_WHERE = ("subscribe", *PREFIXES)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,6 +90,14 @@ class BadRecords(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RollupOptions(ValueSchemaOptions):
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            help="read the topics from this archive, a Delta table that the pipeline archive writes, and not from "
+            "brokers",
+            show_default=False,
+        ),
+    ] = None
     to_topic: Annotated[
         str | None, typer.Option(help="the topic that gets a JSON object for each row", show_default=False)
     ] = None
@@ -153,6 +166,8 @@ class RollupOptions(ValueSchemaOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.archive is not None:
+            check_archive_options(self)
         if self.schema is not None and self.value_schema is not None:
             raise UserError("--value-schema says what values are: leave --schema out")
         if self.dead_letter is not None and self.bad_records is BadRecords.SKIP:
@@ -204,27 +219,39 @@ class RollupOptions(ValueSchemaOptions):
 
 def run(options: RollupOptions) -> None:
     """Raises `UserError` and the SDK's errors."""
-    rollup = options.rollup()
-    target = bootstrap_addresses(options.to or options.bootstrap)
     if options.to_topic is not None:
-        with Admin(target) as admin:
+        with Admin(bootstrap_addresses(options.to or options.bootstrap)) as admin:
             admin.describe_topics([options.to_topic])  # an unknown topic is told before anything is computed
     check_dead_letter_topic(options)
     delta = DeltaSettings()
-    needed = nothing_needed if options.to_table is None else delta
-    spark = session("rollup", options, {"spark.sql.shuffle.partitions": "8"}, needed)
+    settings = {"spark.sql.shuffle.partitions": "8"}
+    archive = None
+    if options.archive is not None:
+        archive = open_archive("rollup", options, options.archive, settings)
+        spark = archive.spark
+    else:
+        spark = session("rollup", options, settings, nothing_needed if options.to_table is None else delta)
     with spark_errors():
-        if options.dead_letter is not None:
-            options = _begun_where(spark, options)
         if options.to_table is not None:
             delta.check(spark)
+        lease = checkpoint_lease(spark, "rollup", options.checkpoint)
+    # Also what is noted at the beginning is for one process to write: where it begins, the schema.
+    with lease.held():
+        _compute(spark, options, archive, lease)
+
+
+def _compute(spark: SparkSession, options: RollupOptions, archive: Archive | None, lease: Lease) -> None:
+    """The lease is held."""
+    rollup = options.rollup()
+    with spark_errors():
+        if options.to_table is not None:
             _check_new(spark, options.to_table, options.checkpoint)
-        frame = _source(spark, options, options.bad_values)
-        schema = _schema(spark, options, frame)
+        source: RecordSource = TopicRecords(spark, options) if archive is None else ArchivedRecords(archive, options)
+        frame = source.stream(options.bad_values)
+        schema = _schema(spark, options, source, frame)
         records = parsed_records(frame, schema, rollup, skip_bad=options.bad_values is not BadValues.FAIL)
         result = rolled_up(spark, records, rollup)
     emit = options.emit or (Emit.UPDATES if options.to_topic is not None else Emit.FINAL)
-    lease = checkpoint_lease(spark, "rollup", options.checkpoint)
     if options.to_topic is None:
         kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
         assert path is not None  # one of the three is given
@@ -232,105 +259,67 @@ def run(options: RollupOptions) -> None:
         writer, each = files.outputMode("append"), None
     else:
         keyed = result.keyed()
-        sink = TopicSink(spark, options, list(target), options.to_topic, lease, keyed=bool(result.key))
+        target = list(bootstrap_addresses(options.to or options.bootstrap))
+        sink = TopicSink(spark, options, target, options.to_topic, lease, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
         writer, each = keyed.writeStream.outputMode(mode), sink.write
     compute = partial(run_query, "rollup", frame, writer, options, each)
-    with lease.held(), bad_values_said(REMEDY):
+    with bad_values_said(REMEDY), source.errors_said():
         if options.dead_letter is None:
             compute()
         else:
-            _run_with_dead_letters(spark, compute, options, schema, lease)
+            _run_with_dead_letters(spark, compute, options, source, schema, lease)
 
 
 def _check_new(spark: SparkSession, table: str, checkpoint: str) -> None:
     """Raises `UserError` where a table has rows that a new checkpoint would add once more."""
-    begun = HadoopFiles(spark, checkpoint).names(f"{checkpoint}/offsets")
-    if HadoopFiles(spark, table).exists(f"{table}/{DELTA_LOG}") and not any(map(str.isdecimal, begun)):
+    if HadoopFiles(spark, table).exists(f"{table}/{DELTA_LOG}") and not has_begun(spark, checkpoint):
         raise UserError(
             f"{table} has a table, and checkpoint {checkpoint} is new: what was computed before would be added again; "
             "name another directory, or remove the table"
         )
 
 
-def _source(spark: SparkSession, options: RollupOptions, bad: BadValues) -> DataFrame:
-    values = value_type(spark, options, bad)
-    return spark.readStream.format("highwater").options(**options.source_options(), **values.source_options).load()
-
-
-def _schema(spark: SparkSession, options: RollupOptions, frame: DataFrame) -> StructType:
+def _schema(spark: SparkSession, options: RollupOptions, source: RecordSource, frame: DataFrame) -> StructType:
     """Of the values; that which the job was begun with. Raises `UserError`."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import BinaryType, StructType
 
     option, given = "--schema", None
-    if options.value_schema is not None:
-        option, given = "--value-schema", frame.schema["value"].dataType
+    if not isinstance(kind := frame.schema["value"].dataType, BinaryType):
+        if options.schema is not None:
+            raise UserError(f"{options.archive} has values with a type: leave --schema out")
+        option, given = source.typed_by, kind
     elif options.schema is not None:
         given = StructType.fromDDL(options.schema)
-    return same_schema(spark, options.checkpoint, option, given, lambda: _first_records(spark, options))
+    return same_schema(spark, options.checkpoint, option, given, source.sample)
 
 
 def _run_with_dead_letters(
-    spark: SparkSession, compute: Callable[[], None], options: RollupOptions, schema: StructType, lease: Lease
+    spark: SparkSession,
+    compute: Callable[[], None],
+    options: RollupOptions,
+    source: RecordSource,
+    schema: StructType,
+    lease: Lease,
 ) -> None:
     """The dead letters are a query of their own, which reads the same with a checkpoint of its own: what is summed up
     cannot say which records it was made of. To the end of what there is, it follows the other one, and so has seen all
     that this has when it ends."""
-    beside = {"headers": "_headers", "rawValue" if options.value_schema is not None else "value": "_raw"}
+    beside = {"headers": "_headers", source.raw: "_raw"}
     checkpoint = f"{options.checkpoint}/dead-letter"
     with spark_errors():
-        source = _source(spark, replace(options, option=[*options.option, "includeHeaders=true"]), BadValues.ALL_RAW)
-        marked = marked_records(source, schema, options.time_column, beside=beside)
+        rows = source.stream(BadValues.ALL_RAW, headers=True)
+        marked = marked_records(rows, schema, options.time_column, beside=beside)
         columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
         bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")
         letters = DeadLetters(spark, options, f"{checkpoint}/notes", lease)
     of_dead = replace(options, checkpoint=checkpoint)
     if options.trigger == AVAILABLE_NOW:
         compute()
-        run_query("rollup dead letters", source, bad.writeStream, of_dead, letters.write)
+        run_query("rollup dead letters", rows, bad.writeStream, of_dead, letters.write)
     else:
         with running_beside("rollup", "rollup dead letters", bad, letters.write, of_dead):
             compute()
-
-
-def _begun_where(spark: SparkSession, options: RollupOptions) -> RollupOptions:
-    """With the offsets at which a rollup with dead letters begins, which are looked up once and noted: both of its
-    queries have to begin there, and the second one may do so much later."""
-    notes = BatchNotes(spark, f"{options.checkpoint}/dead-letter/begun")
-    begun = HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets")
-    source = options.source_options()
-    read = parse_read_options(source, streaming=True)
-    with TopicOffsets(read.bootstrap, read.subscription, client_settings(lower_case(source), "Admin")) as topics:
-        partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
-        if not any(map(str.isdecimal, begun)):
-            notes.forget_before(1)
-            notes.write(0, topics.resolved(read.starting, topics.latest(partitions), read.no_match))
-    if (noted := notes.read(0)) is None:  # there were no dead letters when it began
-        return options
-    # Partitions that have come since are read from their first offset on, by both.
-    starts = {partition: noted.get(partition, EARLIEST_OFFSET) for partition in partitions}
-    others = [one for one in options.option if not one.lower().startswith("starting")]
-    return replace(options, starting_offsets=text_of(starts), option=others)
-
-
-def _first_records(spark: SparkSession, options: RollupOptions) -> DataFrame:
-    """The values of the first records of each partition, `SAMPLED_RECORDS` together."""
-    bootstrap = tuple(bootstrap_addresses(options.bootstrap))
-    with TopicOffsets(bootstrap, Subscription(tuple(options.topic), options.pattern), {}) as topics:
-        partitions = topics.partitions()
-        begins, ends = topics.earliest(partitions), topics.latest(partitions)
-    share = -(-SAMPLED_RECORDS // max(len(partitions), 1))
-    until = {partition: min(begins[partition] + share, end) for partition, end in ends.items()}
-    source = {name: value for name, value in options.source_options().items() if name.lower().startswith(_WHERE)}
-    return (
-        spark.read.format("highwater")
-        .options(**source)
-        .option("startingOffsets", text_of(begins))
-        .option("endingOffsets", text_of(until))
-        .option("failOnDataLoss", "false")  # retention goes on
-        .option("columns", "value")
-        .load()
-    )
 
 
 class TopicSink:

@@ -98,6 +98,7 @@ class _Run:
         self._records = self._batches = 0
         self._behind: Mapping[str, int] = {}  # by topic
         self._rows_per_s = 0.0
+        self._late = False  # whether rows came that are older than the watermark
 
     @contextmanager
     def listened_to(self, spark: SparkSession) -> Iterator[None]:
@@ -143,18 +144,21 @@ class _Run:
         self._records += progress["numInputRows"]
         self._batches += 1
         self._rows_per_s = progress.get("processedRowsPerSecond") or 0.0
+        self._late |= any(one.get("numRowsDroppedByWatermark") for one in progress.get("stateOperators", ()))
         self._monitor.committed(progress["numInputRows"], progress["durationMs"].get("triggerExecution", 0) / 1000)
 
     @property
     def speed(self) -> str:
         if not self._batches:
             return "starting …"
-        return f"{self._rows_per_s:,.0f} rows/s, {sum(self._behind.values()):,} offsets behind"
+        behind = f", {sum(self._behind.values()):,} offsets behind" if self._behind else ""
+        return f"{self._rows_per_s:,.0f} rows/s{behind}"
 
     def __str__(self) -> str:
         batches = f"{self._batches:,} micro-batch{'' if self._batches == 1 else 'es'}"
         behind = f"; {sum(self._behind.values()):,} offsets behind" if any(self._behind.values()) else ""
-        return f"{self._records:,} records in {batches}, {monotonic() - self._began_s:.1f} s{behind}"
+        late = "; some were older than the watermark and did not count" if self._late else ""
+        return f"{self._records:,} records in {batches}, {monotonic() - self._began_s:.1f} s{behind}{late}"
 
 
 class _StoppedError(Exception):

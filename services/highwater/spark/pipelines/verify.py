@@ -25,18 +25,13 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.rpc.server import UserError
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import Subscription, lower_case
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session
-from highwater.spark.pipelines.archives.found import local_format
 from highwater.spark.pipelines.archives.offsets import check_topics
-from highwater.spark.pipelines.archives.options import ArchiveFormat
-from highwater.spark.pipelines.archives.reading import Archive, Ranges
+from highwater.spark.pipelines.archives.reading import Archive, Ranges, open_archive
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
-    nothing_needed,
     pipeline_command,
-    session,
     spark_errors,
     submitted,
 )
@@ -115,12 +110,10 @@ class Verified:
 
 def verify(options: VerifyOptions) -> list[Verified]:
     """By topic and partition. Raises `UserError` and the SDK's errors."""
-    delta = DeltaSettings()
-    plain = local_format(options.archive) is ArchiveFormat.PARQUET
-    spark = session("verify", options, needed=nothing_needed if plain else delta)
+    archive = open_archive("verify", options, options.archive)
+    archive.check_bytes()
     with spark_errors():
-        archive = Archive(spark, options.archive, delta)
-        own = archive_session(spark)
+        own = archive_session(archive.spark)
         return [
             one
             for topic in options.topic or archive.topics

@@ -1,4 +1,4 @@
-"""An archived topic for who only reads it: what is there when reading begins, whatever is added or merged meanwhile."""
+"""An archive for who only reads it: what is there when reading begins, whatever is added or merged meanwhile."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.commits import applied_commit, settled
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files, without
-from highwater.spark.pipelines.archives.found import found_format
+from highwater.spark.pipelines.archives.found import found_format, local_format
 from highwater.spark.pipelines.archives.history import History, archived_by, quoted
 from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
 from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
+from highwater.spark.pipelines.common import PipelineOptions, nothing_needed, session, spark_errors
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_COLUMNS = {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
 Ranges = Mapping[int, tuple[int, int]]  # of a partition: from the first of these offsets to before the other
 
 
@@ -33,15 +35,30 @@ class ArchivedTopic(Protocol):
         """The records in these ranges; None where it has none."""
 
 
+def open_archive(
+    pipeline: str, options: PipelineOptions, archive: str, defaults: Mapping[str, str] | None = None
+) -> Archive:
+    """With the pipeline's session, `defaults` as in `session`: it has Delta Lake where the archive may be a table.
+    Raises `UserError`."""
+    delta = DeltaSettings()
+    plain = local_format(archive) is ArchiveFormat.PARQUET
+    spark = session(pipeline, options, defaults, nothing_needed if plain else delta)
+    with spark_errors():
+        return Archive(spark, archive, delta)
+
+
 class Archive:
     """What lies in a directory when this is made; of a table, one version. Raises `UserError`."""
 
     def __init__(self, spark: SparkSession, archive: str, delta: DeltaSettings) -> None:
-        self._said = archive
+        self.spark = spark
+        self.said = archive
         self._files = HadoopFiles(spark, archive)
-        self._directory = self._files.qualified(archive)
+        self.directory = self._files.qualified(archive)
         self._session = archive_session(spark)
-        self._table: DataFrame | None = None
+        self.table: DataFrame | None = None
+        """Of the version; None: plain files."""
+        self._values: str | None  # their type; None: there is no file yet
         self.offsets: Offsets = {}
         """Up to where it was archived, as the archive itself says; of what it does not say, nothing."""
         self.topic_ids: Mapping[str, str] = {}
@@ -51,39 +68,48 @@ class Archive:
             raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
         if kind is ArchiveFormat.DELTA:
             delta.check(spark)
-            size_snapshots(self._session, self._files, self._directory)
-            (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self._directory)} LIMIT 1").collect()
-            table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self._directory)
-            self._table = table
-            check_bytes(archive, value_type_of(table))
+            size_snapshots(self._session, self._files, self.directory)
+            (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self.directory)} LIMIT 1").collect()
+            table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self.directory)
+            if not set(table.columns) >= _COLUMNS:
+                raise UserError(f"{archive} is a table of something else: it has no columns of an archive")
+            self.table, self._values = table, value_type_of(table)
             topics = [row.topic for row in table.select("topic").distinct().collect()]
-            history = History(self._session, self._directory, archive).back_to_last()
+            history = History(self._session, self.directory, archive).back_to_last()
             said = archived_by(one for one in history if one.version <= latest.version)
             if said is not None:
                 _, archived = said
                 self.offsets, self.topic_ids = archived.offsets, archived.topic_ids
         else:
-            check_bytes(archive, value_type_of_files(self._session, self._files, self._directory))
-            names = self._files.names(self._directory)
+            self._values = value_type_of_files(self._session, self._files, self.directory)
+            names = self._files.names(self.directory)
             topics = [one.removeprefix("topic=") for one in names if one.startswith("topic=")]
-            if (commit := applied_commit(self._files, self._directory)) is not None:
+            if (commit := applied_commit(self._files, self.directory)) is not None:
                 self.offsets, self.topic_ids = commit.offsets, commit.topic_ids
         self.topics = sorted({*topics, *self.offsets})
         if not self.topics:
             raise UserError(f"{archive} has no topic yet")
 
+    def check_bytes(self) -> None:
+        """Raises `UserError` where it does not have the values as they were."""
+        check_bytes(self.said, self._values)
+
+    def check_topic(self, name: str) -> None:
+        """Raises `UserError` where it does not have it."""
+        if name not in self.topics:
+            raise UserError(f"{self.said} has no topic {name}; it has {', '.join(self.topics)}")
+
     def topic(self, name: str) -> ArchivedTopic:
         """Raises `UserError`."""
-        if name not in self.topics:
-            raise UserError(f"{self._said} has no topic {name}; it has {', '.join(self.topics)}")
-        if self._table is not None:
-            return _TableTopic(self._session, self._table.where(self._table.topic == name))
-        return _FilesTopic(self._session, self._files, self._directory, name)
+        self.check_topic(name)
+        if self.table is not None:
+            return _TableTopic(self._session, self.table.where(self.table.topic == name))
+        return _FilesTopic(self._session, self._files, self.directory, name)
 
     def only_topic(self) -> str:
         """Raises `UserError`."""
         if len(self.topics) > 1:
-            raise UserError(f"{self._said} has several topics: say which with --topic: {', '.join(self.topics)}")
+            raise UserError(f"{self.said} has several topics: say which with --topic: {', '.join(self.topics)}")
         return self.topics[0]
 
 
