@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from archived import in_table, in_topic, parquet_files
 from conftest import FOREVER
+from deltalake import DeltaTable, write_deltalake
 from pipeline_process import pipeline_process
 from pyspark.sql import SparkSession
 
@@ -21,6 +26,7 @@ from highwater.spark.pipelines import replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.dead_letters import DeadLetters
 from highwater.spark.pipelines.lease import checkpoint_lease
+from highwater.spark.pipelines.verify import VerifyOptions, verify
 
 SCHEMA = {
     "type": "object",
@@ -112,6 +118,25 @@ def test_a_table_of_structs(cluster: LocalCluster, topics: str, spark: SparkSess
                 bootstrap=cluster.bootstrap,
             )
         )
+
+    check = VerifyOptions(archive=str(tmp_path / "archive"), bootstrap=cluster.bootstrap)
+    with pytest.raises(UserError, match="archive has values with a type: say --value-schema"):
+        verify(check)
+    check = replace(check, value_schema=str(tmp_path / "schema.json"))
+    verified = verify(check)
+    assert sum(one.compared for one in verified) == 180
+    assert sum(one.unfit + one.earlier for one in verified) == 20  # the first one of all is before the archive
+    assert not any(one.problem for one in verified)
+    table = DeltaTable(tmp_path / "archive")
+    table.delete("key = X'33'")  # 3
+    rows = table.to_pyarrow_table()
+    changed = rows.filter(pc.equal(rows["key"].cast(pa.binary()), b"7"))
+    table.delete("key = X'37'")  # 7
+    place, at = changed.schema.get_field_index("value"), datetime(2026, 11, 21, 2, 0, 0, 5, UTC)
+    write_deltalake(table, changed.set_column(place, "value", pa.array([{"id": 7, "at": at}])), mode="append")
+    problems = [one.problem for one in verify(check) if one.problem]
+    assert sorted(re.findall(r"1 \w+", " ".join(problems))) == ["1 different", "1 lacking"]
+
     elsewhere = {"to": str(tmp_path / "other"), "checkpoint": str(tmp_path / "c"), "dead_letter": None}
     with pytest.raises(
         UserError, match=r"offset \d+: the value cannot be read as json: .*; correct --value-schema, or"

@@ -64,7 +64,7 @@ def test_what_is_refused(given: dict[str, Any], said: str) -> None:
 def test_pipelines_that_need_bytes() -> None:
     with pytest.raises(UserError, match="--option valueschema is not for a pipeline: a mirror copies bytes"):
         MirrorOptions(topic=["t"], to="h:1", checkpoint="c", option=["valueSchema=a INT"])
-    with pytest.raises(UserError, match="--option valueformat is not for a pipeline: it compares bytes"):
+    with pytest.raises(UserError, match="--option valueformat is not for a pipeline: say --value-schema"):
         VerifyOptions(archive="a", option=["valueFormat=json"])
 
 

@@ -14,7 +14,7 @@ import typer
 
 from highwater.rpc.server import UserError
 from highwater.spark.options import lower_case
-from highwater.spark.pipelines.common import StreamOptions, key_values
+from highwater.spark.pipelines.common import PipelineOptions, StreamOptions, key_values
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.positions import OptionError
 from highwater.spark.values.schema_types import spark_type
@@ -44,7 +44,13 @@ _BY_ENDING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueSchemaOptions(StreamOptions):
+class ValueTypeOptions(PipelineOptions):
+    """Of a pipeline whose values may have a type."""
+
+    option: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
+    ] = field(default_factory=list)
     value_schema: Annotated[
         str | None,
         typer.Option(
@@ -58,22 +64,12 @@ class ValueSchemaOptions(StreamOptions):
         ValueFormat | None,
         typer.Option(help="of values and schema; default: as the file's ending says", show_default=False),
     ] = None
-    dead_letter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOPIC",
-            help="where records go whose values cannot be processed, with their error in the headers; it must exist",
-            show_default=False,
-        ),
-    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_value_options(self.option, "say --value-schema PATH")
         if self.value_format is not None and self.value_schema is None:
             raise UserError("--value-format is of --value-schema: say that, too")
-        if self.dead_letter is not None:
-            check_not_read(self.dead_letter, self.topic, self.pattern)
         if self.value_schema is not None:
             _ = self.schema_file
 
@@ -89,6 +85,23 @@ class ValueSchemaOptions(StreamOptions):
         if kind is None:
             raise UserError(f"--value-schema {path}: say with --value-format whether that is json, avro or protobuf")
         return path, kind, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueSchemaOptions(ValueTypeOptions, StreamOptions):
+    dead_letter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="where records go whose values cannot be processed, with their error in the headers; it must exist",
+            show_default=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dead_letter is not None:
+            check_not_read(self.dead_letter, self.topic, self.pattern)
 
 
 def _of_ending(path: str) -> ValueFormat | None:
@@ -134,7 +147,7 @@ _OPTIONS = {
 }
 
 
-def value_type(spark: SparkSession, options: ValueSchemaOptions, bad: BadValues) -> ValueType:
+def value_type(spark: SparkSession, options: ValueTypeOptions, bad: BadValues) -> ValueType:
     """As `options` say. Raises `UserError`."""
     if options.value_schema is None:
         return BYTES

@@ -5,7 +5,8 @@
 Of each partition, what both have is compared by a checksum of the records, and where these differ, record by record:
 key, value, headers, timestamp. What the topic has no longer (retention) is looked at in the archive alone, and what
 came after the last record of the archive is not its yet. The archive is read as it was when this began; what is found
-is looked for again, where the topic may have lost its first records meanwhile.
+is looked for again, where the topic may have lost its first records meanwhile. An archive whose values have a type is
+compared with the values of the topic as the same schema makes them; those that do not fit are not in the archive.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.offsets import check_topics
 from highwater.spark.pipelines.archives.reading import Archive, Ranges, open_archive
 from highwater.spark.pipelines.common import (
-    PipelineOptions,
     key_values,
     pipeline_command,
     spark_errors,
     submitted,
 )
-from highwater.spark.pipelines.value_schema import check_value_options
+from highwater.spark.pipelines.value_schema import BYTES, BadValues, ValueType, ValueTypeOptions, value_type
 from highwater.spark.stream_offset import offsets_json
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -45,29 +45,25 @@ if TYPE_CHECKING:
 LOOKS = 3  # at what was found, at most
 _CHECKED = "partition int, offset bigint, checksum bigint"
 
-# Spark's hash passes over nulls, so what is null is hashed, too.
+# Spark's hash passes over nulls, so what is null is hashed, too; and it takes no maps.
+_JSON = (
+    "to_json(struct(value), map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\"))"
+)
 _CHECKSUM = (
-    "xxhash64(partition, offset, key is null, key, value is null, value, unix_millis(timestamp), timestampType, "
+    "xxhash64(partition, offset, key is null, key, value is null, {value}, unix_millis(timestamp), timestampType, "
     "size(headers), transform(headers, h -> h.value is null), headers)"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(PipelineOptions):
+class VerifyOptions(ValueTypeOptions):
     archive: Annotated[str, typer.Argument(help="directory that the pipeline archive writes")]
     topic: Annotated[
         list[str], typer.Option(help="an archived topic, may be repeated; default: all", show_default=False)
     ] = field(default_factory=list)
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
-    option: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
-    ] = field(default_factory=list)
     json: Annotated[bool, typer.Option("--json", help="print a JSON object for each partition")] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_value_options(self.option, "it compares bytes")
 
     def source_options(self) -> dict[str, str]:
         return {"highwater.bootstrap.servers": self.bootstrap, **key_values("--option", self.option)}
@@ -84,6 +80,7 @@ class Verified:
     archived: int = 0  # records in the archive
     twice: int = 0  # offsets that the archive has more than once
     compared: int = 0  # records of the topic
+    unfit: int = 0  # those whose values do not fit the archive's type: it does not have them
     lacking: int = 0
     added: int = 0  # that the topic does not have between or after those that it has
     different: int = 0
@@ -111,13 +108,14 @@ class Verified:
 def verify(options: VerifyOptions) -> list[Verified]:
     """By topic and partition. Raises `UserError` and the SDK's errors."""
     archive = open_archive("verify", options, options.archive)
-    archive.check_bytes()
     with spark_errors():
+        values = value_type(archive.spark, options, BadValues.NULL)
+        archive.check_values(values)
         own = archive_session(archive.spark)
         return [
             one
             for topic in options.topic or archive.topics
-            for one in _Comparison(own, options, topic, archive).partitions()
+            for one in _Comparison(own, options, topic, archive, values).partitions()
         ]
 
 
@@ -144,6 +142,8 @@ def run(options: VerifyOptions) -> None:
     if not options.json:
         compared = sum(one.compared for one in verified)
         screen.print(f"{sums}: each once, and the same as the {compared:,} that their topics still have of these")
+        if unfit := sum(one.unfit for one in verified):
+            screen.print(f"{unfit:,} records of the topics do not fit the schema: the archive does not have them")
         if earlier := sum(one.earlier for one in verified):
             screen.print(f"{earlier:,} offsets of the topics are before the first one that is archived of a partition")
 
@@ -151,9 +151,12 @@ def run(options: VerifyOptions) -> None:
 class _Comparison:
     """Of a topic."""
 
-    def __init__(self, spark: SparkSession, options: VerifyOptions, topic: str, archive: Archive) -> None:
+    def __init__(
+        self, spark: SparkSession, options: VerifyOptions, topic: str, archive: Archive, values: ValueType
+    ) -> None:
         self._spark = spark
         self._options = options
+        self._values = values
         self._topic = topic
         self._archive = archive
         self._archived = archive.topic(topic)
@@ -225,13 +228,14 @@ class _Comparison:
             if min(one.end, end) > max(one.first, first):
                 theirs[number] = (max(one.first, first), min(one.end, end))
         archived, topic = self._archived_rows(ours), self._topic_rows(theirs)
-        sums, expected = _sums(archived), _sums(topic)
+        (sums, _), (expected, unfit) = _sums(archived), _sums(topic)
         differing = {number for number in verified if sums.get(number) != expected.get(number)}
         found = self._differing(archived, topic, differing) if differing else {}
         return {
             number: replace(
                 one,
                 compared=expected.get(number, (0, 0))[0],
+                unfit=unfit.get(number, 0),
                 earlier=max(one.first - firsts[there[number]], 0) if number in there else 0,
                 later=max(ends[there[number]] - max(one.end, firsts[there[number]]), 0) if number in there else 0,
                 **differences(found.get(number, {}), self._twice_at.get(number), compacted=self._compacted),
@@ -241,16 +245,16 @@ class _Comparison:
 
     def _archived_rows(self, ranges: Ranges) -> DataFrame | None:
         rows = self._archived.rows(ranges) if ranges else None
-        return None if rows is None else _checked(rows)
+        return None if rows is None else self._checked(rows)
 
     def _topic_rows(self, ranges: Ranges) -> DataFrame | None:
         if not ranges:
             return None
         starts = {TopicPartition(self._topic, number): first for number, (first, _) in ranges.items()}
         ends = {TopicPartition(self._topic, number): end for number, (_, end) in ranges.items()}
-        return _checked(
+        return self._checked(
             self._spark.read.format("highwater")
-            .options(**self._options.source_options())
+            .options(**self._options.source_options(), **self._values.source_options)
             .option("includeHeaders", "true")
             .option("failOnDataLoss", "false")  # what retention takes meanwhile is not asked for at the next look
             .option("assign", json.dumps({self._topic: sorted(ranges)}))
@@ -258,6 +262,11 @@ class _Comparison:
             .option("endingOffsets", json.dumps(offsets_json(ends)))
             .load()
         )
+
+    def _checked(self, rows: DataFrame) -> DataFrame:
+        value = "value" if self._values == BYTES else _JSON
+        fits = "valueError is null" if "valueError" in rows.columns else "true"
+        return rows.selectExpr("partition", "offset", f"{_CHECKSUM.format(value=value)} as checksum", f"{fits} as fits")
 
     def _differing(
         self, archived: DataFrame | None, topic: DataFrame | None, partitions: Iterable[int]
@@ -270,7 +279,8 @@ class _Comparison:
         wanted = f.col("partition").isin(*partitions)
         ours = (nothing if archived is None else archived).where(wanted).groupBy("partition", "offset")
         left = ours.agg(f.min("checksum").alias("ours"), f.max("checksum").alias("other"))
-        right = (nothing if topic is None else topic).where(wanted).withColumnRenamed("checksum", "theirs")
+        there = (nothing if topic is None else topic.where("fits").drop("fits")).where(wanted)
+        right = there.withColumnRenamed("checksum", "theirs")
         joined = left.join(right, ["partition", "offset"], "full_outer")
         kind = (
             f.when(f.col("ours").isNull(), "lacking")
@@ -299,18 +309,16 @@ def differences(found: Mapping[str, tuple[int, int]], twice_at: int | None, *, c
     return {**counts, "at": min(said, default=None)}
 
 
-def _checked(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr("partition", "offset", f"{_CHECKSUM} as checksum")
-
-
-def _sums(rows: DataFrame | None) -> dict[int, tuple[int, int]]:
-    """Of each partition: how many records, and a checksum of all."""
+def _sums(rows: DataFrame | None) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+    """Of each partition: how many records, and a checksum of all; how many do not fit."""
     if rows is None:
-        return {}
+        return {}, {}
     from pyspark.sql import functions as f
 
-    sums = rows.groupBy("partition").agg(f.count("offset").alias("n"), f.bit_xor("checksum").alias("all"))
-    return {row.partition: (row.n, row.all) for row in sums.collect()}
+    fits = f.col("fits")
+    sums = [f.count_if(fits).alias("n"), f.bit_xor(f.when(fits, f.col("checksum"))).alias("all")]
+    found = rows.groupBy("partition").agg(*sums, f.count_if(~fits).alias("unfit")).collect()
+    return {row.partition: (row.n, row.all) for row in found if row.n}, {row.partition: row.unfit for row in found}
 
 
 command = pipeline_command(

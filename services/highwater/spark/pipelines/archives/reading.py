@@ -14,9 +14,15 @@ from highwater.spark.pipelines.archives.history import History, archived_by, quo
 from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
-from highwater.spark.pipelines.archives.value_types import check_bytes, value_type_of, value_type_of_files
+from highwater.spark.pipelines.archives.value_types import (
+    check_bytes,
+    check_value_type,
+    value_type_of,
+    value_type_of_files,
+)
 from highwater.spark.pipelines.common import PipelineOptions, nothing_needed, session, spark_errors
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.value_schema import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,6 +99,11 @@ class Archive:
     def check_bytes(self) -> None:
         """Raises `UserError` where it does not have the values as they were."""
         check_bytes(self.said, self._values)
+
+    def check_values(self, values: ValueType) -> None:
+        """Raises `UserError` where its values are of another type."""
+        if self._values is not None:
+            check_value_type(self.said, self._values, values)
 
     def check_topic(self, name: str) -> None:
         """Raises `UserError` where it does not have it."""
