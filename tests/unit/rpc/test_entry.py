@@ -16,7 +16,13 @@ import pytest
 import highwater
 
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
-SLOW_IMPORT = "import sys, time\nprint('importing', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+# In short sleeps: Python runs no handler of a signal that comes in the moment before a long one begins.
+SLOW_IMPORT = """
+import sys, time
+print("importing", file=sys.stderr, flush=True)
+for _ in range(600):
+    time.sleep(0.1)
+"""
 DEADLINE_S = 20
 
 
