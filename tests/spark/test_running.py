@@ -148,6 +148,7 @@ class Frame:
 def test_after_sigterm_a_query_beside_does_not_cut_the_other_one_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one has nothing more to do, the other is in the middle of a micro-batch."""
     monkeypatch.setattr(beside, "_LOOK_S", 0.01)
+    monkeypatch.setattr(beside, "qualified", lambda _, path: path)
     main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
     frame: Any = Frame([main, letters], letters)
     options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
@@ -161,6 +162,7 @@ def test_after_sigterm_a_query_beside_does_not_cut_the_other_one_off(monkeypatch
 
 def test_a_query_beside_that_fails_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "_LOOK_S", 0.01)
+    monkeypatch.setattr(beside, "qualified", lambda _, path: path)
     main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
     frame: Any = Frame([main, letters], letters)
     options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
