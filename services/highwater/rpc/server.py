@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -126,6 +127,20 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
         logging.getLogger("highwater").error("%s", error)
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
+
+
+class Service(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+async def serve(service: Service, stop: asyncio.Event) -> None:
+    """For `run_service`, of a service that starts at once, whatever its peers do."""
+    try:
+        await service.start()
+        await stop.wait()
+    finally:
+        await service.stop()
 
 
 class UserError(Exception):
