@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -73,6 +74,11 @@ class FakeBroker(replica_control_pb2_grpc.ReplicaControlServicer):
         await self._registrar.register(
             BrokerRegistration(self.broker_id, self.address, uuid.uuid4().hex, "storage", **registration)
         )
+
+    async def mark_leaving(self) -> None:
+        """As a broker does before it asks whether it may stop (RULES 7.8)."""
+        assert self._registrar.registration is not None
+        assert await self._registrar.update(replace(self._registrar.registration, shutting_down=True))
 
     async def kill(self) -> None:
         """The process is gone: connections break, new ones are refused, the registration stays."""

@@ -81,6 +81,7 @@ async def test_controlled_shutdown_moves_leaderships_first(world: World) -> None
     assert only(await stub.CreateTopics(alone)) is ErrorCode.NONE
     leaving = world.brokers[1]
     request = controller_pb2.ControlledShutdownRequest(broker_id=1, broker_epoch=leaving.broker_epoch)
+    await leaving.mark_leaving()
     response = await stub.ControlledShutdown(request)
     assert not response.remaining  # of "alone" there is no other replica: nothing would change
     assert {key for broker in (2, 3) for key in world.brokers[broker].leads()} == set(keys)
@@ -113,6 +114,7 @@ async def test_two_that_shut_down_at_once_leave_every_isr_its_minimum(world: Wor
             assert len(answer.remaining) == min(answer.leads + answer.needed_by, 10)
         return {broker_id for broker_id, answer in zip((1, 2), answers, strict=True) if not answer.remaining}
 
+    await asyncio.gather(*(world.brokers[each].mark_leaving() for each in (1, 2)))
     let_go: set[int] = set()
     for _ in range(5):
         let_go |= await released()
@@ -167,6 +169,7 @@ async def led_by_another(
     preferred, other = (
         (world.brokers[1], world.brokers[2]) if state.leader == 1 else (world.brokers[2], world.brokers[1])
     )
+    await preferred.mark_leaving()
     await stub.ControlledShutdown(
         controller_pb2.ControlledShutdownRequest(broker_id=preferred.broker_id, broker_epoch=preferred.broker_epoch)
     )

@@ -126,9 +126,9 @@ class Controller(Process):
                 reign.depose()
 
     def on_shut_down(self, reply: Callable[[Any], None], broker_id: int, broker_epoch: int) -> None:
-        """How many partitions the broker still has to wait for; None: not the controller."""
+        """How many partitions the broker still has to wait for; None: not the controller, or it has not heard of it."""
         reign = self.reign
-        if reign is None or not reign.cluster.is_registered(broker_id, broker_epoch):
+        if reign is None or not reign.cluster.has_heard_of_leaving(broker_id, broker_epoch):
             reply(None)
             return
         reign.perform(reign.cluster.shut_down(broker_id, broker_epoch))

@@ -37,6 +37,7 @@ from highwater.rpc.settings import ControllerSettings
 RETRY_PAUSE_S = 0.1
 METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer
 MOVE_PATIENCE_S = 2.0  # for new leaders to take up what a leaving broker gave up
+MARK_PATIENCE_S = 0.5  # for the watch to tell what the broker had written before it asked
 HELD_SAMPLE = 10  # partitions that are named, of perhaps thousands
 
 _Answer = TypeVar("_Answer")
@@ -245,9 +246,14 @@ class Administration:
 
     async def shut_down(self, broker_id: int, broker_epoch: int) -> HeldBack | None:
         """Moves the leaderships of a broker that is about to stop, takes it out of the ISRs that can spare it, and says
-        what it still has to wait for (RULES 7.8). None: it is not registered under this broker epoch."""
+        what it still has to wait for (RULES 7.8). None: it is not registered under this broker epoch, or its mark has
+        not been heard of."""
         cluster = self._cluster
         if not cluster.is_registered(broker_id, broker_epoch):
+            return None
+        # Its question may come before what etcd tells: that it is back in an ISR, say, which another has left, or that
+        # another began first. What was before its mark is known once the mark is.
+        if not await self._reign.until(partial(cluster.has_heard_of_leaving, broker_id, broker_epoch), MARK_PATIENCE_S):
             return None
         actions = cluster.shut_down(broker_id, broker_epoch)
         if actions:  # its first question: the only one that costs more, the more it hosts

@@ -221,6 +221,10 @@ class Cluster:
             if partition.pending is None and self.instruction(key) is not None
         )
 
+    def has_heard_of_leaving(self, broker_id: int, broker_epoch: int) -> bool:
+        """Whether the registration is marked, as far as is known here: then so is every state that was before it."""
+        return self.is_registered(broker_id, broker_epoch) and self.brokers[broker_id].registration.shutting_down
+
     def shut_down(self, broker_id: int, broker_epoch: int) -> list[Action]:
         """A registered broker asks whether it may stop: from its first question on leaderships move, and it leaves the
         ISRs that can spare it, now or as soon as they can (RULES 7.8). To be answered by `release`."""

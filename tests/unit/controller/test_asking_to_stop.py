@@ -1,0 +1,107 @@
+"""Whether a broker may stop is not said by a controller that has heard less than the broker itself (RULES 7.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from highwater.controller import administration
+from highwater.controller.actions import Action, WriteState
+from highwater.controller.administration import Administration, HeldBack
+from highwater.controller.cluster import Cluster
+from highwater.controller.election import ElectionPolicy
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import (
+    BrokerRegistration,
+    LiveBroker,
+    PartitionKey,
+    PartitionState,
+    TopicAssignment,
+    VersionedState,
+    VersionedTopic,
+)
+from highwater.rpc.settings import ControllerSettings
+
+TOPIC_ID = b"t" * 16
+KEY = PartitionKey(TOPIC_ID, 0)
+
+
+class Reign:
+    """Whose watch of etcd lags: what it hears of is `heard`, and when it next waits."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(0, 1, ElectionPolicy(2))
+        self.heard: list[Callable[[], list[Action]]] = []
+        self.revision = 100
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        for write in [action for action in actions if isinstance(action, WriteState)]:
+            self.revision += 1
+            self.perform(self.cluster.written([write], self.revision))
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        while self.heard and not holds():
+            self.perform(self.heard.pop(0)())
+        return holds()
+
+
+@pytest.fixture
+def reign() -> Iterator[Reign]:
+    reign = Reign()
+    for broker_id in (1, 2, 3):
+        reign.perform(reign.cluster.broker_seen(registered(broker_id)))
+    assignment = TopicAssignment("t", TOPIC_ID, ((2, 3, 1),))
+    reign.perform(reign.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {}))
+    reign.perform(sees(reign, 110, 2, 3))
+    yield reign
+    reign.cluster.topics.check_invariants()
+
+
+def registered(broker_id: int) -> LiveBroker:
+    return LiveBroker(BrokerRegistration(broker_id, f"b{broker_id}:1", "x", "y"), broker_epoch=broker_id)
+
+
+def leaving(broker_id: int, revision: int) -> LiveBroker:
+    broker = registered(broker_id)
+    return replace(broker, registration=replace(broker.registration, shutting_down=True), revision=revision)
+
+
+def sees(reign: Reign, revision: int, *isr: int) -> list[Action]:
+    """A leader's change of the ISR."""
+    state = PartitionState(leader=2, leader_epoch=0, leader_broker_epoch=2, isr=isr, controller_epoch=1)
+    return reign.cluster.state_seen("t", 0, VersionedState(state, revision))
+
+
+async def ask(reign: Reign, broker_id: int) -> HeldBack | None:
+    settings = ControllerSettings(controller_id=0, listen=["h:0"], advertised_listener="h:0", etcd=["h:1"])
+    admin = Administration(reign, None, Keys("c"), settings)  # type: ignore[arg-type]
+    return await asyncio.wait_for(admin.shut_down(broker_id, broker_id), administration.MOVE_PATIENCE_S * 3)
+
+
+async def test_what_came_before_the_mark_is_looked_at_first(reign: Reign) -> None:
+    """Broker 1 came back into the ISR as 3 fell out, then marked its registration, and asks faster than the watch."""
+    reign.heard = [
+        lambda: sees(reign, 120, 1, 2),
+        lambda: reign.cluster.broker_seen(leaving(1, 121)),
+    ]
+    assert await ask(reign, 1) == HeldBack(0, 1, (KEY,))
+
+
+async def test_nobody_is_let_go_whose_mark_is_not_heard_of(reign: Reign) -> None:
+    assert await ask(reign, 1) is None
+    reign.perform(reign.cluster.broker_seen(leaving(1, 121)))
+    assert await ask(reign, 1) == HeldBack(0, 0, ())
+
+
+async def test_who_began_first_goes_first_whoever_asks_first(reign: Reign) -> None:
+    reign.perform(sees(reign, 115, 1, 2, 3))
+    reign.heard = [
+        lambda: reign.cluster.broker_seen(leaving(1, 120)),
+        lambda: reign.cluster.broker_seen(leaving(3, 121)),
+    ]
+    assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
+    assert await ask(reign, 1) == HeldBack(0, 0, ())
+    assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
