@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -32,17 +32,19 @@ _log = get_logger("log_storage.log_manager")
 
 
 class LogManager(LogLoading, LogMoving):
-    def close(self, within_s: float | None = None) -> None:
+    def close(self, within_s: float | None = None, unanswered: Collection[LogDir] = ()) -> None:
         """A clean stop: every log to disk, `CLOSED_AT_ONCE` at a time in each directory, then the checkpoints, and the
         mark. What is not on disk `within_s` is left as a kill would leave it: the directory gets no mark, and the next
-        start looks at those logs.
+        start looks at those logs. `unanswered` directories are left like that from the beginning, and stay locked.
 
         Nor does a directory in which anything failed, or a log is offline, or whose tail is lost: until that is settled
         every start says so (RULES 7.2).
         """
         until_s = None if within_s is None else time.monotonic() + within_s
-        directories = self.online_dirs
-        free: list[LogDir] = [log_dir for log_dir in self.log_dirs if log_dir.offline]
+        directories = [log_dir for log_dir in self.online_dirs if log_dir not in unanswered]
+        for log_dir in unanswered:
+            _log.warning("%s is not stopped cleanly: its disk has not answered what was begun before", log_dir.path)
+        free: list[LogDir] = [log_dir for log_dir in self.log_dirs if log_dir.offline and log_dir not in unanswered]
 
         def close(log_dir: LogDir) -> bool:
             if self._close_directory(log_dir, until_s):

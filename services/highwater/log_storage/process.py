@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import resource
+from typing import NoReturn
 
 from highwater.log_storage.recovery_progress import OpeningStopped
 from highwater.log_storage.service import LogStorageService
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import LogStorageSettings, from_command_line
 from highwater.telemetry import log
+
+INTERRUPTED_S = 5.0  # for what a start has begun
 
 logger = log.get_logger("log_storage.process")
 
@@ -30,6 +35,9 @@ async def serve(settings: LogStorageSettings, stop: asyncio.Event) -> None:
     await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():  # it recovers, perhaps for hours
         service.interrupt()
+        await asyncio.wait((starting,), timeout=INTERRUPTED_S)
+        if not starting.done():
+            _end("stopped while a disk did not answer: the next start recovers the logs")
     try:
         await starting
     except OpeningStopped:
@@ -38,7 +46,15 @@ async def serve(settings: LogStorageSettings, stop: asyncio.Event) -> None:
     try:
         await stopping
     finally:
-        await service.stop()
+        if not await service.stop():
+            _end("stopped while a disk did not answer: the next start recovers its logs")
+
+
+def _end(message: str) -> NoReturn:
+    """Without the threads, which Python would wait for, and the disk may never answer."""
+    logger.error(message)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _allow_many_files() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from highwater.log_storage.compaction.cleaner_job import PassLimits
@@ -14,6 +16,7 @@ from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
+from highwater.log_storage.log_dir import LogDir
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_registry import monotonic_ms
 from highwater.log_storage.scrubber import Scrubber
@@ -30,6 +33,7 @@ from highwater.v1 import log_storage_pb2_grpc
 SERVICE_NAME = "highwater.v1.LogStorage"
 THREADS = 8  # for fsync, recovery and large reads
 HOUSEKEEPING_MS = 1_000
+LEAST_PATIENCE_S = 1.0  # at a stop, for what is under way, and then for the logs
 PRODUCERS_INLINE = 1_000  # of a log are looked through in the loop; more are in a thread
 
 _log = get_logger("log_storage")
@@ -172,18 +176,53 @@ class LogStorageService:
         if self._loading is not None:
             self._loading.stop_loading()
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """Stops serving, writes everything to disk and marks the directories as cleanly stopped; within
-        `log.close.max.wait.ms` and some seconds, whatever was reached by then."""
+        `log.close.max.wait.ms` and some seconds, whatever was reached by then.
+
+        False: a disk has not answered what had been begun before. It is left as a kill leaves it, and stays locked.
+        The threads that wait for it would keep the process from its end: the caller has to end it."""
+        run, within_s = asyncio.get_running_loop().run_in_executor, self._settings.log_close_max_wait_ms / 1000
         await self._server.stop()
+        until_s = time.monotonic() + within_s
+        ending = asyncio.create_task(self._end_work())
+        await asyncio.wait((ending,), timeout=max(within_s / 2, LEAST_PATIENCE_S))
+        ended = ending.done()
+        if ended:
+            await ending
+        if self._manager is not None:
+            unanswered = frozenset() if ended else self._at_work()
+            closer = ThreadPoolExecutor(1, "closing")  # those of `_threads` may all be waiting for the disk
+            left_s = max(until_s - time.monotonic(), LEAST_PATIENCE_S)
+            await run(closer, partial(self._manager.close, left_s, unanswered))
+            closer.shutdown()
+        self._threads.shutdown(wait=ended, cancel_futures=not ended)
+        return ended
+
+    async def _end_work(self) -> None:
         await self._tasks.stop()
         if self._servicer is not None:
             await self._servicer.settle()
         if self._manager is not None:
             run = asyncio.get_running_loop().run_in_executor
-            await run(self._threads, _remove, self._take_due(everything=True))
-            await run(self._threads, self._manager.close, self._settings.log_close_max_wait_ms / 1000)
-        self._threads.shutdown()
+            try:
+                await run(self._threads, _remove, self._take_due(everything=True))
+            except OSError as error:  # the next start removes them; the logs are to be closed all the same
+                _log.warning("segments that were let go are not removed: %s", error)
+
+    def _at_work(self) -> frozenset[LogDir]:
+        """Directories in which something may still be written by what has been begun."""
+        assert self._manager is not None
+        assert self._servicer is not None
+        if self._servicer.writes_fences:
+            return frozenset(self._manager.log_dirs)
+        found = set[LogDir]()
+        for hosted in self._manager:
+            if hosted.maintenance.locked():  # by what runs in a thread
+                found.add(hosted.log_dir)
+                if hosted.future is not None:
+                    found.add(hosted.future.log_dir)
+        return frozenset(found)
 
     async def _checkpoint(self) -> None:
         assert self._manager is not None

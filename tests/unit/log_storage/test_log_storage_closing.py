@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,8 +19,10 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.flushing import Sync
 from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager import CLOSED_AT_ONCE, LogManager
+from highwater.log_storage.service import THREADS, LogStorageService
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.server import UserError
+from highwater.rpc.settings import LogStorageSettings, load
 
 KEY = PartitionKey(b"t" * 16, 0)
 RECORDS = 3
@@ -154,3 +159,105 @@ def test_nothing_is_begun_after_the_time_and_all_is_told() -> None:
     outcome = side_by_side(works(3), 2, time.monotonic() - 1)  # type: ignore[arg-type]
     assert (outcome.well, outcome.late, ran) == (False, 3, [])
     assert side_by_side([], 2, None).well
+
+
+async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More flushes wait for it than there are threads, and each keeps its log."""
+    stuck, sound = tmp_path / "a", tmp_path / "b"
+    settings = {
+        "broker.id": "0",
+        "log.dirs": f"{stuck},{sound}",
+        "listen": f"unix:{tmp_path}/s",
+        "log.close.max.wait.ms": "600",
+        "log.flush.interval.ms": "50",
+        "log.flush.scheduler.interval.ms": "50",
+    }
+    service = LogStorageService(load(LogStorageSettings, settings))
+    await service.start()
+    assert service._manager is not None
+    for log_dir in service._manager.log_dirs:
+        log_dir.record_boot()
+    real = Sync.run
+    free, begun = threading.Event(), threading.Event()
+
+    def run(sync: Sync) -> None:
+        if str(sync.segments[0].path).startswith(str(stuck)):
+            begun.set()
+            free.wait(DEADLINE_S)
+        real(sync)
+
+    monkeypatch.setattr(Sync, "run", run)
+    for number in range(4 * THREADS):
+        key = KEY._replace(partition=number)
+        service._manager.create("t", key, {})
+        lead(service._manager.get(key).online(), batch(), epoch=1)
+    try:
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        began_s = time.monotonic()
+        assert not await service.stop()
+        assert time.monotonic() - began_s < 5
+        assert (sound / CLEAN_SHUTDOWN).exists()
+        assert not (stuck / CLEAN_SHUTDOWN).exists()
+        assert f"{stuck} is not stopped cleanly" in caplog.text
+        with pytest.raises(UserError, match="in use"):
+            LogManager([stuck], LogConfig(), broker_id=0)
+    finally:
+        free.set()
+
+
+HUNG = """
+import asyncio, sys, threading
+from highwater.log_storage import process
+from highwater.log_storage.{module} import {owner}
+from highwater.rpc.settings import LogStorageSettings, load
+
+def hang(*arguments):
+    begun.set()
+    threading.Event().wait()
+
+async def main():
+    stop = asyncio.Event()
+    serving = asyncio.create_task(process.serve(load(LogStorageSettings, settings), stop))
+    await asyncio.to_thread(begun.wait, 20)
+    stop.set()
+    await serving
+
+directory = sys.argv[1]
+settings = {{"broker.id": "0", "log.dirs": directory + "/a", "listen": f"unix:{{directory}}/s",
+    "metrics.listen": "", "log.close.max.wait.ms": "100", "log.flush.offset.checkpoint.interval.ms": "50"}}
+begun = threading.Event()
+process.INTERRUPTED_S = 0.2
+{owner}.{name} = hang
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name"),
+    [("log_manager", "LogManager", "load"), ("log_manager", "LogManager", "write_checkpoint")],
+    ids=["starting", "serving"],
+)
+def test_a_process_ends_although_a_disk_never_answers(tmp_path: Path, module: str, owner: str, name: str) -> None:
+    program = HUNG.format(module=module, owner=owner, name=name)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert (ended.returncode, "a disk did not answer" in ended.stderr) == (1, True), ended.stderr
+    assert not (tmp_path / "a" / CLEAN_SHUTDOWN).exists()
+
+
+async def test_what_cannot_be_removed_does_not_keep_logs_from_being_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"broker.id": "0", "log.dirs": str(tmp_path / "a"), "listen": f"unix:{tmp_path}/s"}
+    service = LogStorageService(load(LogStorageSettings, values))
+    await service.start()
+    assert service._manager is not None
+    for log_dir in service._manager.log_dirs:
+        log_dir.record_boot()
+    (tmp_path / "kept").mkdir()
+    service._to_remove.append((0, [tmp_path / "kept"]))  # a directory is not unlinked
+    assert await service.stop()
+    assert (tmp_path / "a" / CLEAN_SHUTDOWN).exists()

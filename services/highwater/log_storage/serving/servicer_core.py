@@ -46,6 +46,11 @@ class ServicerCore:
         while self._in_threads:
             await asyncio.wait(self._in_threads)
 
+    @property
+    def writes_fences(self) -> bool:
+        """Whether fences are being written, of whichever directories."""
+        return self._fencing.locked()
+
     def _remove_left(self) -> None:
         """Removes, in threads, the directories that deletions and moves have left."""
         removable = self._manager.removable
