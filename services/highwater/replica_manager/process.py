@@ -25,16 +25,25 @@ async def serve(settings: ReplicaManagerSettings, stop: asyncio.Event) -> None:
         await service.stop()
         return
     await starting
-    await asyncio.wait((stopping, service.failed), return_when=asyncio.FIRST_COMPLETED)
-    if service.failed.done():
-        stopping.cancel()
+    leaving = asyncio.create_task(_leave(service, stopping))
+    await asyncio.wait((leaving, service.failed), return_when=asyncio.FIRST_COMPLETED)
+    if service.failed.done():  # also while it waits to be let go: what it holds in memory is not to be gone by
+        leaving.cancel()
+        await asyncio.gather(leaving, stopping, return_exceptions=True)
         await service.stop(deregister=False)
         try:
             service.failed.result()
         except DuplicateBrokerIdError as error:
             raise UserError(str(error)) from error
+    try:
+        await leaving
+    finally:
+        await service.stop()
+
+
+async def _leave(service: ReplicaManagerService, stopping: asyncio.Task[bool]) -> None:
+    await stopping
     await service.controlled_shutdown()
-    await service.stop()
 
 
 def main() -> None:
