@@ -28,6 +28,7 @@ class Control:
         self.owner = owner
         self.controller_epoch = 0
         self.shutting_down = False
+        self.leaving_since = 0
         self.registration: BrokerRegistration | None = None
         self._registering = False
         self._due = True
@@ -143,6 +144,7 @@ class Control:
             incarnation,
             tail_lost=tail_lost or doubt is not None,
             shutting_down=self.shutting_down,
+            leaving_since=self.leaving_since,
             offline_log_reports=self.offline_log_reports,
         )
         self._doubt_revision = 0 if doubt is None else doubt.mod_revision
@@ -258,6 +260,7 @@ class Control:
                 self.registration.log_storage_incarnation,
                 tail_lost=tail_lost,
                 shutting_down=self.shutting_down,
+                leaving_since=self.leaving_since,
                 offline_log_reports=self.offline_log_reports,
             )
             result = await owner.etcd(
@@ -266,6 +269,8 @@ class Control:
             if result is not None:
                 if result.succeeded:
                     self.registration = changed
+                    if changed.shutting_down and not self.leaving_since:
+                        self.leaving_since = result.revision
                 return bool(result.succeeded)
             await owner.sleep(100)
         return False

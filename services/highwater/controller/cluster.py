@@ -140,9 +140,9 @@ class Cluster:
         for broker in renewed:
             self._register(broker)
         self.brokers |= brokers
-        leaving = [broker_id for broker_id, broker in brokers.items() if broker.registration.shutting_down]
-        for broker_id in sorted(leaving, key=lambda each: brokers[each].revision):  # as they said so: who began first
-            self._shutdowns.began(broker_id, brokers[broker_id].broker_epoch)
+        for broker_id, broker in brokers.items():
+            if broker.registration.shutting_down:
+                self._shutdowns.began(broker_id, broker.broker_epoch, broker.leaving_since)
         return renewed
 
     # Brokers
@@ -160,7 +160,7 @@ class Cluster:
             self._register(broker)
         self.brokers[broker_id] = broker
         if broker.registration.shutting_down:
-            self._shutdowns.began(broker_id, broker.broker_epoch)
+            self._shutdowns.began(broker_id, broker.broker_epoch, broker.leaving_since)
         actions = self._advance(self.topics.hosted(broker_id).values())
         if renewed:
             actions += self._tell_everything(broker)

@@ -8,6 +8,7 @@ only one of them. Who began first goes first, from every ISR: so no two wait for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
 @dataclass(slots=True)
 class _Leaving:
     broker_epoch: int
+    since: int
     asked: bool = False
     # Partitions that it leads (True), or whose ISR needs it, as far as waiting can change that.
     held: dict[PartitionKey, bool] = field(default_factory=dict)
@@ -43,12 +45,14 @@ class ControlledShutdowns:
         """In the order in which they began."""
         return tuple(self._leaving)
 
-    def began(self, broker_id: int, broker_epoch: int) -> None:
-        """Its registration says that it shuts down."""
+    def began(self, broker_id: int, broker_epoch: int, since: int = sys.maxsize) -> None:
+        """Its registration says that it shuts down, `since` this revision. So the order is the same under every
+        controller, and after a broker registered anew: two that each have left some ISRs would wait for each other."""
         known = self._leaving.get(broker_id)
         if known is None or known.broker_epoch != broker_epoch:
-            self.gone(broker_id)  # the order is that of insertion
-            self._leaving[broker_id] = _Leaving(broker_epoch)
+            self.gone(broker_id)
+            self._leaving[broker_id] = _Leaving(broker_epoch, since)
+            self._leaving = dict(sorted(self._leaving.items(), key=lambda each: each[1].since))
 
     def asked(self, broker_id: int, broker_epoch: int) -> bool:
         """It asks whether it may stop. Whether it is the first time under this broker epoch."""

@@ -103,6 +103,7 @@ class BrokerRegistration:
     rack: str = ""
     tail_lost: bool = False  # RULES 7.2
     shutting_down: bool = False
+    leaving_since: int = 0  # mod revision under which `shutting_down` was set; 0: that of this very write
     offline_log_reports: int = 0  # grows whenever more of its logs went offline: ask it which (RULES 7.7)
     extra: dict[str, str] = field(default_factory=dict)
 
@@ -119,6 +120,11 @@ class LiveBroker:
     registration: BrokerRegistration
     broker_epoch: int  # create revision of the key
     revision: int = field(default=0, compare=False)  # mod revision: when it was last written
+
+    @property
+    def leaving_since(self) -> int:
+        """When it said that it shuts down; the same however often it is written anew."""
+        return self.registration.leaving_since or self.revision
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class BrokerRegistrar:
         self._held: LeasedKey | None = None
         self._holding: asyncio.Task[None] | None = None
         self._registration: BrokerRegistration | None = None
+        self.updated_at = 0  # mod revision of the last `update` that was done
         self._probe_failing = False
 
     @property
@@ -115,7 +116,7 @@ class BrokerRegistrar:
                 await asyncio.sleep(RETRY_PAUSE_S)  # the same value again does no harm
                 continue
             if result.succeeded and self._held is held:
-                self._registration = registration
+                self._registration, self.updated_at = registration, result.revision
             return result.succeeded
 
     async def deregister(self) -> None:

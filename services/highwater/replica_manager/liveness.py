@@ -73,6 +73,7 @@ class Liveness:
         self._running: asyncio.Task[None] | None = None
         self._tail: asyncio.Task[None] | None = None
         self._shutting_down = False
+        self._leaving_since = 0  # when the registration was marked; every later one says so, too
         self._updating = asyncio.Lock()  # each update is made from what the one before it wrote
         self._offline_log_reports = 0
         self._reports_due = asyncio.Event()
@@ -102,7 +103,8 @@ class Liveness:
     async def announce_shutdown(self) -> None:
         """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
         self._shutting_down = True
-        await self._update(shutting_down=True)
+        if await self._update(shutting_down=True):
+            self._leaving_since = self._registrar.updated_at
 
     def register_anew(self) -> None:
         """Under a new broker epoch, so that nothing that was sent under the present one can bring a replica back into
@@ -138,7 +140,9 @@ class Liveness:
         """Whether the registration, if there is one, has these fields now."""
         async with self._updating:
             registration = self._registrar.registration
-            return registration is not None and await self._registrar.update(replace(registration, **changes))
+            if registration is None:
+                return False
+            return await self._registrar.update(replace(registration, leaving_since=self._leaving_since, **changes))
 
     async def _ordinary(self, broker_epoch: int) -> bool:
         """Whether the registration under this broker epoch says no more that a tail is lost."""
@@ -146,7 +150,9 @@ class Liveness:
             registration = self._registrar.registration
             if registration is None or self._registrar.broker_epoch != broker_epoch:
                 return False
-            return await self._registrar.update(replace(registration, tail_lost=False))
+            return await self._registrar.update(
+                replace(registration, leaving_since=self._leaving_since, tail_lost=False)
+            )
 
     async def stop(self, *, deregister: bool) -> None:
         for task in (self._running, self._tail, self._reporting):
@@ -214,6 +220,7 @@ class Liveness:
             rack=self._rack,
             tail_lost=described.tail_lost or bool(doubted),
             shutting_down=self._shutting_down,
+            leaving_since=self._leaving_since,
             offline_log_reports=self._offline_log_reports,
         )
         broker_epoch = await self._registrar.register(registration)

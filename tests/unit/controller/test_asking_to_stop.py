@@ -75,10 +75,14 @@ def sees(reign: Reign, revision: int, *isr: int) -> list[Action]:
     return reign.cluster.state_seen("t", 0, VersionedState(state, revision))
 
 
-async def ask(reign: Reign, broker_id: int) -> HeldBack | None:
+def administration_of(reign: Reign) -> Administration:
     settings = ControllerSettings(controller_id=0, listen=["h:0"], advertised_listener="h:0", etcd=["h:1"])
-    admin = Administration(reign, None, Keys("c"), settings)  # type: ignore[arg-type]
-    return await asyncio.wait_for(admin.shut_down(broker_id, broker_id), administration.MOVE_PATIENCE_S * 3)
+    return Administration(reign, None, Keys("c"), settings)  # type: ignore[arg-type]
+
+
+async def ask(reign: Reign, broker_id: int) -> HeldBack | None:
+    asking = administration_of(reign).shut_down(broker_id, broker_id)
+    return await asyncio.wait_for(asking, administration.MOVE_PATIENCE_S * 3)
 
 
 async def test_what_came_before_the_mark_is_looked_at_first(reign: Reign) -> None:
@@ -105,3 +109,26 @@ async def test_who_began_first_goes_first_whoever_asks_first(reign: Reign) -> No
     assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
     assert await ask(reign, 1) == HeldBack(0, 0, ())
     assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_later_controller_lets_them_go_in_the_same_order(again: bool) -> None:
+    """Broker 1 began first, and is out of one ISR; since then its registration was written anew, or is another."""
+    epoch = 30 if again else 1
+    first = replace(leaving(1, 35), broker_epoch=epoch)
+    first = replace(first, registration=replace(first.registration, leaving_since=20))
+    reign = Reign()
+    for broker in (leaving(2, 21), first, registered(3)):
+        reign.perform(reign.cluster.broker_seen(broker))
+    assignment = TopicAssignment("t", TOPIC_ID, ((3, 1, 2), (3, 1, 2)))
+    reign.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {})
+    for number, isr in enumerate([(2, 3), (1, 2, 3)]):
+        state = PartitionState(leader=3, leader_epoch=0, leader_broker_epoch=3, isr=isr, controller_epoch=1)
+        reign.perform(reign.cluster.state_seen("t", number, VersionedState(state, 22 + number)))
+    for partition in reign.cluster.topics.partitions():
+        partition.pending = None
+    held = await ask(reign, 2)
+    assert held is not None
+    assert held.needed_by == 2
+    admin = administration_of(reign)
+    assert await admin.shut_down(1, epoch) == HeldBack(0, 0, ())
