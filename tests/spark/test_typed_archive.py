@@ -144,6 +144,27 @@ def test_a_table_of_structs(cluster: LocalCluster, topics: str, spark: SparkSess
         run(options(cluster, topics, tmp_path, **elsewhere))
 
 
+def test_plain_files_of_structs_are_verified(
+    cluster: LocalCluster, topics: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    produce(cluster, topics, range(100))
+    run(options(cluster, topics, tmp_path, format=ArchiveFormat.PARQUET))
+    check = VerifyOptions(
+        archive=str(tmp_path / "archive"), bootstrap=cluster.bootstrap, value_schema=str(tmp_path / "schema.json")
+    )
+    verified = verify(check)
+    assert sum(one.compared for one in verified) == 90
+    assert not any(one.problem for one in verified)
+    (path,) = [one for one in parquet_files(tmp_path / "archive") if "/00000-" in one]
+    table = pq.read_table(tmp_path / "archive" / path, partitioning=None)
+    place = table.schema.get_field_index("value")
+    field = table.schema.field(place)
+    changed = [row and {**row, "id": -1} for row in table["value"].to_pylist()]
+    pq.write_table(table.set_column(place, field, pa.array(changed, field.type)), tmp_path / "archive" / path)
+    problems = [one.problem for one in verify(check) if one.problem]
+    assert re.findall(r"^(\d+) different", " ".join(problems)) == [str(len([one for one in changed if one]))]
+
+
 @pytest.mark.timeout(900)
 def test_kill_9_of_an_archive_with_dead_letters(
     cluster: LocalCluster, topics: str, spark: SparkSession, tmp_path: Path

@@ -22,7 +22,7 @@ from highwater.spark.pipelines.archives.value_types import (
 )
 from highwater.spark.pipelines.common import PipelineOptions, nothing_needed, session, spark_errors
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.value_schema import ValueType
+from highwater.spark.pipelines.value_schema import BYTES, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,7 +115,7 @@ class Archive:
         self.check_topic(name)
         if self.table is not None:
             return _TableTopic(self._session, self.table.where(self.table.topic == name))
-        return _FilesTopic(self._session, self._files, self.directory, name)
+        return _FilesTopic(self._session, self._files, self.directory, name, self._values or BYTES.ddl)
 
     def only_topic(self) -> str:
         """Raises `UserError`."""
@@ -144,12 +144,15 @@ class _TableTopic:
 class _FilesTopic:
     """Files that hold each record once, where the archive is being changed, or was left so, too."""
 
-    def __init__(self, session: SparkSession, files: HadoopFiles, directory: str, topic: str) -> None:
+    def __init__(self, session: SparkSession, files: HadoopFiles, directory: str, topic: str, value: str) -> None:
+        """`value` is the type of the values."""
+
         def look() -> DataFrame:  # Spark lists the files now, and only now
             return read_files(session, directory, [f"topic={topic}"])
 
         self._session = session
         self._directory = directory
+        self._value = value
         self._contents: list[FileContent] = []
         if files.exists(f"{directory}/topic={topic}"):
             frame, hidden = settled(files, directory, look)
@@ -164,7 +167,9 @@ class _FilesTopic:
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         paths = sorted({one.path for one in self._contents if _overlaps(one, ranges)})
-        return _within(self._session, read_files(self._session, self._directory, paths), ranges) if paths else None
+        if not paths:
+            return None
+        return _within(self._session, read_files(self._session, self._directory, paths, value=self._value), ranges)
 
 
 def _overlaps(one: FileContent, ranges: Ranges) -> bool:
