@@ -262,6 +262,22 @@ def test_dead_letters_of_an_archive(
     assert said[1]["highwater.error"] == "the value has no time in time"
 
 
+def test_a_rollup_of_an_archive_that_never_began_leaves_the_checkpoint_to_others(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    send_old(cluster, topic, (flight(number) for number in range(10)))
+    archive_topics(cluster, tmp_path, topic=[topic])
+    given: dict[str, Any] = {"to_topic": f"{topic}-out", "schema": SCHEMA, "count": True}
+    with pytest.raises(UserError, match="the values have no field nothing"):
+        run(of_archive(cluster, topic, tmp_path, **{**given, "time_column": "nothing"}))
+    for _ in range(2):
+        run(options(cluster, topic, tmp_path, **given))
+    with pytest.raises(UserError, match="is of a rollup of topics: leave --archive out"):
+        run(of_archive(cluster, topic, tmp_path, **given))
+
+
 def test_an_archive_that_cannot_be_gone_on_with(
     cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:

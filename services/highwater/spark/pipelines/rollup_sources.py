@@ -76,11 +76,13 @@ class TopicRecords:
 
     def __init__(self, spark: SparkSession, options: ValueSchemaOptions) -> None:
         """Raises `UserError`."""
-        files = HadoopFiles(spark, options.checkpoint)
-        if files.exists(_note(options.checkpoint)) and has_begun(spark, options.checkpoint):
-            raise UserError(
-                f"checkpoint {options.checkpoint} is of a rollup of an archive: say --archive, or take another one"
-            )
+        files, noted = HadoopFiles(spark, options.checkpoint), _note(options.checkpoint)
+        if files.exists(noted):
+            if has_begun(spark, options.checkpoint):
+                raise UserError(
+                    f"checkpoint {options.checkpoint} is of a rollup of an archive: say --archive, or take another one"
+                )
+            files.delete(noted)  # that one ended before its first micro-batch
         self._spark = spark
         self._options = options if options.dead_letter is None else _begun_where(spark, options)
         self.raw = "rawValue" if options.value_schema is not None else "value"
