@@ -77,23 +77,23 @@ def archived_by(history: Iterable[Transaction]) -> tuple[int, Archived] | None:
 def broken(history: Sequence[Transaction]) -> tuple[Transaction, Transaction] | None:
     """The first transaction of an archive that does not go on with the one before it, and that one (or the RESTORE): of
     those since the last RESTORE, as that mends what was before it. The newest comes first. Pure."""
-    before: Transaction | None = None
+    before: tuple[Transaction, Archived | None] | None = None
     found: tuple[Transaction, Transaction] | None = None
     for transaction in reversed(history):
         if transaction.operation == RESTORE:
-            before, found = transaction, None
-        elif transaction.archived is not None:
-            if found is None and before is not None and not _goes_on(transaction.archived, before):
-                found = transaction, before
-            before = transaction
+            before, found = (transaction, None), None
+        elif (archived := transaction.archived) is not None:  # which parses all the offsets: once for each
+            if found is None and before is not None and not _goes_on(archived, before[1]):
+                found = transaction, before[0]
+            before = transaction, archived
     return found
 
 
-def _goes_on(archived: Archived, before: Transaction) -> bool:
-    """A lineage has each number once, in their order, and another one begins only with what was restored."""
-    if before.archived is None:
+def _goes_on(archived: Archived, before: Archived | None) -> bool:
+    """A lineage has each number once, in their order, and another one begins only with what was restored (None)."""
+    if before is None:
         return archived.number == 1
-    return (archived.lineage, archived.number) == (before.archived.lineage, before.archived.number + 1)
+    return (archived.lineage, archived.number) == (before.lineage, before.number + 1)
 
 
 def begun(offsets: Offsets, restored: int | None = None, topic_ids: Mapping[str, str] | None = None) -> Archived:
