@@ -60,13 +60,20 @@ def test_options_of_an_archive() -> None:
     ],
 )
 def test_what_delta_says_of_a_table_that_changed(told: str, sentence: str) -> None:
-    said = sentence_of(told, "/a", "c")
+    said = sentence_of(told, "/a", "file:/a", "c")
     assert said is not None
     assert said.startswith(sentence)
     assert "\n" not in said
 
 
-def test_other_errors_are_not_taken_for_one() -> None:
-    assert (
-        sentence_of("t-0, offset 1: the value is not a JSON object of the schema; correct --schema", "/a", "c") is None
-    )
+@pytest.mark.parametrize(
+    "told",
+    [
+        "t-0, offset 1: the value is not a JSON object of the schema; correct --schema",
+        "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_DELTA_FILE_NOT_EXISTS] Error reading delta file file:/c/state/0/0/1.delta"
+        " of HDFSStateStoreProvider: file:/c/state/0/0/1.delta does not exist.\nDeltaSource[file:/a/]",
+        "Caused by: java.io.FileNotFoundException: File file:/target/f does not exist\nDeltaSource[file:/a/]",
+    ],
+)
+def test_other_errors_are_not_taken_for_one(told: str) -> None:
+    assert sentence_of(told, "/a", "file:/a", "c") is None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, urlparse
 
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.rpc.server import UserError
@@ -225,7 +226,8 @@ class ArchivedRecords:
         try:
             yield
         except UserError as error:
-            said = sentence_of(f"{error}\n{error.__cause__ or ''}", self._archive.said, self._options.checkpoint)
+            told = f"{error}\n{error.__cause__ or ''}"
+            said = sentence_of(told, self._archive.said, self._archive.directory, self._options.checkpoint)
             if said is None:
                 raise
             raise UserError(said) from error
@@ -267,8 +269,9 @@ class ArchivedRecords:
         files.write(path, json.dumps(counted).encode())
 
 
-def sentence_of(told: str, archive: str, checkpoint: str) -> str | None:
-    """Of what Spark and Delta say of a table that is not what it was; None for anything else. Pure."""
+def sentence_of(told: str, archive: str, directory: str, checkpoint: str) -> str | None:
+    """Of what Spark and Delta say of a table that is not what it was; None for anything else, such as a file of the
+    checkpoint or of the target that is gone. `directory` is that of the archive, as a URI. Pure."""
     anew = f"remove checkpoint {checkpoint} and what was written with it, and start again"
     if found := re.search(r"DELTA_SOURCE_(?:IGNORE_DELETE|TABLE_IGNORE_CHANGES).*? at version (\d+)", told, re.DOTALL):
         return (
@@ -277,7 +280,9 @@ def sentence_of(told: str, archive: str, checkpoint: str) -> str | None:
         )
     if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in told or "DELTA_SCHEMA_NOT_SET" in told:
         return f"{archive} was removed, or made anew, since checkpoint {checkpoint} was begun: {anew}"
-    if re.search(r"FILE_NOT_EXIST|FileNotFoundException", told):
+    path = urlparse(directory).path
+    within = "|".join(map(re.escape, (path, quote(path))))
+    if re.search(rf"\b(?:FILE_NOT_EXIST|FileNotFoundException)\b.*(?:{within})/", told):
         return (
             f"a file of {archive} that was still to be read is gone, as after VACUUM of files that had been merged: "
             f"{anew}, and VACUUM what is older than the longest time that a rollup may stand still"
