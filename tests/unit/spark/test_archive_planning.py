@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archives.compaction import SmallFiles, small_files
 from highwater.spark.pipelines.archives.files import FileContent, check_place, highest_commit, named
+from highwater.spark.pipelines.archives.value_types import value_type_of_files
 from highwater.spark.pipelines.hadoop_files import Listing
 from highwater.spark.pipelines.replay_progress import next_until
 
@@ -58,6 +62,28 @@ def test_a_table_without_its_log_is_no_archive_of_plain_files() -> None:
     check_place("/a", Listing(f"{DAY}/hour=09", {"00003-1-000008.parquet": 1}))
     with pytest.raises(UserError, match=rf"^/a has {DAY}/part-0.parquet in it, .* put back _delta_log"):
         check_place("/a", Listing(DAY, {"part-0.parquet": 1}))
+
+
+def test_the_type_of_values_is_looked_up_in_the_first_day() -> None:
+    """An object store lists all that it is asked for at once."""
+    days = [f"topic=t/date=2026-11-{day}" for day in (20, 21, 22)]
+    listed: list[str] = []
+
+    class Files:
+        def names(self, directory: str) -> list[str]:
+            return ["lost+found", "topic=t"] if directory == "/a" else [day.rpartition("/")[2] for day in days]
+
+        def listings(self, _: str, below: str = "") -> Iterator[Listing]:
+            listed.append(below)
+            yield from [Listing(f"{below}/hour=09", {"1.parquet": 1})] if below != days[0] else []
+
+    read: list[str] = []
+    spark: Any = SimpleNamespace(
+        read=SimpleNamespace(parquet=lambda path: read.append(path) or SimpleNamespace(columns=[]))
+    )
+    files: Any = Files()
+    assert value_type_of_files(spark, files, "/a") == "binary"
+    assert (listed, read) == (days[:2], [f"/a/{days[1]}/hour=09/1.parquet"])
 
 
 @given(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from highwater.rpc.server import UserError
+from highwater.spark.pipelines.archives.files import directories
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.value_schema import BYTES, ValueType
 from highwater.spark.values.schema_types import quoted
@@ -22,7 +23,7 @@ def value_type_of(rows: DataFrame) -> str:
 
 def value_type_of_files(spark: SparkSession, files: HadoopFiles, directory: str) -> str | None:
     """That of one of them; None where there is none."""
-    paths = (one.path(name) for one in files.listings(directory) for name in one.sizes_bytes)
+    paths = (one.path(name) for one in directories(files, directory) for name in one.sizes_bytes)
     first = next((path for path in paths if path.endswith(".parquet")), None)
     return None if first is None else value_type_of(spark.read.parquet(f"{directory}/{first}"))
 
