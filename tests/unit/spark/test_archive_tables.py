@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from highwater.client.topic_partition import TopicPartition
+from highwater.rpc.server import UserError
 from highwater.spark.pipelines import jars, s3a
 from highwater.spark.pipelines.archives import delta_session
 from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun, broken
-from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned
+from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned, written_offset
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.snapshots import checkpointed, snapshot_partitions
@@ -95,6 +96,17 @@ def test_what_a_micro_batch_reads_stands_in_the_checkpoint() -> None:
     assert planned(third, anew) == Planned({A0: (0, 3), B0: (4, 4)}, {"a": "7d", "b": "6e"}, frozenset({A0}))
     # Of a version that did not write down where a query begins: from the first offset, for all that is known.
     assert planned(None, StreamOffset({A0: 9})).ranges == {A0: (0, 9)}
+
+
+def test_offsets_that_cannot_be_read() -> None:
+    """Spark does not make its checkpoint durable."""
+    whole = b'v1\n{"batchWatermarkMs":0}\n{"a":{"0":7}}'
+    assert written_offset(whole, "c", 3) == StreamOffset({A0: 7})
+    for text in (b"", b"v1", whole[:-2], b"v1\n{}\n-", b"v1\n{}\n[1]", b"v1\n\x00\xff"):
+        with pytest.raises(UserError, match="^offsets/3 in checkpoint c is not whole, .*: remove the checkpoint"):
+            written_offset(text, "c", 3)
+    with pytest.raises(UserError, match="checkpoint c has offsets in Spark's format v2, and an archive reads v1"):
+        written_offset(b"v2\n{}\n{}", "c", 3)
 
 
 def test_what_of_a_micro_batch_is_lacking() -> None:

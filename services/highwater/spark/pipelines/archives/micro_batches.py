@@ -126,13 +126,7 @@ class MicroBatches:
         return lacking.where("valueError is null")
 
     def _written(self, batch: int) -> StreamOffset:
-        form, *_, offset = self._files.read(f"{self.checkpoint}/offsets/{batch}").decode().splitlines()
-        if form != "v1":
-            raise UserError(
-                f"checkpoint {self._options.checkpoint} has offsets in Spark's format {form}, and an archive reads v1: "
-                "leave spark.sql.streaming.offsetLog.formatVersion as it is, and begin with another checkpoint"
-            )
-        return parse_stream_offset(json.loads(offset))
+        return written_offset(self._files.read(f"{self.checkpoint}/offsets/{batch}"), self._options.checkpoint, batch)
 
     def check(self, planned: Planned, archived: Offsets, topic_ids: Mapping[str, str]) -> None:
         """That what a micro-batch reads goes on with what is archived. Raises `UserError`."""
@@ -207,6 +201,23 @@ def _read_options(source_options: dict[str, str]) -> ReadOptions:
 def _topic_offsets(source_options: dict[str, str]) -> TopicOffsets:
     parsed = _read_options(source_options)
     return TopicOffsets(parsed.bootstrap, parsed.subscription, client_settings(lower_case(source_options), "Admin"))
+
+
+def written_offset(text: bytes, checkpoint: str, batch: int) -> StreamOffset:
+    """What Spark wrote down of a micro-batch. Raises `UserError`. Pure."""
+    try:
+        form, *_, offset = text.decode().splitlines()
+        if form == "v1":
+            return parse_stream_offset(json.loads(offset))
+    except (ValueError, AttributeError):
+        raise UserError(
+            f"offsets/{batch} in checkpoint {checkpoint} is not whole, as after a loss of power: remove the checkpoint "
+            "to go on where the archive ends"
+        ) from None
+    raise UserError(
+        f"checkpoint {checkpoint} has offsets in Spark's format {form}, and an archive reads v1: leave "
+        "spark.sql.streaming.offsetLog.formatVersion as it is, and begin with another checkpoint"
+    )
 
 
 def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
