@@ -11,13 +11,16 @@ from archived import FIRST_MS, HOUR_MS, in_table, in_topic, produce_all_kinds
 from conftest import FOREVER, send, started, wait_until
 from deltalake import DeltaTable
 from pipeline_process import pipeline_process
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
+from highwater.spark.pipelines.archives import snapshots
+from highwater.spark.pipelines.archives.delta import DeltaArchive
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
+from highwater.spark.pipelines.archives.history import Archived
 from highwater.spark.pipelines.archives.reading import Archive
 
 
@@ -282,3 +285,27 @@ def test_archives_of_another_format(
         run(options(cluster, tmp_path / "other", topic=[topic]))
     with pytest.raises(UserError, match="there is no archive in .*/nothing"):
         run(options(cluster, tmp_path, compact=True, to=str(tmp_path / "nothing")))
+
+
+def test_a_table_is_put_together_in_tasks_for_what_it_has_become(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the session that a micro-batch is written with."""
+    admin.create_topic(topic, 1, 1)
+    send(cluster, topic, range(3))
+    sizes, told = [0, 1_000_000], []  # when it is opened; afterwards
+    monkeypatch.setattr(snapshots, "checkpointed", lambda *_: sizes.pop(0) if len(sizes) > 1 else sizes[0])
+    write = DeltaArchive._written
+
+    def noted(self: DeltaArchive, frame: DataFrame, following: Archived) -> bool:
+        told.append(frame.sparkSession.conf.get("spark.databricks.delta.snapshotPartitions"))
+        return write(self, frame, following)
+
+    monkeypatch.setattr(DeltaArchive, "_written", noted)
+    run(options(cluster, tmp_path, topic=[topic]))
+    assert told == ["50"]

@@ -96,7 +96,7 @@ class DeltaArchive:
     def opened(self) -> Iterator[None]:
         """Raises `UserError`."""
         options = self._options
-        size_snapshots(self._spark, self._files, self._path)
+        size_snapshots(self._files, self._path, self._spark)
         if self._is_there:
             self._archived = self._found()
             if not options.compact:
@@ -126,7 +126,8 @@ class DeltaArchive:
         if not lacking.ranges:
             return
         self._check_unbroken()
-        size_snapshots(self._spark, self._files, self._path)
+        # The rows of a micro-batch have a session of their own, and Delta writes them with that.
+        size_snapshots(self._files, self._path, self._spark, frame.sparkSession)
         following = replace(
             archived,
             number=archived.number + 1,

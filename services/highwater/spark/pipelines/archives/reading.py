@@ -74,7 +74,7 @@ class Archive:
             raise UserError(f"{archive} is no archive: it has neither a table nor a directory topic=…")
         if kind is ArchiveFormat.DELTA:
             delta.check(spark)
-            size_snapshots(self._session, self._files, self.directory)
+            size_snapshots(self._files, self.directory, self._session)
             (latest,) = self._session.sql(f"DESCRIBE HISTORY {quoted(self.directory)} LIMIT 1").collect()
             table = self._session.read.format("delta").option("versionAsOf", latest.version).load(self.directory)
             if not set(table.columns) >= _COLUMNS:

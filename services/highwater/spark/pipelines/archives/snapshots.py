@@ -31,10 +31,11 @@ def snapshot_partitions(files: int, parallel: int) -> int:
     return max(min(parallel, _AT_MOST_IDLE), ceil(files / _FILES_A_TASK))
 
 
-def size_snapshots(session: SparkSession, files: Files, table: str) -> None:
-    """As large as the table is now: what Delta reads of it from here on. It may grow."""
-    found = snapshot_partitions(checkpointed(files, table), session.sparkContext.defaultParallelism)
-    session.conf.set(_PARTITIONS, str(found))
+def size_snapshots(files: Files, table: str, *sessions: SparkSession) -> None:
+    """As large as the table is now: what Delta reads of it in these sessions from here on. It may grow."""
+    size = checkpointed(files, table)
+    for session in sessions:
+        session.conf.set(_PARTITIONS, str(snapshot_partitions(size, session.sparkContext.defaultParallelism)))
 
 
 def checkpointed(files: Files, table: str) -> int:
