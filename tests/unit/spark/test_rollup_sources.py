@@ -56,6 +56,11 @@ def test_options_of_an_archive() -> None:
             "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/a/f.",
             "a file of /a that was still to be read is gone, as after VACUUM of files that had been merged: remove",
         ),
+        (
+            "[DELTA_MISSING_FILES_UNEXPECTED_VERSION] Delta stream cannot resume from version 3; transaction log starts"
+            " at 7. Log files may have been deleted by log retention.",
+            "the log of /a no longer says what came since checkpoint c was written (Delta keeps 30 days of it): remove",
+        ),
         ("Could not find any delta files for version 11", "the log of /a no longer says what came since checkpoint c"),
     ],
 )

@@ -40,6 +40,13 @@ _VALUE_OPTIONS = ("valueSchemaId",)
 # As of topics, a micro-batch has all that is there: the watermark, which moves between two, cuts off nothing of an
 # archive whose files are in no order. (Delta's own limit is 1000 files.)
 _NO_LIMIT = {"maxFilesPerTrigger": str((1 << 31) - 1)}
+# What Delta says where its log begins later than it was to be read from.
+_LOG_IS_SHORTER = (
+    "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
+    "DELTA_LOG_FILE_NOT_FOUND",
+    "DELTA_STREAMING_TRAILING_COMMIT",
+    "Could not find any delta files",
+)
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 
 
@@ -191,7 +198,6 @@ class ArchivedRecords:
                 f"{archive.said} was written with --value-schema, and has not the bytes of its values for "
                 "--dead-letter: say --bad-records skip, or correct --time-column"
             )
-        self.typed = typed
         self.typed_by = "--value-schema" if not typed else f"the type of the values of {archive.said}"
         self.raw = "rawValue" if options.value_schema is not None else "value"
         for name in options.topic:
@@ -287,7 +293,7 @@ def sentence_of(told: str, archive: str, directory: str, checkpoint: str) -> str
             f"a file of {archive} that was still to be read is gone, as after VACUUM of files that had been merged: "
             f"{anew}, and VACUUM what is older than the longest time that a rollup may stand still"
         )
-    if re.search(r"Could not find any delta files|DELTA_LOG_FILE_NOT_FOUND|DELTA_STREAMING_TRAILING_COMMIT", told):
+    if any(one in told for one in _LOG_IS_SHORTER):
         return (
             f"the log of {archive} no longer says what came since checkpoint {checkpoint} was written (Delta keeps 30 "
             f"days of it): {anew}"
