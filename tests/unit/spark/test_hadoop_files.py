@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from highwater.log_storage import durable
+from highwater.rpc.server import UserError
 from highwater.spark.pipelines import hadoop_files
 from highwater.spark.pipelines.hadoop_files import Listing, keep_files, listings, local_listings, statuses
 
@@ -112,6 +113,23 @@ def test_no_directory_is_listed_ahead(archive: Path, monkeypatch: pytest.MonkeyP
     assert next(found) == LISTED[1]
     assert listed == ["topic=a", "topic=a/date=2026-11-21", "topic=a/date=2026-11-21/hour=01"]
     assert list(found) == LISTED[2:]
+
+
+def test_a_directory_that_may_not_be_read(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lost+found of a disk of its own."""
+    (archive / "lost+found").mkdir()
+    opened = os.open
+
+    def refused(path: Path, flags: int) -> int:
+        if path.name == "lost+found":
+            raise PermissionError(path)
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", refused)  # root may read all
+    found = local_listings(archive)
+    assert next(found) == LISTED[0]
+    with pytest.raises(UserError, match=r"lost\+found cannot be read: look at its permissions, or name another"):
+        next(found)
 
 
 def test_a_file_that_is_removed_before_it_is_looked_at(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,13 +226,15 @@ def local_listings(directory: Path, below: str = "") -> Iterator[Listing]:
 
 def _local_entries(directory: Path) -> tuple[dict[str, int], list[str]]:
     """The files in a directory, with their sizes, and the directories in it, without the hidden ones; nothing where
-    there is no such directory."""
+    there is no such directory. Raises `UserError` where it may not be read: what is in it might count."""
     sizes: dict[str, int] = {}
     inner: list[str] = []
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
         return sizes, inner
+    except PermissionError:
+        raise UserError(f"{directory} cannot be read: look at its permissions, or name another directory") from None
     try:
         # By the descriptor each file is found by its name alone; by a path the kernel would walk all of it each time.
         with os.scandir(descriptor) as found:
