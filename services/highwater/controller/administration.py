@@ -23,7 +23,7 @@ from highwater.controller.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedTopic
+from highwater.metadata.models import NO_LEADER, PartitionKey, TopicAssignment, VersionedTopic
 from highwater.metadata.store import Store
 from highwater.metadata.topics import (
     TopicExistsError,
@@ -258,11 +258,11 @@ class Administration:
         actions = cluster.shut_down(broker_id, broker_epoch)
         if actions:  # its first question: the only one that costs more, the more it hosts
             held = cluster.topics.partitions(cluster.held(broker_id))
-            led = [partition for partition in held if partition.leader == broker_id]
             self._reign.perform(actions)
             await self._reign.until(_each(held, lambda partition: partition.pending is None), MOVE_PATIENCE_S)
-            # The process may stop when its successors are at work.
-            moved = [partition for partition in led if partition.leader != broker_id]
+            # The process may stop when its successors are at work. Leaderships may have moved since its mark.
+            hosted = cluster.topics.hosted(broker_id).values()
+            moved = [partition for partition in hosted if partition.leader not in (broker_id, NO_LEADER)]
             await self._reign.until(_each(moved, lambda partition: partition.served), MOVE_PATIENCE_S)
         if cluster.release(broker_id, broker_epoch):
             return HeldBack(0, 0, ())
