@@ -176,12 +176,41 @@ async def test_after_a_batch_was_given_up_the_partition_goes_on_under_a_higher_e
             broker.produce_error = lambda partition, header: ErrorCode.NOT_ENOUGH_REPLICAS
             with pytest.raises(DeliveryTimeoutError):
                 await producer.send_and_wait("t", b"lost")
+            # A try that is on its way when it is given up is judged by the broker all the same.
+            await cluster.until(lambda: producer._topics["t"].partitions[0].queue.in_flight == 0)
             broker.produce_error = lambda partition, header: ErrorCode.NONE
             await producer.send_and_wait("t", b"2")
             await producer.send_and_wait("t", b"3")
         log = cluster.topics["t"].partitions[0]
         assert log.values() == [b"1", b"2", b"3"]
         assert [(header.producer_epoch, header.base_sequence) for header, _ in log.batches] == [(0, 0), (1, 0), (1, 1)]
+
+
+async def test_a_batch_that_was_given_up_on_its_way_and_appended_after_all_stands_once_in_its_place() -> None:
+    held = asyncio.Event()
+    async with ClusterDouble() as cluster:
+        cluster.create("t")
+        broker = cluster.brokers[1]
+        async with Producer(cluster.bootstrap, delivery_timeout_ms=1500, retry_backoff_ms=500) as producer:
+            await producer.send_and_wait("t", b"1")
+            broker.produce_error = lambda partition, header: ErrorCode.NOT_ENOUGH_REPLICAS
+            late = await producer.send("t", b"late")
+            queue = producer._topics["t"].partitions[0].queue
+            await cluster.until(lambda: queue.retrying)
+            broker.before_append = held.wait  # the next try is not judged before it is given up
+            broker.produce_error = lambda partition, header: ErrorCode.NONE
+            with pytest.raises(DeliveryTimeoutError):
+                await late
+            assert queue.in_flight == 1
+            following = await producer.send("t", b"2")
+            held.set()
+            assert (await following).offset == 2
+            await producer.send_and_wait("t", b"3")
+        log = cluster.topics["t"].partitions[0]
+        assert log.values() == [b"1", b"late", b"2", b"3"]
+        assert [(header.producer_epoch, header.base_sequence) for header, _ in log.batches] == [
+            (0, sequence) for sequence in range(4)
+        ]
 
 
 async def test_an_unknown_producer_id_starts_the_partition_anew() -> None:
