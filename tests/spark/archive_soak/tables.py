@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pyarrow as pa
 from archived import COLUMNS
@@ -47,16 +48,29 @@ class SoakTable:
     def archived(self) -> Archived | None:
         """What the last transaction of an archive says, if it is still so."""
         for version in range(self.latest_version(), -1, -1):
-            lines = (self.log / f"{version:020d}.json").read_text().splitlines()
-            for said in (json.loads(line).get("commitInfo") for line in lines):
-                if said is None:
-                    continue
-                if said.get("operation") == "RESTORE":
-                    return None
-                found = Transaction(version, said["operation"], said.get("userMetadata")).archived
-                if found is not None:
-                    return found
+            said = self._said(version)
+            if said.get("operation") == "RESTORE":
+                return None
+            if (found := _archived(version, said)) is not None:
+                return found
         return None
+
+    def overtaken(self, version: int) -> bool:
+        """Whether its last rows were written over a `RESTORE` that their writer had not read: it ends and says so, and
+        until then, and until somebody does what it says, they are there without what was taken away."""
+        for number in range(version, -1, -1):
+            said = self._said(number)
+            if said.get("operation") == "RESTORE":
+                return False
+            if _archived(number, said) is not None:
+                between = range(said["readVersion"] + 1, number)
+                return any(self._said(one).get("operation") == "RESTORE" for one in between)
+        return False
+
+    def _said(self, version: int) -> dict[str, Any]:
+        """Of a version by who wrote it."""
+        lines = (self.log / f"{version:020d}.json").read_text().splitlines()
+        return next((said for line in lines if (said := json.loads(line).get("commitInfo")) is not None), {})
 
     def ends(self) -> dict[TopicPartition, int]:
         """What is before them it says to have."""
@@ -131,6 +145,10 @@ class SoakTable:
         return len(removed)
 
 
+def _archived(version: int, said: dict[str, Any]) -> Archived | None:
+    return Transaction(version, said.get("operation", ""), said.get("userMetadata")).archived
+
+
 class Readers:
     """One that follows the table, and one that takes an old version and reads it a while later: what they see has no
     row twice and lacks none. Of what `VACUUM` has taken they are told so."""
@@ -183,6 +201,11 @@ class Readers:
     def _spans(self, table: SoakTable, pinned: DeltaTable) -> dict[TopicPartition, Span] | None:
         try:
             found = table.spans(pinned)
+        except WrongTableError:
+            if not table.overtaken(pinned.version()):
+                raise
+            self._soak.counts["versions read that were written over a RESTORE"] += 1
+            return None
         except (OSError, DeltaError):
             if not table.vacuums or table.latest_version() == pinned.version():
                 raise
