@@ -59,6 +59,7 @@ class ErrorCode(IntEnum):
     REBALANCE_IN_PROGRESS = 46
     INVALID_GROUP_ID = 47
     GROUP_AUTHORIZATION_FAILED = 48
+    LISTENER_NOT_FOUND = 49
     STORAGE_FULL = 59
     UNKNOWN_FENCE = 60
     STALE_FENCE = 61
@@ -96,6 +97,7 @@ _RETRIABLE = frozenset(
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.LISTENER_NOT_FOUND,
         ErrorCode.STORAGE_FULL,
         ErrorCode.UNKNOWN_FENCE,
         ErrorCode.STALE_FENCE,

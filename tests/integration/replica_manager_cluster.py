@@ -74,6 +74,11 @@ class Trio:
     def _socket(self, name: str) -> str:
         return f"unix:{self.directory}/{name}"
 
+    @property
+    def client_address(self) -> str:
+        """Of its client listener; all calls of this class go by the internal one."""
+        return self._socket("c")
+
     async def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         await self.start_log_storage()
@@ -100,8 +105,8 @@ class Trio:
             {
                 "broker.id": str(self.broker_id),
                 "cluster": self.cluster,
-                "listen": self._socket("rm"),
-                "advertised.listener": self._socket("rm"),
+                "listeners": f"INTERNAL://{self._socket('rm')},CLIENT://{self.client_address}",
+                "inter.broker.listener.name": "INTERNAL",
                 "etcd": self.etcd,
                 "log.storage": self.log_storage_address or self._socket("ls"),
                 "broker.session.timeout.ms": "2000",

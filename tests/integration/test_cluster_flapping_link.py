@@ -24,24 +24,21 @@ class PartedCluster(LocalCluster):
     """One broker's processes run in the namespace, all others outside."""
 
     def __init__(self, data: Path, namespace: Namespace, settings: dict[str, str]) -> None:
-        super().__init__(LocalClusterSettings(data, host=namespace.outside, port=0, settings=settings))
+        super().__init__(
+            LocalClusterSettings(data, host=namespace.outside, port=0, settings=settings, tcp_between_brokers=True)
+        )
         self.namespace = namespace
 
     def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
         if name.endswith(f"-{AWAY}"):
             here, there = self.namespace.outside, self.namespace.address
-            for key in ("listen", "advertised.listener"):
+            for key in ("listeners", "replica.manager"):
                 if key in settings:
                     settings = {**settings, key: settings[key].replace(here, there)}
         super()._add_service(name, package, settings)
 
     def _add(self, name: str, command: list[str]) -> None:
         super()._add(name, [*self.namespace.exec, *command] if name.endswith(f"-{AWAY}") else command)
-
-    def _all_serve(self) -> bool:
-        *others, away = self.bootstrap.split(",")
-        self.bootstrap = ",".join([*others, away.replace(self.namespace.outside, self.namespace.address)])
-        return super()._all_serve()
 
 
 @pytest.fixture(scope="module")

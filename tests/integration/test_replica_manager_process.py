@@ -41,8 +41,7 @@ async def running(
     values = {
         "broker.id": "0",
         "cluster": cluster,
-        "listen": f"unix:{directory}/rm",
-        "advertised.listener": f"unix:{directory}/rm",
+        "listeners": f"INTERNAL://unix:{directory}/rm",
         "etcd": etcd,
         "log.storage": f"unix:{directory}/ls",
         **{key.replace("_", "."): value for key, value in settings.items()},

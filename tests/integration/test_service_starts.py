@@ -108,9 +108,13 @@ SERVICES = {
 async def test_a_service_without_its_peers_is_live_and_ends(service: str, tmp_path: Path) -> None:
     settings, name = SERVICES[service]
     address = f"unix:{tmp_path}/s"
-    if service != "fetcher":
+    if service == "replica_manager":
+        settings = {**settings, "listeners": f"INTERNAL://{address}"}
+    else:
+        settings = {**settings, "listen": address}
+    if service == "controller":
         settings = {**settings, "advertised_listener": address}
-    async with started("-m", f"highwater.{service}", listen=address, **settings) as process:
+    async with started("-m", f"highwater.{service}", **settings) as process:
         await eventually(lambda: is_live(address), f"{service} is live")
         if service == "replica_manager":
             assert await health(address, name) == await health(address, "ready") != SERVING

@@ -22,6 +22,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
 from highwater.metadata.local import etcd_command, etcd_healthy
+from highwater.rpc.listeners import parse_listeners
 from highwater.rpc.local_process import free_ports
 from highwater.rpc.server import UserError
 from highwater.rpc.settings import (
@@ -41,11 +42,14 @@ SERVICES = ("log-storage", "replica-manager", "fetcher")
 OWN_SETTINGS = frozenset(
     {
         "advertised_listener",
+        "advertised_listeners",
         "broker_id",
         "cluster",
         "controller_id",
         "etcd",
+        "inter_broker_listener_name",
         "listen",
+        "listeners",
         "log_dirs",
         "log_storage",
         "metrics_listen",
@@ -53,6 +57,8 @@ OWN_SETTINGS = frozenset(
     }
 )
 """Of the services' settings those that differ from process to process."""
+CLIENT_LISTENER = "CLIENT"
+INTERNAL_LISTENER = "INTERNAL"
 _RESTART_BACKOFF_S = 0.5
 _SOCKETS_PREFIX = "highwater-"
 
@@ -70,6 +76,8 @@ class LocalClusterSettings:
     """One acts, the others wait to take over."""
     tcp_only: bool = False
     """No Unix sockets: each of a broker's three processes at a `host:port`, as if on a host of its own."""
+    tcp_between_brokers: bool = False
+    """Unix sockets within a broker only, as if each were on a host of its own."""
     log_dirs: int = 1
     """Of each broker: `broker-<n>`, and where there are more `broker-<n>/logs-<m>`."""
 
@@ -85,9 +93,11 @@ class LocalCluster:
         self.settings = settings
         self.processes: dict[str, ChildProcess] = {}
         self.bootstrap = ""
+        """The brokers' client listeners."""
         self.etcd = ""
         self.addresses: dict[str, str] = {}
-        """Of each service's process by its name, as its peers use it."""
+        """Of each service's process by its name, as its peers use it: of a replica-manager the internal listener."""
+        self._client_addresses: list[str] = []  # by broker
         self._held: set[str] = set()
         self._restart_at: dict[str, float] = {}
         self._lock: IO[str] | None = None
@@ -148,8 +158,8 @@ class LocalCluster:
         host, wanted = self.settings.host, self.settings
         etcd_host = self._host("etcd")
         ports = self._broker_ports()
-        inner = len(SERVICES) * wanted.brokers if wanted.tcp_only else 0
-        self._free_ports = free_ports(2 + wanted.controllers + inner, host)
+        inner = len(SERVICES) if wanted.tcp_only else int(wanted.tcp_between_brokers)
+        self._free_ports = free_ports(2 + wanted.controllers + inner * wanted.brokers, host)
         etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
         self.etcd = f"{etcd_host}:{etcd_client}"
         self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, etcd_host))
@@ -166,11 +176,23 @@ class LocalCluster:
         for broker in range(1, len(ports) + 1):
             self.start_broker(broker)
         progress("brokers")
-        self.bootstrap = ",".join(self.addresses[f"replica-manager-{n}"] for n in range(1, len(ports) + 1))
+        self.bootstrap = ",".join(self._client_addresses)
         self._await("brokers", self._all_serve, deadline, list(self.processes))
         (self.settings.data / "cluster.json").write_text(
-            json.dumps({"bootstrap": self.bootstrap, "pids": {n: p.pid for n, p in self.processes.items()}}, indent=1)
+            json.dumps(
+                {
+                    "bootstrap": self.bootstrap,
+                    "internal_bootstrap": self.internal_bootstrap,
+                    "pids": {name: process.pid for name, process in self.processes.items()},
+                },
+                indent=1,
+            )
         )
+
+    @property
+    def internal_bootstrap(self) -> str:
+        """The brokers' internal listeners: where what only an operator may do is done."""
+        return ",".join(self.addresses[f"replica-manager-{n}"] for n in range(1, self.settings.brokers + 1))
 
     def _broker_ports(self) -> list[int]:
         host, first, count = self.settings.host, self.settings.port, self.settings.brokers
@@ -199,8 +221,11 @@ class LocalCluster:
         )
 
     def _add_broker(self, broker: int, port: int) -> None:
-        storage, manager, fetcher = (self._inner_address(f"{broker}-{service}") for service in SERVICES)
-        address = f"{self._host(f'replica-manager-{broker}')}:{port}"
+        storage, fetcher = self._inner_address(f"{broker}-log-storage"), self._inner_address(f"{broker}-fetcher")
+        host = self._host(f"replica-manager-{broker}")
+        address, manager = f"{host}:{port}", self._inner_address(f"{broker}-replica-manager")
+        if self.settings.tcp_between_brokers:
+            manager = f"{host}:{self._free_ports.pop()}"
         common = {"broker.id": str(broker)}
         log_dirs = ",".join(map(str, self.log_dirs(broker)))
         self._add_service(f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": log_dirs})
@@ -209,8 +234,8 @@ class LocalCluster:
             "replica_manager",
             {
                 **common,
-                "listen": f"{address},{manager}",
-                "advertised.listener": address,
+                "listeners": f"{CLIENT_LISTENER}://{address},{INTERNAL_LISTENER}://{manager}",
+                "inter.broker.listener.name": INTERNAL_LISTENER,
                 "etcd": self.etcd,
                 "log.storage": storage,
             },
@@ -231,7 +256,12 @@ class LocalCluster:
         """Raises `UserError` for a setting with a value that the service would refuse."""
         settings = {**self._common(package), **settings}
         load(service_settings(package), settings)
-        self.addresses[name] = settings.get("advertised.listener", settings["listen"])
+        if "listeners" in settings:
+            listeners = parse_listeners(settings["listeners"])
+            self.addresses[name] = listeners[INTERNAL_LISTENER]
+            self._client_addresses.append(listeners[CLIENT_LISTENER])
+        else:
+            self.addresses[name] = settings["listen"]
         self._add(
             name, [sys.executable, "-m", f"highwater.{package}", *(f"--set={k}={v}" for k, v in settings.items())]
         )

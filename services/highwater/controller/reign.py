@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from highwater.controller import wire
 from highwater.controller.actions import (
     Action,
     InstructionAnswer,
@@ -100,6 +101,7 @@ class Reign:
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
         self._tasks: asyncio.TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
+        self._endpoints = wire.Endpoints()
         self._fast_paths: dict[int, FastPath] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._notifications = IsrNotificationCollector(isr_quiet_ms)
@@ -250,7 +252,7 @@ class Reign:
                     task.cancel()
         for broker_id, broker in self.cluster.brokers.items():
             if broker_id not in self._senders:
-                sender = BrokerSender(broker, self.cluster, self, self._address, self._clock_ms)
+                sender = BrokerSender(broker, self.cluster, self, self._endpoints, self._address, self._clock_ms)
                 probe = self._probe(broker)
                 started = [self._start(sender.run()), self._start(probe.run())]
                 self._senders[broker_id] = (sender, [task for task in started if task is not None])

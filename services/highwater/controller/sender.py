@@ -48,6 +48,7 @@ class BrokerSender:
         broker: LiveBroker,
         cluster: Cluster,
         answers: Answers,
+        endpoints: wire.Endpoints,
         controller_address: str,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -55,6 +56,7 @@ class BrokerSender:
         self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
         self._cluster = cluster
         self._answers = answers
+        self._endpoints = endpoints  # of all senders
         self._controller_address = controller_address
         self._clock_ms = clock_ms
         self._control_woken = asyncio.Event()
@@ -113,7 +115,7 @@ class BrokerSender:
             controller_epoch=self._cluster.controller_epoch,
             broker_epoch=self.broker.broker_epoch,
             partitions=map(wire.instruction, told.values()),
-            live_brokers=map(wire.endpoint, self._cluster.brokers.values()),
+            live_brokers=self._endpoints.of(self._cluster.brokers),
         )
         response = await stub.LeaderAndIsr(request, timeout=CONTROL_TIMEOUT_S)
         if not self._accepted(from_proto(response.error), response.error.message):
@@ -169,7 +171,7 @@ class BrokerSender:
             controller_id=self._cluster.controller_id,
             controller_epoch=self._cluster.controller_epoch,
             controller_address=self._controller_address,
-            live_brokers=map(wire.endpoint, self._cluster.brokers.values()),
+            live_brokers=self._endpoints.of(self._cluster.brokers),
             full=batch.full,
             topics=map(wire.topic_state, topics),
             deleted_topic_ids=batch.deleted_topic_ids,

@@ -29,7 +29,25 @@ def endpoint(broker: LiveBroker) -> common_pb2.BrokerEndpoint:
         broker_epoch=broker.broker_epoch,
         address=registration.address,
         rack=registration.rack,
+        listeners=[
+            common_pb2.ListenerAddress(name=name, address=address) for name, address in registration.listeners.items()
+        ],
     )
+
+
+class Endpoints:
+    """Every broker as a message, made anew only where its registration has changed: each message to each broker names
+    all of them."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[LiveBroker, common_pb2.BrokerEndpoint]] = {}
+
+    def of(self, brokers: Mapping[int, LiveBroker]) -> list[common_pb2.BrokerEndpoint]:
+        made, self._made = self._made, {}
+        for broker_id, broker in brokers.items():
+            known = made.get(broker_id)
+            self._made[broker_id] = known if known is not None and known[0] is broker else (broker, endpoint(broker))
+        return [message for _, message in self._made.values()]
 
 
 def partition_state(

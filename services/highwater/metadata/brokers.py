@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from highwater.metadata.cluster_view import live_broker
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed
@@ -15,6 +17,18 @@ async def read_brokers(store: Store, keys: Keys) -> dict[int, LiveBroker]:
     """Linearizable."""
     listing = await store.get_prefix(keys.broker_ids)
     return {broker.registration.broker_id: broker for broker in map(live_broker, listing.entries)}
+
+
+async def read_addresses(store: Store, keys: Keys) -> dict[int, tuple[int, frozenset[str]]]:
+    """The broker epoch and all addresses of each registered broker. A registration that cannot be read is passed over:
+    it is no reason for another broker not to register."""
+    found = {}
+    for entry in (await store.get_prefix(keys.broker_ids)).entries:
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            broker = live_broker(entry)
+            addresses = frozenset({broker.registration.address, *broker.registration.listeners.values()})
+            found[broker.registration.broker_id] = (broker.broker_epoch, addresses)
+    return found
 
 
 async def expel_broker(store: Store, keys: Keys, term: ControllerTerm, broker_id: int, broker_epoch: int) -> bool:

@@ -97,7 +97,9 @@ class BrokerRegistration:
     """`/brokers/ids/<id>` (lease). Its create revision is the broker epoch (RULES 1.4); it stands beside it."""
 
     broker_id: int
-    address: str  # of the Broker and ReplicaControl services, `host:port` or `unix:/path`
+    address: (
+        str  # of the internal listener, `host:port` or `unix:/path`; of brokers before there were any, the only one
+    )
     incarnation: str  # random id of this start of the replica-manager
     log_storage_incarnation: str
     rack: str = ""
@@ -106,6 +108,9 @@ class BrokerRegistration:
     leaving_since: int = 0  # mod revision under which `shutting_down` was set; 0: that of this very write
     offline_log_reports: int = 0  # grows whenever more of its logs went offline: ask it which (RULES 7.7)
     extra: dict[str, str] = field(default_factory=dict)
+    listeners: dict[str, str] = field(
+        default_factory=dict
+    )  # advertised address by name; empty: written by an older broker
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()

@@ -272,7 +272,13 @@ class Broker:
     def brokers_changed(self, brokers: Mapping[int, LiveBroker]) -> None:
         """Who is registered, from etcd."""
         self.metadata.set_brokers(
-            Endpoint(broker_id, live.broker_epoch, live.registration.address, live.registration.rack)
+            Endpoint(
+                broker_id,
+                live.broker_epoch,
+                live.registration.address,
+                live.registration.rack,
+                live.registration.listeners,
+            )
             for broker_id, live in brokers.items()
         )
         self._live = act.LiveBrokers(

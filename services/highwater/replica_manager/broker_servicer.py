@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import grpc
@@ -20,7 +20,7 @@ from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.fetch_stream import FetchStream, fetch_ask, fetch_error, fetch_response
 from highwater.replica_manager.log_dirs import LogDirs
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, MetadataCache
+from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
 from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
 from highwater.replica_manager.storage import from_key, to_key
@@ -38,6 +38,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServicer):
+    """Of one listener, by its name: by which one a call came in is known without asking the caller."""
+
     def __init__(
         self,
         broker: Broker,
@@ -48,6 +50,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         producer_ids: ProducerIdAllocator,
         topic_creation: TopicCreation,
         cluster_id: Callable[[], str],
+        listener: str = "",
     ) -> None:
         self._broker = broker
         self._producing = producing
@@ -57,6 +60,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._producer_ids = producer_ids
         self._topic_creation = topic_creation
         self._cluster_id = cluster_id
+        self._listener = listener
         self._log_dirs = LogDirs(broker)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -299,7 +303,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                     address=broker.address,
                     rack=broker.rack,
                 )
-                for broker in cache.brokers.values()
+                for broker in cache.reached_by(self._listener).values()
             ],
             topics=topics,
             controller_id=cache.controller_id,
@@ -307,11 +311,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         )
 
     def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
+        cache = self._broker.metadata
+        reached = cache.reached_by(self._listener)
         return broker_pb2.TopicMetadata(
             topic=topic.topic,
             topic_id=topic.topic_id,
             partitions=[
-                _partition_metadata(number, partition, self._broker.metadata.brokers)
+                _partition_metadata(number, partition, reached, _leader_error(partition.state.leader, cache, reached))
                 for number, partition in topic.numbered()
             ],
             config=dict(topic.config),
@@ -361,19 +367,26 @@ def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
     return made
 
 
+def _leader_error(leader: int, cache: MetadataCache, reached: Mapping[int, Endpoint]) -> ErrorCode:
+    if leader in reached:
+        return ErrorCode.NONE
+    return ErrorCode.LISTENER_NOT_FOUND if leader in cache.brokers else ErrorCode.LEADER_NOT_AVAILABLE
+
+
 def _partition_metadata(
-    number: int, partition: CachedPartition, brokers: dict[int, Any]
+    number: int, partition: CachedPartition, reached: Mapping[int, Endpoint], error: ErrorCode
 ) -> broker_pb2.PartitionMetadata:
+    """A replica that the client's listener does not lead to is offline for it, as in Kafka."""
     state = partition.state
     return broker_pb2.PartitionMetadata(
-        error=None if state.leader in brokers else to_proto(ErrorCode.LEADER_NOT_AVAILABLE),
+        error=None if error is ErrorCode.NONE else to_proto(error),
         partition=number,
         leader=state.leader,
         leader_epoch=state.leader_epoch,
         replicas=partition.replicas,
         isr=state.isr,
         offline_replicas=[
-            replica for replica in partition.replicas if replica not in brokers or replica in partition.offline_replicas
+            replica for replica in partition.replicas if replica not in reached or replica in partition.offline_replicas
         ],
     )
 

@@ -44,7 +44,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
                 )
                 for each in request.partitions
             ],
-            _endpoints(request.live_brokers),
+            self._news(request.live_brokers),
         )
         return replica_control_pb2.LeaderAndIsrResponse(
             error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
@@ -70,7 +70,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         outcomes = await self._control.update_metadata(
             Sender(request.controller_id, request.controller_epoch),
             request.controller_address,
-            _endpoints(request.live_brokers),
+            self._news(request.live_brokers),
             [_topic(topic) for topic in request.topics],
             full=request.full,
             deleted=list(request.deleted_topic_ids),
@@ -82,6 +82,11 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     ) -> AsyncIterator[replica_control_pb2.Following]:
         async for following in self._broker.following.watch():
             yield _following(self._broker.broker_id, following)
+
+    def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
+        """Those that are not known from etcd yet: every instruction names all brokers."""
+        lacks = self._broker.metadata.lacks
+        return [_endpoint(each) for each in brokers if lacks(each.broker_id, each.broker_epoch)]
 
 
 def _state(state: common_pb2.PartitionState) -> VersionedState:
@@ -100,8 +105,9 @@ def _state(state: common_pb2.PartitionState) -> VersionedState:
     )
 
 
-def _endpoints(brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
-    return [Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack) for broker in brokers]
+def _endpoint(broker: common_pb2.BrokerEndpoint) -> Endpoint:
+    listeners = {listener.name: listener.address for listener in broker.listeners}
+    return Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack, listeners)
 
 
 def _topic(topic: replica_control_pb2.TopicState) -> CachedTopic:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from highwater.metadata.brokers import read_addresses
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
 from highwater.metadata.etcd_errors import StoreError
@@ -31,14 +32,20 @@ LONGEST_RETRY_S = 10.0
 TAIL_POLL_S = 0.5
 # How long an instruction waits for a registration that the controller saw before this broker heard of it itself.
 EPOCH_WAIT_S = 2.0
+LEASES_WAITED_FOR = 2  # session timeouts: etcd may have given a lease its whole time once more
+
+
+class _AddressTakenError(Exception):
+    """Another broker is registered with one of this broker's addresses."""
 
 
 class Liveness:
     """Registers, and registers anew whenever the registration is lost or log-storage restarts; until then nothing is
     led.
 
-    `registered` is called after each registration, `failed` where it cannot go on: another process has taken this
-    broker id (`DuplicateBrokerIdError`), the logs are another cluster's (`UserError`).
+    `listeners` tells the advertised addresses by name, which are known once the ports are bound. `registered` is called
+    after each registration, `failed` where it cannot go on: another process has taken this broker id
+    (`DuplicateBrokerIdError`), another broker has one of the addresses, the logs are another cluster's (`UserError`).
     """
 
     def __init__(
@@ -47,7 +54,8 @@ class Liveness:
         store: Store,
         keys: Keys,
         *,
-        address: str,
+        listeners: Callable[[], Mapping[str, str]],
+        internal_listener: str,
         rack: str,
         session_timeout_ms: int,
         registered: Callable[[], None],
@@ -57,7 +65,8 @@ class Liveness:
         self._broker = broker
         self._store = store
         self._keys = keys
-        self._address = address
+        self._listeners = listeners
+        self._internal_listener = internal_listener
         self._rack = rack
         self._session_timeout_ms = session_timeout_ms
         self._registered = registered
@@ -186,11 +195,24 @@ class Liveness:
         await self._broker.storage.probe(self._session_timeout_ms / 2000)
 
     async def _run(self) -> None:
+        taken_since_ms: int | None = None
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 await self._register()
+                taken_since_ms = None
+            except _AddressTakenError as error:
+                # What a process that was killed has left behind ends with its lease: that long it is waited for.
+                now_ms = boottime_ms()
+                if taken_since_ms is None:
+                    logger.warning("cannot register yet: %s", error)
+                    taken_since_ms = now_ms
+                if now_ms - taken_since_ms > LEASES_WAITED_FOR * self._session_timeout_ms:
+                    self._broker.registration_lost()
+                    raise UserError(str(error)) from None
+                self._due.set()
+                await asyncio.sleep(RETRY_S)
             except (StorageUnavailableError, StoreError) as error:
                 logger.warning("cannot register yet: %s", error)
                 self._due.set()
@@ -212,9 +234,11 @@ class Liveness:
         if incarnation != described.incarnation:
             raise StorageUnavailableError("log-storage restarted between two answers")
         self._broker.registration_lost()
+        listeners = dict(self._listeners())
+        await self._check_addresses(listeners, before=None)
         registration = BrokerRegistration(
             broker_id=self._broker.broker_id,
-            address=self._address,
+            address=listeners[self._internal_listener],
             incarnation=self._broker.incarnation,
             log_storage_incarnation=incarnation,
             rack=self._rack,
@@ -222,8 +246,15 @@ class Liveness:
             shutting_down=self._shutting_down,
             leaving_since=self._leaving_since,
             offline_log_reports=self._offline_log_reports,
+            listeners=listeners,
         )
         broker_epoch = await self._registrar.register(registration)
+        try:
+            # Of two that register at once each sees itself alone before, and the later one not after it has.
+            await self._check_addresses(listeners, before=broker_epoch)
+        except (_AddressTakenError, StoreError):
+            await self._registrar.deregister()
+            raise
         if self._due.is_set():
             return  # log-storage restarted meanwhile: this registration speaks of an incarnation that is gone
         self._broker.registered(broker_epoch)
@@ -233,6 +264,19 @@ class Liveness:
         if self._tail is not None:
             self._tail.cancel()
         self._tail = self._supervisor.run_once("tail", lambda: self._settle_tail(registration, broker_epoch, doubted))
+
+    async def _check_addresses(self, listeners: Mapping[str, str], *, before: int | None) -> None:
+        """Raises `_AddressTakenError` where another broker, registered before that broker epoch (None: at all), has one
+        of these addresses."""
+        for other_id, (broker_epoch, others) in (await read_addresses(self._store, self._keys)).items():
+            if other_id == self._broker.broker_id or (before is not None and broker_epoch > before):
+                continue
+            for name, address in listeners.items():
+                if address in others:
+                    raise _AddressTakenError(
+                        f"broker {other_id} is registered at {address} already, which is this broker's address of "
+                        f"listener {name}: give every broker addresses of its own in advertised.listeners"
+                    )
 
     async def _settle_cluster(self, described: Description) -> None:
         """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""

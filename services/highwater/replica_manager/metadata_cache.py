@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
 
 
 class Endpoint(NamedTuple):
-    """Where a broker that is registered under `broker_epoch` is reached, by clients and by fetchers."""
+    """Where a broker that is registered under `broker_epoch` is reached."""
 
     broker_id: int
     broker_epoch: int
-    address: str
+    address: str  # of the internal listener
     rack: str
+    listeners: Mapping[str, str] = MappingProxyType({})  # addresses by name; empty: one from before there were any
+
+    def reached_by(self, listener: str) -> Endpoint | None:
+        """As those who came in by that listener are to reach it, `address` being the listener's; None: they cannot."""
+        if not self.listeners:
+            return self  # its one address is everybody's
+        address = self.listeners.get(listener)
+        return None if address is None else self._replace(address=address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,7 @@ class MetadataCache:
         self.controller_address = ""
         self.brokers: dict[int, Endpoint] = {}
         self.complete = False  # whether the controller has told of everything since this broker's start
+        self._reached_by: dict[str, dict[int, Endpoint]] = {}  # by listener, of `brokers` as they are
         self._topics: dict[bytes, CachedTopic] = {}
         self._ids: dict[str, bytes] = {}
 
@@ -64,13 +74,28 @@ class MetadataCache:
     def set_brokers(self, brokers: Iterable[Endpoint]) -> None:
         """All that are registered, from etcd."""
         self.brokers = {broker.broker_id: broker for broker in brokers}
+        self._reached_by = {}
 
     def add_brokers(self, brokers: Iterable[Endpoint]) -> None:
         """From the controller, which may know of a registration earlier; who is gone, etcd says."""
         for broker in brokers:
-            known = self.brokers.get(broker.broker_id)
-            if known is None or known.broker_epoch < broker.broker_epoch:
+            if self.lacks(broker.broker_id, broker.broker_epoch):
                 self.brokers[broker.broker_id] = broker
+                self._reached_by = {}
+
+    def lacks(self, broker_id: int, broker_epoch: int) -> bool:
+        """Whether this registration is newer than what is known."""
+        known = self.brokers.get(broker_id)
+        return known is None or known.broker_epoch < broker_epoch
+
+    def reached_by(self, listener: str) -> Mapping[int, Endpoint]:
+        """The brokers that have this listener, `address` being the listener's."""
+        found = self._reached_by.get(listener)
+        if found is None:
+            reached = (broker.reached_by(listener) for broker in self.brokers.values())
+            found = {broker.broker_id: broker for broker in reached if broker is not None}
+            self._reached_by[listener] = found
+        return found
 
     def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one

@@ -26,6 +26,7 @@ from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.isr_writer import IsrChanges
 from highwater.replica_manager.leadership import Leadership
+from highwater.replica_manager.listener_servers import ListenerServers
 from highwater.replica_manager.liveness import Liveness
 from highwater.replica_manager.offsets import Offsets
 from highwater.replica_manager.produce import Producing
@@ -37,7 +38,6 @@ from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.strays import Strays
 from highwater.replica_manager.topic_creation import TopicCreation
 from highwater.replica_manager.waits import Waits
-from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -99,12 +99,13 @@ class ReplicaManagerService:
             supervisor=self._supervisor,
             metrics=self._counted,
         )
-        self.server = RpcServer(settings.listen)
+        self.servers = ListenerServers(settings.listeners, settings.advertised_listeners)
         self.liveness = Liveness(
             self.broker,
             self._store,
             self._keys,
-            address=settings.advertised_listener,
+            listeners=lambda: self.servers.advertised,
+            internal_listener=settings.internal_listener,
             rack=settings.rack,
             session_timeout_ms=settings.broker_session_timeout_ms,
             supervisor=self._supervisor,
@@ -132,35 +133,44 @@ class ReplicaManagerService:
         self._ready: bool | None = None  # as the health says it
 
     @property
-    def addresses(self) -> list[str]:
-        return self.server.addresses
+    def addresses(self) -> dict[str, str]:
+        """The bound address of each listener."""
+        return self.servers.addresses
 
     async def start(self) -> None:
         broker, settings = self.broker, self._settings
-        BrokerServicer(
+        producing = Producing(
             broker,
-            Producing(
-                broker,
-                self._counted,
-                max_requests=settings.queued_max_requests,
-                max_bytes=settings.queued_max_request_bytes,
-            ),
-            Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes),
-            Offsets(broker),
-            DeletingRecords(broker),
-            ProducerIdAllocator(self._store, self._keys),
-            self._topic_creation,
-            cluster_id=lambda: self.liveness.cluster_id,
-        ).add_to(self.server.grpc)
-        ReplicaControlServicer(broker, self.control).add_to(self.server.grpc)
-        # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
-        group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
-            group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
-            self.server.grpc,
+            self._counted,
+            max_requests=settings.queued_max_requests,
+            max_bytes=settings.queued_max_request_bytes,
         )
+        fetching = Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes)
+        offsets, deleting = Offsets(broker), DeletingRecords(broker)
+        producer_ids = ProducerIdAllocator(self._store, self._keys)
+        control = ReplicaControlServicer(broker, self.control)
+        for name in settings.listeners:
+            server = self.servers[name].grpc
+            BrokerServicer(
+                broker,
+                producing,
+                fetching,
+                offsets,
+                deleting,
+                producer_ids,
+                self._topic_creation,
+                cluster_id=lambda: self.liveness.cluster_id,
+                listener=name,
+            ).add_to(server)
+            control.add_to(server)
+            # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
+            group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
+                group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
+                server,
+            )
         self._count()
         await self._report_readiness()  # the health name is there from the first moment on
-        await self.server.start(SERVICES)
+        await self.servers.start(dict.fromkeys(settings.listeners, SERVICES))
         self._metrics.serve(settings.metrics_listen)
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
@@ -215,11 +225,11 @@ class ReplicaManagerService:
 
     async def stop(self, *, deregister: bool = True) -> None:
         """Without `deregister` the registration is left to its lease, as a killed process leaves it."""
-        await self.server.set_serving(False)
+        await self.servers.set_serving(False)
         await self.liveness.stop(deregister=deregister)
         self.broker.registration_lost()  # what waits is answered
         await self._supervisor.stop()
-        await self.server.stop()
+        await self.servers.stop()
         await self._topic_creation.stop()
         assert self.broker.isr_changes is not None
         await self.broker.isr_changes.stop()
@@ -256,7 +266,7 @@ class ReplicaManagerService:
 
     def _registered(self) -> None:
         self._strays.registered()
-        self._supervisor.run_once("serve", lambda: self.server.set_serving(True), self._fail)
+        self._supervisor.run_once("serve", lambda: self.servers.set_serving(True), self._fail)
 
     async def _controller_epoch(self) -> int:
         while True:
@@ -294,7 +304,7 @@ class ReplicaManagerService:
         self.readiness.registered(self.broker.broker_epoch)
         ready = self.readiness.ready
         if ready != self._ready:
-            await self.server.set_status(READY, ready)
+            await self.servers.set_status(READY, ready)
             if self._ready is not None:
                 logger.info("ready %s", pairs(ready=ready, **_in_the_way(self.readiness.standing)))
             self._ready = ready

@@ -37,27 +37,59 @@ class AddressInUseError(Exception):
     """A service cannot listen where it was told to."""
 
 
+class Health:
+    """What one process says of itself, the same on every server that it has: one status a name."""
+
+    def __init__(self) -> None:
+        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._service_names: set[str] = set()
+
+    def add_to(self, server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+        """`service_names` are those that the server serves; their status is `set_serving`'s."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self._service_names.update(service_names)
+
+    async def set_serving(self, serving: bool) -> None:
+        for name in ("", *self._service_names):
+            await self.set_status(name, serving)
+
+    async def set_status(self, name: str, serving: bool) -> None:
+        """The health of one name of its own, for example `ready`."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._servicer.set(name, status)
+
+    async def stop(self) -> None:
+        await self._servicer.enter_graceful_shutdown()
+
+
 class RpcServer:
-    """One process's gRPC server. Add servicers to `grpc`, then `start`.
+    """A gRPC server: a process's only one, or one of several that share their `health`. Add servicers to `grpc`, then
+    `start`.
 
     `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order.
     """
 
-    def __init__(self, listen: Sequence[str]) -> None:
+    def __init__(self, listen: Sequence[str], health: Health | None = None) -> None:
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self.addresses: list[str] = []
         self._listen = list(listen)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._service_names: list[str] = []
+        self._health = health or Health()
 
     async def start(self, service_names: Sequence[str]) -> None:
         """Binds and serves. `service_names` are the full names (`highwater.v1.Broker`) for health and reflection; they
         report NOT_SERVING until `set_serving`, the name `live` SERVING from now on. Raises `AddressInUseError`."""
-        self._service_names = list(service_names)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self.bind(service_names)
+        await self.serve()
+
+    def bind(self, service_names: Sequence[str]) -> None:
+        """The first half of `start`: the ports are taken, and nobody is answered yet. Raises `AddressInUseError`."""
+        self._health.add_to(self.grpc, service_names)
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         for address in self._listen:
             self.addresses.append(self._bind(address))
+
+    async def serve(self) -> None:
+        """The second half of `start`."""
         await self.set_serving(False)
         await self.set_status(LIVE, True)
         await self.grpc.start()
@@ -81,17 +113,14 @@ class RpcServer:
         return f"{host}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self._service_names):
-            await self._health.set(name, status)
+        await self._health.set_serving(serving)
 
     async def set_status(self, name: str, serving: bool) -> None:
         """The health of one name of its own, for example `ready`."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        await self._health.set(name, status)
+        await self._health.set_status(name, serving)
 
     async def stop(self, grace_s: float = 0.5) -> None:
-        await self._health.enter_graceful_shutdown()
+        await self._health.stop()
         await self.grpc.stop(grace_s)
 
 

@@ -14,9 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from highwater.rpc.listeners import (
+    check_address,
+    check_advertised,
+    check_inter_broker_name,
+    inter_broker_name,
+    parse_listeners,
+)
 from highwater.rpc.server import UserError
 
 
@@ -28,14 +35,13 @@ def _check_policies(value: str) -> str:
 
 AddressList = Annotated[list[str], NoDecode]
 PathList = Annotated[list[Path], NoDecode]
+ListenerMap = Annotated[dict[str, str], NoDecode]
 CleanupPolicy = Annotated[str, AfterValidator(_check_policies)]
 
 
 class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="HIGHWATER_", extra="forbid", frozen=True)
 
-    listen: AddressList
-    """Addresses this service listens on: `host:port` or `unix:/path`."""
     metrics_listen: str = ""
     """`host:port` of the Prometheus endpoint; empty: none."""
     log_level: str = "INFO"
@@ -49,27 +55,24 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
         for address in value:
-            _check_address(address)
+            check_address(address)
         return value
 
     @field_validator("log_storage", "replica_manager", "advertised_listener", check_fields=False)
     @classmethod
     def _address(cls, value: str) -> str:
-        _check_address(value)
+        check_address(value)
         return value
 
 
-def _check_address(address: str) -> None:
-    if address.startswith("unix:"):
-        if len(address) - len("unix:") > 100:
-            raise ValueError(f"the socket path {address!r} is longer than the 100 characters a Unix socket may have")
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{address!r} is not an address: write host:port or unix:/path")
+class InternalServiceSettings(ServiceSettings):
+    """Of a service that Highwater's own processes call, and no client has to."""
+
+    listen: AddressList
+    """Addresses to listen on: `host:port` or `unix:/path`."""
 
 
-class LogStorageSettings(ServiceSettings):
+class LogStorageSettings(InternalServiceSettings):
     broker_id: int = Field(ge=0)
     log_dirs: PathList
     log_segment_bytes: int = Field(1 << 30, ge=1024, le=2**31 - 1)
@@ -128,8 +131,12 @@ class LogStorageSettings(ServiceSettings):
 class ReplicaManagerSettings(ServiceSettings):
     broker_id: int = Field(ge=0)
     cluster: str = "highwater"
-    advertised_listener: str
-    """The address that clients and other brokers use for this one."""
+    listeners: ListenerMap
+    """The address that each listener is bound to, by name; written `NAME://host:port` or `NAME://unix:/path`."""
+    advertised_listeners: ListenerMap = Field({}, validate_default=True)
+    """The addresses that others use for the listeners, where they differ from those that are bound."""
+    inter_broker_listener_name: str = Field("", validate_default=True)
+    """The internal listener: of other brokers, the controller and the broker's own fetcher. Empty: the only one."""
     rack: str = ""
     etcd: AddressList
     log_storage: str
@@ -147,8 +154,39 @@ class ReplicaManagerSettings(ServiceSettings):
     ready_max_wait_ms: int = Field(600_000, ge=0)
     replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
 
+    @field_validator("listeners", "advertised_listeners", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return parse_listeners(value) if isinstance(value, str) else value
 
-class FetcherSettings(ServiceSettings):
+    @field_validator("listeners")
+    @classmethod
+    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("there is none: write NAME://host:port or NAME://unix:/path")
+        return value
+
+    @field_validator("advertised_listeners")
+    @classmethod
+    def _reachable(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        if "listeners" in info.data:  # else that is what is wrong
+            check_advertised(info.data["listeners"], value)
+        return value
+
+    @field_validator("inter_broker_listener_name")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        if "listeners" in info.data:
+            check_inter_broker_name(info.data["listeners"], value)
+        return value
+
+    @property
+    def internal_listener(self) -> str:
+        """The name of the listener that brokers and the controller use."""
+        return inter_broker_name(self.listeners, self.inter_broker_listener_name)
+
+
+class FetcherSettings(InternalServiceSettings):
     broker_id: int = Field(ge=0)
     replica_manager: str
     log_storage: str
@@ -161,7 +199,7 @@ class FetcherSettings(ServiceSettings):
     replica_socket_timeout_ms: int = Field(30_000, ge=1)
 
 
-class ControllerSettings(ServiceSettings):
+class ControllerSettings(InternalServiceSettings):
     controller_id: int = Field(ge=0)
     cluster: str = "highwater"
     advertised_listener: str

@@ -29,6 +29,7 @@ class SoakCluster(LocalCluster):
                 settings=settings,
                 controllers=CONTROLLERS,
                 log_dirs=2,
+                tcp_between_brokers=network is not None,
             )
         )
         self.network = network

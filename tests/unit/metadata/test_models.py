@@ -42,7 +42,9 @@ def test_a_configuration_survives_its_json(config: dict[str, str]) -> None:
 
 
 def test_registrations_assignments_and_notifications_survive_their_json() -> None:
-    broker = BrokerRegistration(1, "h:1", "a", "b", rack="r", tail_lost=True, extra={"k": "v"})
+    broker = BrokerRegistration(
+        1, "h:1", "a", "b", rack="r", tail_lost=True, extra={"k": "v"}, listeners={"INTERNAL": "h:1", "CLIENT": "h:2"}
+    )
     assert BrokerRegistration.from_json(broker.to_json()) == broker
     controller = ControllerRegistration(2, "h:2", 7, "c")
     assert ControllerRegistration.from_json(controller.to_json()) == controller
@@ -56,6 +58,14 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
     broker = BrokerRegistration(1, "h:1", "a", "b")
     newer = json.dumps({**json.loads(broker.to_json()), "zone": "x"})
     assert BrokerRegistration.from_json(newer) == broker
+
+
+def test_a_registration_from_before_there_were_listeners_has_none() -> None:
+    broker = BrokerRegistration(1, "h:1", "a", "b", listeners={"CLIENT": "h:1"})
+    written = json.loads(broker.to_json())
+    del written["listeners"]
+    older = BrokerRegistration.from_json(json.dumps(written))
+    assert (older.address, older.listeners) == ("h:1", {})
 
 
 def test_a_key_can_be_named_in_a_message_whatever_a_peer_made_of_it() -> None:

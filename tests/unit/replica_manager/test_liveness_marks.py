@@ -26,7 +26,15 @@ class Registrar:
 async def test_what_is_written_after_the_mark_says_when_that_was() -> None:
     nothing: Any = None
     liveness = Liveness(
-        nothing, nothing, Keys("c"), address="", rack="", session_timeout_ms=1, registered=nothing, failed=nothing
+        nothing,
+        nothing,
+        Keys("c"),
+        listeners=nothing,
+        internal_listener="",
+        rack="",
+        session_timeout_ms=1,
+        registered=nothing,
+        failed=nothing,
     )
     registrar: Any = Registrar()
     liveness._registrar = registrar

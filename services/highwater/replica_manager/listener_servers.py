@@ -1,0 +1,49 @@
+"""The replica-manager's gRPC servers: one for each listener, so that by which one a call came in is a fact of the
+connection and nothing that a caller could claim."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from highwater.rpc.listeners import advertised_addresses
+from highwater.rpc.server import Health, RpcServer
+
+
+class ListenerServers:
+    """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name."""
+
+    def __init__(self, listeners: Mapping[str, str], advertised: Mapping[str, str]) -> None:
+        self._listeners = dict(listeners)
+        self._advertised = dict(advertised)
+        self._health = Health()
+        self._servers = {name: RpcServer([address], self._health) for name, address in listeners.items()}
+
+    def __getitem__(self, name: str) -> RpcServer:
+        return self._servers[name]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The bound address of each listener, once it is started."""
+        return {name: server.addresses[0] for name, server in self._servers.items()}
+
+    @property
+    def advertised(self) -> dict[str, str]:
+        """The address of each listener that others are told, once it is started."""
+        return advertised_addresses(self._listeners, self._advertised, self.addresses)
+
+    async def start(self, service_names: Mapping[str, Sequence[str]]) -> None:
+        """Serves these services, by listener; none before every address is bound. Raises `AddressInUseError`."""
+        for name, server in self._servers.items():
+            server.bind(service_names[name])
+        for server in self._servers.values():
+            await server.serve()
+
+    async def set_serving(self, serving: bool) -> None:
+        await self._health.set_serving(serving)
+
+    async def set_status(self, name: str, serving: bool) -> None:
+        await self._health.set_status(name, serving)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(server.stop() for server in self._servers.values()))

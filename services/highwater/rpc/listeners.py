@@ -1,0 +1,93 @@
+"""Named listeners: how they are written, and which make sense together. Pure.
+
+A listener is written `NAME://host:port` or `NAME://unix:/path`. Names are upper-cased, as in Kafka. One of them is the
+internal one, for brokers and the controller; all others are for clients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_MAX_SOCKET_PATH = 100  # characters
+_WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*"})
+
+
+def parse_listeners(text: str) -> dict[str, str]:
+    """`NAME://address,...` as addresses by name, in order. Raises `ValueError`."""
+    found: dict[str, str] = {}
+    for part in (part.strip() for part in text.split(",")):
+        if not part:
+            continue
+        written, separator, address = part.partition("://")
+        name = written.upper()
+        if not separator or not _NAME.fullmatch(name):
+            raise ValueError(f"{part!r} is not a listener: write NAME://host:port or NAME://unix:/path")
+        if name in found:
+            raise ValueError(f"there are two listeners {name}: give every listener a name of its own")
+        check_address(address)
+        found[name] = address
+    return found
+
+
+def check_address(address: str) -> None:
+    """Raises `ValueError` where it is neither `host:port` nor `unix:/path`."""
+    if address.startswith("unix:"):
+        if len(address) - len("unix:") > _MAX_SOCKET_PATH:
+            raise ValueError(
+                f"the socket path {address!r} is longer than the {_MAX_SOCKET_PATH} characters a Unix socket may have"
+            )
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not an address: write host:port or unix:/path")
+
+
+def check_advertised(listeners: Mapping[str, str], advertised: Mapping[str, str]) -> None:
+    """Every listener must have one address of its own that others can connect to. Raises `ValueError`."""
+    unknown = [name for name in advertised if name not in listeners]
+    if unknown:
+        raise ValueError(f"there is no listener {unknown[0]}: name those of listeners ({', '.join(listeners)})")
+    taken: dict[str, str] = {}
+    for name, bound in listeners.items():
+        address = advertised.get(name, bound)
+        host, _, port = address.rpartition(":")
+        if not address.startswith("unix:") and host in _WILDCARDS:
+            raise ValueError(
+                f"nobody can connect to {address}: give the address of listener {name} "
+                f"that others are to use, {name}://host:port"
+            )
+        if port == "0" and not address.startswith("unix:"):
+            continue  # any free port: another for each
+        if address in taken:
+            raise ValueError(
+                f"listeners {taken[address]} and {name} both have the address {address}: give each one of its own"
+            )
+        taken[address] = name
+
+
+def check_inter_broker_name(listeners: Mapping[str, str], name: str) -> None:
+    """Raises `ValueError` where it does not say which listener is the internal one."""
+    if not name and len(listeners) > 1:
+        raise ValueError(f"say which listener brokers and the controller use: one of {', '.join(listeners)}")
+    if name and name.upper() not in listeners:
+        raise ValueError(f"there is no listener {name.upper()}: name one of listeners ({', '.join(listeners)})")
+
+
+def inter_broker_name(listeners: Mapping[str, str], name: str) -> str:
+    """The internal listener's name; `name` may be empty where there is one listener."""
+    return name.upper() if name else next(iter(listeners))
+
+
+def advertised_addresses(
+    listeners: Mapping[str, str], advertised: Mapping[str, str], bound: Mapping[str, str]
+) -> dict[str, str]:
+    """What others are told, by listener. A port of 0 stands for the one that was bound."""
+    found = {}
+    for name, wanted in listeners.items():
+        address = advertised.get(name, wanted)
+        if not address.startswith("unix:") and address.endswith(":0"):
+            address = f"{address.rpartition(':')[0]}:{bound[name].rpartition(':')[2]}"
+        found[name] = address
+    return found
