@@ -147,6 +147,8 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
         (["--set", "log.segment.bytes=large"], "log.segment.bytes"),
         (["--set", "controller.session.timeout.ms=1"], "controller.session.timeout.ms"),
         (["--set", "listen=127.0.0.1:1"], "listen is set by"),
+        (["--set", "listeners=A://127.0.0.1:1"], "listeners is set by"),
+        (["--set", "health.listen=127.0.0.1:1"], "health.listen is set by"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

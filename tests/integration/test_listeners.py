@@ -5,10 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
-from replica_manager_cluster import TestCluster, Trio, eventually
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from replica_manager_cluster import TestCluster, Trio, eventually, fetch_request, rows, to_key
 
+from highwater.client import (
+    InvalidRequestError,
+    replica_verification,
+)
+from highwater.client.connection import Connection
+from highwater.errors import ErrorCode
 from highwater.metadata.brokers import read_brokers
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
@@ -17,8 +28,15 @@ from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
 from highwater.replica_manager import liveness
 from highwater.rpc.channel import open_channel
+from highwater.rpc.errors import from_proto
 from highwater.rpc.server import UserError
-from highwater.v1 import broker_pb2, broker_pb2_grpc
+from highwater.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    common_pb2,
+    replica_control_pb2,
+    replica_control_pb2_grpc,
+)
 
 
 @pytest.fixture
@@ -51,6 +69,110 @@ async def test_each_listener_tells_its_own_addresses(cluster: TestCluster) -> No
         assert await addresses(trio, internal) == {
             other.broker_id: f"unix:{other.directory}/rm" for other in cluster.trios.values()
         }
+
+
+async def test_a_client_listener_refuses_what_is_not_for_clients(cluster: TestCluster) -> None:
+    leader = cluster[0]
+    topic = await cluster.create_topic("t", (0, 1))
+    assert (await leader.produce(topic.key, rows(b"one"), acks=1)).error.code == common_pb2.NONE
+    async with open_channel(leader.client_address) as channel:
+        stub: Any = broker_pb2_grpc.BrokerStub(channel)
+        debug = fetch_request(topic.key, 0)
+        debug.debug.SetInParent()
+        replica = fetch_request(topic.key, 0, leader_epoch=0)
+        replica.replica.broker_id, replica.replica.broker_epoch = 1, cluster[1].broker_epoch
+        unary = await stub.Fetch(debug)
+        streamed = []
+        for request in (debug, replica):
+            stream = stub.FetchStream()
+            await stream.write(request)
+            streamed.append(await stream.read())
+            assert await stream.read() is grpc.aio.EOF
+        for response in (unary, *streamed):
+            assert from_proto(response.error) is ErrorCode.INVALID_REQUEST
+            assert not response.error.retriable
+            assert "refused on listener CLIENT" in response.error.message
+            assert "internal listener, INTERNAL (inter.broker.listener.name)" in response.error.message
+        part = broker_pb2.ListOffsetsPartition(partition=to_key(topic.key), leader_epoch=-1, timestamp=-2)
+        for replica_id, error in (
+            (-1, ErrorCode.NONE),
+            (-2, ErrorCode.INVALID_REQUEST),
+            (1, ErrorCode.INVALID_REQUEST),
+        ):
+            (listed,) = (
+                await stub.ListOffsets(broker_pb2.ListOffsetsRequest(partitions=[part], replica_id=replica_id))
+            ).results
+            assert from_proto(listed.error) is error, replica_id
+        consumer = fetch_request(topic.key, 0)
+        consumer.consumer.SetInParent()
+        (fetched,) = (await stub.Fetch(consumer)).results
+        assert from_proto(fetched.error) is ErrorCode.NONE
+        control: Any = replica_control_pb2_grpc.ReplicaControlStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await control.UpdateMetadata(replica_control_pb2.UpdateMetadataRequest(full=True), timeout=5)
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert (await leader.fetch(topic.key, debug=True)).records  # by the internal listener
+
+
+async def test_replicas_whose_records_are_compared_are_verified_by_the_internal_listener(cluster: TestCluster) -> None:
+    """As where compaction has changed a batch of one of them."""
+    topic = await cluster.create_topic("t", (0, 1))
+    await cluster[0].produce(topic.key, rows(b"one"), acks=1)
+    for address, found in ((f"unix:{cluster[0].directory}/rm", [0]), (cluster[0].client_address, [])):
+        connection = Connection(address)
+        source = replica_verification._Replica(0, connection, to_key(topic.key), check_crcs=False)
+        try:
+            if found:
+                assert list(await replica_verification._records_at(source, 0)) == found
+            else:
+                with pytest.raises(InvalidRequestError, match="connect to the brokers' internal listener, INTERNAL"):
+                    await replica_verification._records_at(source, 0)
+        finally:
+            await connection.close()
+
+
+async def health(address: str, name: str) -> bool:
+    async with open_channel(address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def services(address: str) -> set[str]:
+    async with open_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = [each async for each in stub.ServerReflectionInfo(iter([question]), timeout=5)]
+    return {each.name.removeprefix("highwater.v1.") for each in answer.list_services_response.service}
+
+
+async def test_every_listener_and_the_health_listener_tell_the_same_health(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path
+) -> None:
+    apart = f"unix:{tmp_path}/h"
+    trio = Trio(1, tmp_path, etcd.address, keys.cluster, {"health.listen": apart})
+    beside = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    try:
+        await trio.start_log_storage()
+        await trio.start_replica_manager()
+        manager = trio.replica_manager
+        assert manager is not None
+        everywhere = (f"unix:{tmp_path}/rm", trio.client_address, apart)
+
+        async def serves() -> bool:
+            return all([await health(address, "highwater.v1.Broker") for address in everywhere])
+
+        await eventually(serves, "it serves by all listeners")
+        for address in everywhere:
+            assert await health(address, "live")
+            assert not await health(address, "ready")  # no controller has said so
+        await manager.servers.set_serving(False)
+        assert [await health(address, "highwater.v1.Broker") for address in everywhere] == [False] * 3
+        clients = {"Broker", "GroupCoordinator"}
+        assert await services(trio.client_address) == {*clients, *beside}
+        assert await services(f"unix:{tmp_path}/rm") == {*clients, "ReplicaControl", *beside}
+        assert await services(apart) == beside
+    finally:
+        await trio.stop()
 
 
 async def test_a_broker_with_another_brokers_address_does_not_register(

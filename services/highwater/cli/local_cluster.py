@@ -47,6 +47,7 @@ OWN_SETTINGS = frozenset(
         "cluster",
         "controller_id",
         "etcd",
+        "health_listen",
         "inter_broker_listener_name",
         "listen",
         "listeners",

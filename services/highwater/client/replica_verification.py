@@ -276,6 +276,9 @@ async def _records_at(source: _Replica, offset: int) -> dict[int, tuple[object, 
         response = await source.connection.call(source.connection.stub.Fetch, request, PAGE_TIMEOUT_S)
     except HighwaterError as error:
         raise _ReplicaFailedError(source.broker_id, error) from error
+    refused = from_proto(response.error)
+    if refused is not ErrorCode.NONE:  # by every broker: this is not the internal listener
+        raise error_for(refused, response.error.message)
     (result,) = response.results
     records = result.records
     if from_proto(result.error) is not ErrorCode.NONE or not records:

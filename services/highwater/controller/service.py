@@ -45,7 +45,7 @@ class ControllerService:
         self.address = settings.advertised_listener
         self._keys = Keys(settings.cluster)
         self._store = Store(settings.etcd)
-        self._server = RpcServer(settings.listen)
+        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._election: ControllerElection | None = None
         self._reign: Reign | None = None
         self._cluster_id = ""

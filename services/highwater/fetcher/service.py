@@ -45,7 +45,7 @@ class FetcherService:
 
     def __init__(self, settings: FetcherSettings) -> None:
         self._settings = settings
-        self._server = RpcServer(settings.listen)
+        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._metrics = Metrics("fetcher")
         self._supervisor: TaskSupervisor | None = None
 

@@ -48,7 +48,7 @@ class LogStorageService:
         self.incarnation = secrets.token_hex(8)
         self.metrics = Metrics("log-storage")
         self._settings = settings
-        self._server = RpcServer(settings.listen)
+        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
         self._tasks = TaskSupervisor(
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))

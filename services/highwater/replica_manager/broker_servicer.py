@@ -18,14 +18,21 @@ from highwater.replica_manager.batch_lists import list_batches
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
-from highwater.replica_manager.fetch_stream import FetchStream, fetch_ask, fetch_error, fetch_response
+from highwater.replica_manager.fetch_stream import (
+    FetchStream,
+    fetch_ask,
+    fetch_error,
+    fetch_refusal,
+    fetch_response,
+)
 from highwater.replica_manager.log_dirs import LogDirs
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.offsets import EpochAsk, OffsetAsk, Offsets
+from highwater.replica_manager.offsets import CONSUMER, EpochAsk, ListedOffset, OffsetAsk, Offsets
 from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
 from highwater.replica_manager.storage import from_key, to_key
 from highwater.replica_manager.topic_creation import CreationOutcome, TopicCreation
 from highwater.rpc.errors import to_proto
+from highwater.rpc.listeners import Listener
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -38,7 +45,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class BrokerServicer(broker_pb2_grpc.BrokerServicer):
-    """Of one listener, by its name: by which one a call came in is known without asking the caller."""
+    """Of one listener: by which one a call came in is known without asking the caller."""
 
     def __init__(
         self,
@@ -50,7 +57,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         producer_ids: ProducerIdAllocator,
         topic_creation: TopicCreation,
         cluster_id: Callable[[], str],
-        listener: str = "",
+        listener: Listener,
     ) -> None:
         self._broker = broker
         self._producing = producing
@@ -151,6 +158,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def Fetch(  # type: ignore[override]
         self, request: broker_pb2.FetchRequest, context: Context
     ) -> bytes:
+        refusal = fetch_refusal(request, self._listener)
+        if refusal:
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
         if request.WhichOneof("role") == "replica":
             return fetch_error(
                 request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
@@ -163,7 +173,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[bytes]:
-        stream = FetchStream(self._broker, self._fetching)
+        stream = FetchStream(self._broker, self._fetching, self._listener)
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
 
         # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it: the
@@ -191,7 +201,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.ListOffsetsRequest, context: Context
     ) -> broker_pb2.ListOffsetsResponse:
         asks = [OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions]
-        listed = await self._offsets.list_all(asks, request.replica_id)
+        refusal = "" if request.replica_id == CONSUMER else self._listener.refusal("the replica or debug role")
+        if refusal:
+            listed = [ListedOffset(ask.key, ErrorCode.INVALID_REQUEST, refusal) for ask in asks]
+        else:
+            listed = await self._offsets.list_all(asks, request.replica_id)
         return broker_pb2.ListOffsetsResponse(
             results=[
                 broker_pb2.ListOffsetsResult(
@@ -303,7 +317,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                     address=broker.address,
                     rack=broker.rack,
                 )
-                for broker in cache.reached_by(self._listener).values()
+                for broker in cache.reached_by(self._listener.name).values()
             ],
             topics=topics,
             controller_id=cache.controller_id,
@@ -312,7 +326,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
     def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
         cache = self._broker.metadata
-        reached = cache.reached_by(self._listener)
+        reached = cache.reached_by(self._listener.name)
         return broker_pb2.TopicMetadata(
             topic=topic.topic,
             topic_id=topic.topic_id,

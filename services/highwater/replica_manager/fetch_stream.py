@@ -13,6 +13,7 @@ from highwater.replica_manager.fetch import FetchAsk, FetchedPart, Fetching, Fet
 from highwater.replica_manager.storage import from_key, to_key
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
+from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.
@@ -24,9 +25,10 @@ _RECORDS_FIELD = 5  # FetchResult.records
 class FetchStream:
     """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
 
-    def __init__(self, broker: Broker, fetching: Fetching) -> None:
+    def __init__(self, broker: Broker, fetching: Fetching, listener: Listener) -> None:
         self._broker = broker
         self._fetching = fetching
+        self._listener = listener
         self._session: Any = None
         self._asks: deque[tuple[int, FetchAsk | bytes]] = deque()
         self._wake = asyncio.Event()
@@ -53,6 +55,10 @@ class FetchStream:
             self._wake.set()
 
     def _take(self, request: broker_pb2.FetchRequest) -> FetchAsk | bytes:
+        refusal = fetch_refusal(request, self._listener)
+        if refusal:
+            self._ended = True
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
         ask = fetch_ask(request)
         if ask is None:
             self._ended = True
@@ -110,6 +116,12 @@ class FetchStream:
     def close(self) -> None:
         if self._session is not None:
             self._broker.session_closed(self._session)
+
+
+def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
+    """Why a request of this role is not taken on this listener; empty: it is."""
+    role = request.WhichOneof("role")
+    return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 
 
 def fetch_ask(request: broker_pb2.FetchRequest) -> FetchAsk | None:

@@ -11,13 +11,15 @@ from highwater.rpc.server import Health, RpcServer
 
 
 class ListenerServers:
-    """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name."""
+    """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name. Health
+    checks and reflection are answered by all, and at `health_listen` (empty: none)."""
 
-    def __init__(self, listeners: Mapping[str, str], advertised: Mapping[str, str]) -> None:
+    def __init__(self, listeners: Mapping[str, str], advertised: Mapping[str, str], health_listen: str) -> None:
         self._listeners = dict(listeners)
         self._advertised = dict(advertised)
         self._health = Health()
-        self._servers = {name: RpcServer([address], self._health) for name, address in listeners.items()}
+        self._servers = {name: RpcServer([address], health=self._health) for name, address in listeners.items()}
+        self._health_servers = [RpcServer([health_listen], health=self._health)] if health_listen else []
 
     def __getitem__(self, name: str) -> RpcServer:
         return self._servers[name]
@@ -36,7 +38,9 @@ class ListenerServers:
         """Serves these services, by listener; none before every address is bound. Raises `AddressInUseError`."""
         for name, server in self._servers.items():
             server.bind(service_names[name])
-        for server in self._servers.values():
+        for server in self._health_servers:
+            server.bind([])
+        for server in self._all():
             await server.serve()
 
     async def set_serving(self, serving: bool) -> None:
@@ -46,4 +50,7 @@ class ListenerServers:
         await self._health.set_status(name, serving)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(server.stop() for server in self._servers.values()))
+        await asyncio.gather(*(server.stop() for server in self._all()))
+
+    def _all(self) -> list[RpcServer]:
+        return [*self._servers.values(), *self._health_servers]

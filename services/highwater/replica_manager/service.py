@@ -38,6 +38,7 @@ from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.strays import Strays
 from highwater.replica_manager.topic_creation import TopicCreation
 from highwater.replica_manager.waits import Waits
+from highwater.rpc.listeners import Listener
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -46,7 +47,8 @@ from highwater.v1 import group_pb2_grpc
 
 logger = get_logger("replica_manager.service")
 
-SERVICES = ("highwater.v1.Broker", "highwater.v1.ReplicaControl", "highwater.v1.GroupCoordinator")
+CLIENT_SERVICES = ("highwater.v1.Broker", "highwater.v1.GroupCoordinator")
+INTERNAL_SERVICES = (*CLIENT_SERVICES, "highwater.v1.ReplicaControl")
 READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
@@ -99,7 +101,7 @@ class ReplicaManagerService:
             supervisor=self._supervisor,
             metrics=self._counted,
         )
-        self.servers = ListenerServers(settings.listeners, settings.advertised_listeners)
+        self.servers = ListenerServers(settings.listeners, settings.advertised_listeners, settings.health_listen)
         self.liveness = Liveness(
             self.broker,
             self._store,
@@ -148,7 +150,7 @@ class ReplicaManagerService:
         fetching = Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes)
         offsets, deleting = Offsets(broker), DeletingRecords(broker)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
-        control = ReplicaControlServicer(broker, self.control)
+        internal = settings.internal_listener
         for name in settings.listeners:
             server = self.servers[name].grpc
             BrokerServicer(
@@ -160,17 +162,17 @@ class ReplicaManagerService:
                 producer_ids,
                 self._topic_creation,
                 cluster_id=lambda: self.liveness.cluster_id,
-                listener=name,
+                listener=Listener(name, internal),
             ).add_to(server)
-            control.add_to(server)
             # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
             group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
                 group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
                 server,
             )
+        ReplicaControlServicer(broker, self.control).add_to(self.servers[internal].grpc)
         self._count()
         await self._report_readiness()  # the health name is there from the first moment on
-        await self.servers.start(dict.fromkeys(settings.listeners, SERVICES))
+        await self.servers.start(dict.fromkeys(settings.listeners, CLIENT_SERVICES) | {internal: INTERNAL_SERVICES})
         self._metrics.serve(settings.metrics_listen)
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()

@@ -8,10 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAX_SOCKET_PATH = 100  # characters
 _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*"})
+
+
+class Listener(NamedTuple):
+    """By which a call came in."""
+
+    name: str
+    internal: str  # the internal listener's name
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name == self.internal
+
+    def refusal(self, what: str) -> str:
+        """The sentence that refuses what belongs on the internal listener; empty: this is it."""
+        if self.is_internal:
+            return ""
+        return (
+            f"{what} is refused on listener {self.name}, which is for clients: "
+            f"connect to the brokers' internal listener, {self.internal} (inter.broker.listener.name)"
+        )
 
 
 def parse_listeners(text: str) -> dict[str, str]:

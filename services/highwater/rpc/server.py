@@ -66,14 +66,16 @@ class RpcServer:
     """A gRPC server: a process's only one, or one of several that share their `health`. Add servicers to `grpc`, then
     `start`.
 
-    `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order.
+    `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order. At
+    `health_listen` (empty: none) a second server answers health checks and reflection alone.
     """
 
-    def __init__(self, listen: Sequence[str], health: Health | None = None) -> None:
+    def __init__(self, listen: Sequence[str], *, health: Health | None = None, health_listen: str = "") -> None:
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self.addresses: list[str] = []
         self._listen = list(listen)
         self._health = health or Health()
+        self._health_server = RpcServer([health_listen], health=self._health) if health_listen else None
 
     async def start(self, service_names: Sequence[str]) -> None:
         """Binds and serves. `service_names` are the full names (`highwater.v1.Broker`) for health and reflection; they
@@ -87,12 +89,21 @@ class RpcServer:
         reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         for address in self._listen:
             self.addresses.append(self._bind(address))
+        if self._health_server is not None:
+            self._health_server.bind([])
 
     async def serve(self) -> None:
         """The second half of `start`."""
         await self.set_serving(False)
         await self.set_status(LIVE, True)
         await self.grpc.start()
+        if self._health_server is not None:
+            await self._health_server.serve()
+
+    @property
+    def health_address(self) -> str:
+        """As bound; empty: there is none."""
+        return "" if self._health_server is None else self._health_server.addresses[0]
 
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
@@ -121,6 +132,8 @@ class RpcServer:
 
     async def stop(self, grace_s: float = 0.5) -> None:
         await self._health.stop()
+        if self._health_server is not None:
+            await self._health_server.stop(grace_s)
         await self.grpc.stop(grace_s)
 
 

@@ -44,6 +44,8 @@ class ServiceSettings(BaseSettings):
 
     metrics_listen: str = ""
     """`host:port` of the Prometheus endpoint; empty: none."""
+    health_listen: str = ""
+    """An address for health checks and reflection alone, which every other one answers too; empty: none."""
     log_level: str = "INFO"
 
     @field_validator("listen", "etcd", "log_dirs", mode="before", check_fields=False)
@@ -62,6 +64,13 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _address(cls, value: str) -> str:
         check_address(value)
+        return value
+
+    @field_validator("health_listen")
+    @classmethod
+    def _optional_address(cls, value: str) -> str:
+        if value:
+            check_address(value)
         return value
 
 

@@ -10,6 +10,7 @@ from highwater.metadata.models import PartitionState
 from highwater.replica_manager.broker_servicer import BrokerServicer
 from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.rpc.errors import from_proto
+from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
 
 BOTH = Endpoint(1, 11, "in:1", "", {"INTERNAL": "in:1", "CLIENT": "out:1"})
@@ -31,7 +32,15 @@ async def metadata(listener: str, *brokers: Endpoint) -> broker_pb2.MetadataResp
     nothing, broker = cast(Any, None), cast(Any, SimpleNamespace(metadata=cache))
     creation = cast(Any, SimpleNamespace(enabled=False))
     servicer = BrokerServicer(
-        broker, nothing, nothing, nothing, nothing, nothing, creation, cluster_id=lambda: "c", listener=listener
+        broker,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        creation,
+        cluster_id=lambda: "c",
+        listener=Listener(listener, "INTERNAL"),
     )
     return await servicer.Metadata(broker_pb2.MetadataRequest(topics=["t"]), nothing)
 

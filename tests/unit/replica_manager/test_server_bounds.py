@@ -19,10 +19,12 @@ from highwater.replica_manager.produce import Producing
 from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
 from highwater.replica_manager.storage import LogStorage
 from highwater.replica_manager.waits import Waits
+from highwater.rpc.listeners import Listener
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
 
 MAX_REQUESTS = 4
+INTERNAL = Listener("INTERNAL", "INTERNAL")
 COUNTED = ReplicaManagerMetrics(Metrics("test"))
 
 
@@ -54,7 +56,9 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(broker: B
 
     producing = Producing(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
     nothing: Any = None
-    servicer = BrokerServicer(broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "")
+    servicer = BrokerServicer(
+        broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "", listener=INTERNAL
+    )
     responses = servicer.ProduceStream(requests(), nothing)
     await anext(responses)
     for _ in range(1_000):
@@ -77,7 +81,9 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(broker: Broker) -> No
 
     nothing: Any = None
     producing = Broken(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
-    servicer = BrokerServicer(broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "")
+    servicer = BrokerServicer(
+        broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "", listener=INTERNAL
+    )
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         async with asyncio.timeout(5):
             await anext(servicer.ProduceStream(requests(), nothing))

@@ -13,7 +13,10 @@ from highwater.replica_manager.actions import FetchSession
 from highwater.replica_manager.broker_servicer import BrokerServicer
 from highwater.replica_manager.fetch import FetchAsk
 from highwater.replica_manager.sessions import FetchSessions
+from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
+
+INTERNAL = Listener("INTERNAL", "INTERNAL")
 
 
 class Sessions:
@@ -62,7 +65,7 @@ class Call:
 async def test_a_session_ends_with_its_call_even_while_the_handler_waits_for_its_response_to_be_written() -> None:
     broker, call, unused = Sessions(), Call(), cast(Any, None)
     servicer = BrokerServicer(
-        cast(Any, broker), unused, cast(Any, Nothing()), unused, unused, unused, unused, lambda: "cluster"
+        cast(Any, broker), unused, cast(Any, Nothing()), unused, unused, unused, unused, lambda: "cluster", INTERNAL
     )
     responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
     async with asyncio.timeout(10), aclosing(responses):
@@ -81,7 +84,7 @@ async def test_a_stream_whose_requests_cannot_be_taken_ends_with_the_error(caplo
 
     broker, call, unused = Sessions(), Call(), cast(Any, None)
     servicer = BrokerServicer(
-        cast(Any, broker), unused, cast(Any, Mistaken()), unused, unused, unused, unused, lambda: "cluster"
+        cast(Any, broker), unused, cast(Any, Mistaken()), unused, unused, unused, unused, lambda: "cluster", INTERNAL
     )
     responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
     async with asyncio.timeout(10), aclosing(responses):

@@ -33,6 +33,24 @@ async def test_health_follows_set_serving_on_tcp_and_unix_addresses(tmp_path: Pa
         await server.stop(0)
 
 
+async def test_a_health_listener_answers_health_checks_and_no_service() -> None:
+    server = RpcServer(["127.0.0.1:0"], health_listen="127.0.0.1:0")
+    await server.start([NAME])
+    try:
+        await server.set_serving(True)
+        async with open_channel(server.health_address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            for name in ("live", NAME):
+                answer = await check(health_pb2.HealthCheckRequest(service=name), wait_for_ready=True, timeout=10)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary(f"/{NAME}/DescribeLogs")(b"", timeout=10)
+            assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)
+    assert RpcServer(["127.0.0.1:0"]).health_address == ""
+
+
 async def test_a_taken_port_is_told_in_one_sentence() -> None:
     first = RpcServer(["127.0.0.1:0"])
     await first.start([NAME])
