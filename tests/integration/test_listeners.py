@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from controller_world import World, acts
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from replica_manager_cluster import TestCluster, Trio, eventually, fetch_request, rows, to_key
 
 from highwater.client import (
+    Admin,
     InvalidRequestError,
+    TopicAlreadyExistsError,
+    TopicResult,
     replica_verification,
 )
 from highwater.client.connection import Connection
@@ -167,12 +172,43 @@ async def test_every_listener_and_the_health_listener_tell_the_same_health(
             assert not await health(address, "ready")  # no controller has said so
         await manager.servers.set_serving(False)
         assert [await health(address, "highwater.v1.Broker") for address in everywhere] == [False] * 3
-        clients = {"Broker", "GroupCoordinator"}
+        clients = {"Broker", "GroupCoordinator", "Controller"}
         assert await services(trio.client_address) == {*clients, *beside}
         assert await services(f"unix:{tmp_path}/rm") == {*clients, "ReplicaControl", *beside}
         assert await services(apart) == beside
     finally:
         await trio.stop()
+
+
+async def test_administration_by_a_client_listener_while_controllers_come_and_go(
+    world: World, etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path
+) -> None:
+    first = await world.controller(0)
+    await acts(first)
+    second = await world.controller(1)
+    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as cluster:
+        manager = cluster[0].replica_manager
+        assert manager is not None
+
+        async def told() -> bool:
+            return manager.broker.metadata.complete
+
+        await eventually(told, "the controller has told the broker of everything")
+        async with Admin(cluster[0].client_address) as admin:
+            (described,) = (await admin.describe_cluster()).brokers
+            assert described.address == cluster[0].client_address
+            assert (await admin.create_topic("before", 1, 1)).error is None
+            failing_over = asyncio.create_task(first.stop())
+            creating = (admin.create_topic(f"during-{number}", 1, 1) for number in range(5))
+            made = await asyncio.gather(*creating, return_exceptions=True)
+            # One whose answer was lost with the controller is made already when it is asked for again.
+            assert all(isinstance(each, TopicResult | TopicAlreadyExistsError) for each in made), made
+            await failing_over
+            assert (await admin.describe_cluster()).controller_id == 1
+            with pytest.raises(TopicAlreadyExistsError, match="before"):
+                await admin.create_topic("before", 1, 1)
+            assert set(await admin.list_topics()) == {"before", *(f"during-{number}" for number in range(5))}
+    assert second.reign is not None
 
 
 async def test_a_broker_with_another_brokers_address_does_not_register(

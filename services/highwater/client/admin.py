@@ -10,6 +10,7 @@ from typing import Any, Self
 from highwater.client.admin_answers import cluster_description, elections, topic_description, topic_result
 from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster import Cluster
+from highwater.client.connection import Connection, NotServedError
 from highwater.client.descriptions import (
     ClusterDescription,
     ConfigValue,
@@ -33,13 +34,16 @@ from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestam
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
-from highwater.v1 import controller_pb2, controller_pb2_grpc
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+
+_Method = Callable[[Any], Callable[..., Awaitable[Any]]]  # of a stub
 
 CONFIG_TIMEOUT_MS = 10_000  # the controller's time for a change of a configuration
 
 
 class Admin:
-    """Speaks with the acting controller, found through any broker; follows it when it changes.
+    """Speaks with the acting controller by way of any broker; with the controller itself where the broker is older than
+    that.
 
     Every call raises `NetworkError` or another `RetriableError` where the cluster stayed out of reach for
     `request_timeout_ms`.
@@ -62,7 +66,7 @@ class Admin:
         self._backoff_max_s = retry_backoff_max_ms / 1000
         self._running = False
         self._stopped = False
-        self._hint = ""  # the controller's address as an answer last named it
+        self._hint = ""  # the controller's address as another one last named it
 
     async def start(self) -> Self:
         """Connects. Raises `NetworkError` where no bootstrap broker answers within `max_block_ms`; it may then be
@@ -149,18 +153,12 @@ class Admin:
         message = request.topics.add(topic=topic, total=total)
         for partition, replicas in enumerate(assignment, start=total - len(assignment)):
             message.assignment.add(partition=partition, replicas=list(replicas))
-        attempts = 0
-
-        def create_partitions(stub: Any) -> Any:
-            nonlocal attempts
-            attempts += 1
-            return stub.CreatePartitions
-
-        response = await self._controller(create_partitions, request, timeout_ms)
+        failed: list[RetriableError] = []
+        response = await self._controller(lambda stub: stub.CreatePartitions, request, timeout_ms, failed)
         results = [topic_result(result) for result in response.results]
         if not validate_only:
             # Nobody answered for an earlier attempt: it may be the one that added them.
-            settled = attempts > 1 and response.results[0].error.code == ErrorCode.INVALID_PARTITIONS
+            settled = failed and response.results[0].error.code == ErrorCode.INVALID_PARTITIONS
             if settled and (done := await self._has_partitions(topic, total)) is not None:
                 results = [done]
             await self._until_visible([result for result in results if result.error is None])
@@ -221,9 +219,7 @@ class Admin:
         request = controller_pb2.DescribeConfigsRequest(resources=[_topic_resource(topic)])
         response = await self._controller(lambda stub: stub.DescribeConfigs, request, CONFIG_TIMEOUT_MS)
         (described,) = response.configs
-        code = from_proto(described.error)
-        if code is not ErrorCode.NONE:
-            raise error_for(code, described.error.message)
+        _check(described.error)
         return {
             entry.key: ConfigValue(None if entry.source == "brokers" else entry.value, entry.source)
             for entry in described.entries
@@ -340,35 +336,43 @@ class Admin:
             raise ClientClosedError(f"the admin {state}")
 
     async def _controller(
-        self, method: Callable[[Any], Callable[..., Awaitable[Any]]], request: Any, timeout_ms: float
+        self,
+        method: _Method,
+        request: Any,
+        timeout_ms: float,
+        failed: list[RetriableError] | None = None,
     ) -> Any:
-        """One request to the acting controller. `timeout_ms` is the controller's time; the answer may take longer."""
+        """One request to the acting controller. `timeout_ms` is the controller's time; the answer may take longer.
+        `failed` collects how earlier attempts failed: any of them may have been carried out."""
         self._check_running()
+        timeout_s = timeout_ms / 1000 + self._cluster.request_timeout_s
 
         async def attempt() -> Any:
-            address = self._hint or self._cluster.metadata.controller_address
-            if not address:
-                self._cluster.request_refresh()
-                raise LeaderNotAvailableError("no controller is known; is one running?")
-            connection = self._cluster.connection(address)
-            stub = controller_pb2_grpc.ControllerStub(connection.channel)
             try:
-                response = await connection.call(
-                    method(stub), request, timeout_ms / 1000 + self._cluster.request_timeout_s
-                )
-            except RetriableError:
-                self._hint = ""
+                try:
+                    response = await _call(self._cluster.answering, method, request, timeout_s)
+                except NotServedError:
+                    response = await self._call_directly(method, request, timeout_s)
+                _check(response.error)
+            except RetriableError as error:
                 self._cluster.request_refresh()
+                if failed is not None:
+                    failed.append(error)
                 raise
-            code = from_proto(response.error)
-            self._hint = response.controller.address if code is ErrorCode.NOT_CONTROLLER else ""
-            if code is ErrorCode.NOT_CONTROLLER and not self._hint:
-                self._cluster.request_refresh()
-            if code is not ErrorCode.NONE:
-                raise error_for(code, response.error.message)
             return response
 
         return await self._retried(attempt)
+
+    async def _call_directly(self, method: _Method, request: Any, timeout_s: float) -> Any:
+        """For a broker that forwards no administration: the controller that metadata names, or another controller."""
+        hint, self._hint = self._hint, ""
+        address = hint or self._cluster.metadata.controller_address
+        if not address:
+            raise LeaderNotAvailableError("no controller is known; is one running?")
+        response = await _call(self._cluster.connection(address), method, request, timeout_s)
+        acts = from_proto(response.error) is not ErrorCode.NOT_CONTROLLER
+        self._hint = hint if acts else response.controller.address
+        return response
 
     async def _retried(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """Tries again after a retriable error, until `request_timeout_ms` is over."""
@@ -383,6 +387,16 @@ class Admin:
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, self._backoff_max_s)
+
+
+async def _call(connection: Connection, method: _Method, request: Any, timeout_s: float) -> Any:
+    return await connection.call(method(controller_pb2_grpc.ControllerStub(connection.channel)), request, timeout_s)
+
+
+def _check(error: common_pb2.Error) -> None:
+    code = from_proto(error)
+    if code is not ErrorCode.NONE:
+        raise error_for(code, error.message)
 
 
 def _topic_resource(topic: str) -> controller_pb2.ConfigResource:

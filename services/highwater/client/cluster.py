@@ -72,6 +72,7 @@ class Cluster:
         self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
         self._turn = 0
+        self._answering = self._bootstrap[0]
         self._tasks = TaskSupervisor()
 
     async def start(self) -> None:
@@ -126,6 +127,11 @@ class Cluster:
         if found is None:
             found = self._connections[address] = Connection(address)
         return found
+
+    @property
+    def answering(self) -> Connection:
+        """To the broker that answered last; where it does not any more, a refresh finds another."""
+        return self.connection(self._answering)
 
     def leader(self, topic: str, partition: int) -> tuple[Connection, PartitionInfo] | None:
         """The leader's connection and what is known of the partition; None: ask for a refresh and try later."""
@@ -274,6 +280,7 @@ class Cluster:
         response = await connection.call(
             connection.stub.Metadata, request or self._request(), min(METADATA_TIMEOUT_S, self.request_timeout_s)
         )
+        self._answering = address
         return metadata_answer(response)
 
     def _merge(self, answer: MetadataAnswer) -> None:

@@ -45,6 +45,10 @@ RequestT = TypeVar("RequestT", bound=Correlated)
 ResponseT = TypeVar("ResponseT", bound=Correlated)
 
 
+class NotServedError(HighwaterError):
+    """The peer has no such call: it is of an older version. Nothing was done."""
+
+
 def transport_error(error: BaseException, address: str) -> HighwaterError:
     """A gRPC failure as an exception of the SDK."""
     if isinstance(error, grpc.aio.AioRpcError):
@@ -52,7 +56,8 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimedOutError(f"the broker at {address} did not answer in time")
         if code in _REFUSALS:
-            return HighwaterError(f"the broker at {address} refused the call: {code.name}: {details}")
+            refusal = NotServedError if code is grpc.StatusCode.UNIMPLEMENTED else HighwaterError
+            return refusal(f"the broker at {address} refused the call: {code.name}: {details}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return RetriableError(f"the broker at {address} is overloaded: {details}", ErrorCode.OVERLOADED)
         return NetworkError(f"the broker at {address} cannot be reached: {code.name}: {details}")

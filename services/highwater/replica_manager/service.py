@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import read_states
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
+from highwater.replica_manager.acting_controller import ActingController
 from highwater.replica_manager.actions import PartitionSettings
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
@@ -22,6 +24,7 @@ from highwater.replica_manager.broker_servicer import BrokerServicer
 from highwater.replica_manager.control import Control
 from highwater.replica_manager.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.controller_client import ask_standing
+from highwater.replica_manager.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.delete_records import DeletingRecords
 from highwater.replica_manager.fetch import Fetching
 from highwater.replica_manager.isr_writer import IsrChanges
@@ -43,11 +46,11 @@ from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
-from highwater.v1 import group_pb2_grpc
+from highwater.v1 import controller_pb2_grpc, group_pb2_grpc
 
 logger = get_logger("replica_manager.service")
 
-CLIENT_SERVICES = ("highwater.v1.Broker", "highwater.v1.GroupCoordinator")
+CLIENT_SERVICES = ("highwater.v1.Broker", "highwater.v1.GroupCoordinator", "highwater.v1.Controller")
 INTERNAL_SERVICES = (*CLIENT_SERVICES, "highwater.v1.ReplicaControl")
 READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
@@ -130,6 +133,7 @@ class ReplicaManagerService:
             self.broker, self.liveness, self._purge, remained=self._strays.remained, supervisor=self._supervisor
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
+        self._acting_controller = ActingController(self._store, self._keys)
         self._checkpointed: dict[PartitionKey, tuple[int, int]] = {}
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
@@ -150,6 +154,7 @@ class ReplicaManagerService:
         fetching = Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes)
         offsets, deleting = Offsets(broker), DeletingRecords(broker)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
+        forwarding = Forwarding(self._acting_controller)
         internal = settings.internal_listener
         for name in settings.listeners:
             server = self.servers[name].grpc
@@ -164,6 +169,8 @@ class ReplicaManagerService:
                 cluster_id=lambda: self.liveness.cluster_id,
                 listener=Listener(name, internal),
             ).add_to(server)
+            forwarder = ControllerForwarder(forwarding, functools.partial(broker.metadata.reached_by, name))
+            controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
             # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
             group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
                 group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
@@ -233,6 +240,7 @@ class ReplicaManagerService:
         await self._supervisor.stop()
         await self.servers.stop()
         await self._topic_creation.stop()
+        await self._acting_controller.close()
         assert self.broker.isr_changes is not None
         await self.broker.isr_changes.stop()
         await self.broker.fencer.stop()

@@ -103,7 +103,9 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.cluster = cluster
         self.broker_id = broker_id
         self.address = ""
+        self.controller_address = ""  # of the controller of the same number
         self.server: grpc.aio.Server | None = None
+        self.controller_server: grpc.aio.Server | None = None
         # What a test may change.
         self.fault: Callable[[broker_pb2.ProduceRequest], Fault | None] = lambda request: None
         self.produce_error: Callable[[broker_pb2.ProducePartition, BatchHeader], ErrorCode] = lambda p, h: (
@@ -113,6 +115,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.before_append: Callable[[], Awaitable[object]] | None = None
         self.before_answer: Callable[[], Awaitable[object]] | None = None
         self.metadata_view: Callable[[broker_pb2.MetadataResponse], None] = lambda response: None
+        self.way_to_controller = True  # False: it finds none that acts
         self.awake = asyncio.Event()  # cleared: fetches, offsets and metadata get no answer until it is set
         self.awake.set()
         self.leads_anyway: dict[tuple[str, int], PartitionDouble] = {}  # a zombie's own log
@@ -124,12 +127,21 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self.server = grpc.aio.server(options=COMMON_OPTIONS)
         broker_pb2_grpc.add_BrokerServicer_to_server(self, self.server)
-        controller_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
+        if self.cluster.forwards:
+            controller_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
         port = self.server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
         await self.server.start()
+        if not self.cluster.forwards:
+            self.controller_server = grpc.aio.server(options=COMMON_OPTIONS)
+            controller_pb2_grpc.add_ControllerServicer_to_server(self, self.controller_server)
+            self.controller_address = f"127.0.0.1:{self.controller_server.add_insecure_port('127.0.0.1:0')}"
+            await self.controller_server.start()
 
     async def stop(self) -> None:
+        if self.controller_server is not None:
+            controller, self.controller_server = self.controller_server, None
+            await controller.stop(None)
         if self.server is not None:
             server, self.server = self.server, None
             await server.stop(None)
@@ -317,8 +329,10 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
 
     def _refusal(self) -> tuple[common_pb2.Error, controller_pb2.ControllerHint]:
         acting = self.cluster.brokers[self.cluster.controller]
-        code = ErrorCode.NONE if acting is self else ErrorCode.NOT_CONTROLLER
-        return to_proto(code), controller_pb2.ControllerHint(controller_id=acting.broker_id, address=acting.address)
+        acts = acting is self or (self.cluster.forwards and self.way_to_controller)
+        code = ErrorCode.NONE if acts else ErrorCode.NOT_CONTROLLER
+        hint = controller_pb2.ControllerHint(controller_id=acting.broker_id, address=acting.controller_address)
+        return to_proto(code), hint
 
     async def CreateTopics(
         self, request: controller_pb2.CreateTopicsRequest, context: Any
@@ -433,9 +447,11 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
 
 
 class ClusterDouble:
-    """An async context manager. Broker ids count from 1; broker 1 is the controller until a test says otherwise."""
+    """An async context manager. Broker ids count from 1; controller 1 acts until a test says otherwise. Brokers forward
+    administration; without `forwards` they are of before that, and there is a controller for each of them."""
 
-    def __init__(self, brokers: int = 1) -> None:
+    def __init__(self, brokers: int = 1, *, forwards: bool = True) -> None:
+        self.forwards = forwards
         self.brokers = {
             broker_id: BrokerDouble(self, broker_id)  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the rest
             for broker_id in range(1, brokers + 1)
@@ -486,7 +502,7 @@ class ClusterDouble:
         response = broker_pb2.MetadataResponse(
             cluster_id="double",
             controller_id=self.known_controller,
-            controller_address=self.brokers[self.known_controller].address,
+            controller_address=self.brokers[self.known_controller].controller_address,
         )
         for broker in self.brokers.values():
             response.brokers.add(broker_id=broker.broker_id, broker_epoch=1, address=broker.address)

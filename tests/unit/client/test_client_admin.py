@@ -126,25 +126,54 @@ async def test_leaderships_go_back_to_the_preferred_leaders(cluster: ClusterDoub
         assert [partition.leader for partition in partitions] == [1, 2, 1, 2]
 
 
-async def test_the_acting_controller_is_found_through_one_that_is_not(cluster: ClusterDouble) -> None:
-    cluster.controller = 2  # metadata still name broker 1
+async def test_administration_goes_by_a_broker_that_has_a_way_to_the_controller(cluster: ClusterDouble) -> None:
     async with Admin(cluster.bootstrap) as admin:
+        assert cluster.metadata(broker_pb2.MetadataRequest()).controller_address == ""  # it needs none
+        for broker in cluster.brokers.values():
+            cluster.controller = broker.broker_id
+            others = [other for other in cluster.brokers.values() if other is not broker]
+            for other in others:
+                other.way_to_controller = False
+            described = await admin.describe_cluster()
+            assert described.controller_id == broker.broker_id
+            assert [each.broker_id for each in described.brokers] == [1, 2]
+            for other in others:
+                other.way_to_controller = True
+
+
+@pytest.fixture
+async def older() -> AsyncIterator[ClusterDouble]:
+    async with ClusterDouble(brokers=2, forwards=False) as running:
+        yield running
+
+
+async def test_by_older_brokers_the_acting_controller_is_found_through_one_that_is_not(older: ClusterDouble) -> None:
+    older.controller = 2  # metadata still name controller 1
+    async with Admin(older.bootstrap) as admin:
         described = await admin.describe_cluster()
         assert described.controller_id == 2
         assert [broker.broker_id for broker in described.brokers] == [1, 2]
         await admin.create_topic("t")
-        cluster.controller = 1
+        older.controller = 1
         await admin.create_topic("u")
-    assert sorted(cluster.topics) == ["t", "u"]
+    assert sorted(older.topics) == ["t", "u"]
 
 
-async def test_without_a_controller_the_error_says_so(cluster: ClusterDouble) -> None:
+async def test_what_an_older_broker_does_not_forward_was_not_done(older: ClusterDouble) -> None:
+    """So that a refusal is not taken for the answer to something done before."""
+    async with Admin(older.bootstrap) as admin:
+        await admin.create_topic("t", 2)
+        with pytest.raises(InvalidRequestError, match="has 2"):
+            await admin.create_partitions("t", 2)
+
+
+async def test_without_a_controller_the_error_says_so(older: ClusterDouble) -> None:
     def nobody(response: broker_pb2.MetadataResponse) -> None:
         response.controller_id, response.controller_address = -1, ""
 
-    for broker in cluster.brokers.values():
+    for broker in older.brokers.values():
         broker.metadata_view = nobody
-    async with Admin(cluster.bootstrap, request_timeout_ms=200) as admin:
+    async with Admin(older.bootstrap, request_timeout_ms=200) as admin:
         with pytest.raises(LeaderNotAvailableError, match="no controller is known"):
             await admin.describe_cluster()
 

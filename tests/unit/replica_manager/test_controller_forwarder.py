@@ -1,0 +1,240 @@
+"""Administration that a broker forwards: to whoever acts, in the client's time, never twice where it may be done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self, cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError, Unavailable
+from highwater.metadata.models import ControllerRegistration
+from highwater.replica_manager import acting_controller, controller_forwarder
+from highwater.replica_manager.acting_controller import ActingController
+from highwater.replica_manager.controller_forwarder import ControllerForwarder, Forwarding
+from highwater.replica_manager.metadata_cache import Endpoint
+from highwater.rpc.channel import open_channel
+from highwater.rpc.errors import from_proto, to_proto
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+
+TOPIC = controller_pb2.CreateTopicsRequest(topics=[controller_pb2.NewTopic(topic="t")], timeout_ms=5_000)
+
+
+class FakeController(controller_pb2_grpc.ControllerServicer):
+    def __init__(self) -> None:
+        self.acts = True
+        self.asked = 0
+        self.time_left_s = 0.0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.address = ""
+        self._server = grpc.aio.server()
+
+    async def start(self) -> Self:
+        controller_pb2_grpc.add_ControllerServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def CreateTopics(self, request: controller_pb2.CreateTopicsRequest, context: Any) -> Any:
+        self.asked += 1
+        self.time_left_s = context.time_remaining()
+        await self.go_on.wait()
+        hint = controller_pb2.ControllerHint(controller_id=7, address="controller:1")
+        if not self.acts:
+            return controller_pb2.CreateTopicsResponse(error=to_proto(ErrorCode.NOT_CONTROLLER), controller=hint)
+        exists = to_proto(ErrorCode.TOPIC_ALREADY_EXISTS, "topic t exists")
+        results = [controller_pb2.TopicResult(topic=new.topic, error=exists) for new in request.topics]
+        return controller_pb2.CreateTopicsResponse(controller=hint, results=results)
+
+    async def DescribeCluster(self, request: controller_pb2.DescribeClusterRequest, context: Any) -> Any:
+        response = controller_pb2.DescribeClusterResponse()
+        for broker_id in (1, 2):
+            endpoint = common_pb2.BrokerEndpoint(broker_id=broker_id, address=f"in:{broker_id}")
+            endpoint.listeners.add(name="INTERNAL", address=f"in:{broker_id}")
+            response.brokers.add(endpoint=endpoint)
+        return response
+
+    async def ReassignPartitions(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served by this version")
+
+
+class World:
+    """Two controllers, a forwarding broker, and what etcd says: `acting` is a controller, nobody, or a failure."""
+
+    def __init__(self) -> None:
+        self.controllers: list[FakeController] = []
+        self.acting: int | StoreError | None = 0
+        self.epoch = 1
+        self.looks = 0
+        self._server = grpc.aio.server()
+        self._controller = ActingController(cast(Any, None), cast(Any, None))
+
+    async def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acting_controller, "read_controller", self._read)
+        self.controllers = [await FakeController().start(), await FakeController().start()]
+        forwarder = ControllerForwarder(Forwarding(self._controller), lambda: {1: Endpoint(1, 5, "out:1", "")})
+        controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self.channel = open_channel(f"127.0.0.1:{port}")
+        self.stub: Any = controller_pb2_grpc.ControllerStub(self.channel)
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self._server.stop(None)
+        await self._controller.close()
+        for controller in self.controllers:
+            await controller.stop()
+
+    async def _read(self, store: object, keys: object) -> ControllerRegistration | None:
+        self.looks += 1
+        await asyncio.sleep(0.05)
+        if self.acting is None:
+            return None
+        if isinstance(self.acting, StoreError):
+            raise self.acting
+        return ControllerRegistration(self.acting, self.controllers[self.acting].address, self.epoch, "i")
+
+    async def create(self, timeout_s: float = 10.0) -> controller_pb2.CreateTopicsResponse:
+        response: controller_pb2.CreateTopicsResponse = await self.stub.CreateTopics(TOPIC, timeout=timeout_s)
+        return response
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World()
+    await made.start(monkeypatch)
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_the_answer_is_the_controllers_without_a_way_to_it(world: World) -> None:
+    response = await world.create()
+    (result,) = response.results
+    assert (from_proto(result.error), result.error.message) == (ErrorCode.TOPIC_ALREADY_EXISTS, "topic t exists")
+    assert (response.controller.controller_id, response.controller.address) == (7, "")
+    with pytest.raises(grpc.aio.AioRpcError, match="not served by this version") as raised:
+        await world.stub.ReassignPartitions(controller_pb2.ReassignPartitionsRequest(), timeout=5)
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_etcd_is_read_once_for_many_calls(world: World) -> None:
+    await asyncio.gather(*(world.create() for _ in range(20)))
+    await world.create()
+    assert world.looks == 1
+
+
+async def test_one_that_does_not_act_any_more_is_left_for_the_one_that_does(world: World) -> None:
+    await world.create()
+    world.controllers[0].acts, world.acting = False, 1
+    assert from_proto((await world.create()).error) is ErrorCode.NONE
+    assert [controller.asked for controller in world.controllers] == [2, 1]
+
+
+async def test_where_nobody_else_acts_the_client_hears_so_and_tries_again(world: World) -> None:
+    world.controllers[0].acts = False
+    response = await world.create()
+    assert (from_proto(response.error), response.error.retriable) == (ErrorCode.NOT_CONTROLLER, True)
+    assert (world.controllers[0].asked, response.controller.address) == (1, "")
+    world.acting = None
+    assert from_proto((await world.create()).error) is ErrorCode.NOT_CONTROLLER
+
+
+async def test_a_call_that_nobody_answered_is_not_made_again(world: World) -> None:
+    """It may have been carried out: the client is told, and decides."""
+    first = world.controllers[0]
+    first.go_on.clear()
+    creating = asyncio.create_task(world.create())
+    await until(lambda: first.asked == 1)
+    world.acting = 1
+    await first.stop()
+    response = await creating
+    assert (from_proto(response.error), response.error.retriable) == (ErrorCode.NETWORK_EXCEPTION, True)
+    assert world.controllers[1].asked == 0
+    assert from_proto((await world.create()).error) is ErrorCode.NONE
+    assert world.controllers[1].asked == 1
+
+
+async def test_a_call_under_way_at_a_former_controller_is_let_end(world: World) -> None:
+    first, second = world.controllers
+    first.go_on.clear()
+    creating = asyncio.create_task(world.create())
+    await until(lambda: first.asked == 1)
+    world.acting, first.acts = 1, False
+    first.go_on.set()
+    assert from_proto((await world.create()).error) is ErrorCode.NONE
+    assert from_proto((await creating).error) is ErrorCode.NONE
+    assert second.asked == 2
+
+
+async def test_the_controller_has_the_time_that_the_client_has(world: World) -> None:
+    await world.create(timeout_s=3.0)
+    assert 2.0 < world.controllers[0].time_left_s <= 3.0
+    world.controllers[0].go_on.clear()
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await world.create(timeout_s=0.3)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_what_is_above_the_bound_is_refused_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 2)
+    world.controllers[0].go_on.clear()
+    under_way = [asyncio.create_task(world.create()) for _ in range(2)]
+    await until(lambda: world.controllers[0].asked == 2)
+    refused = await world.create(timeout_s=5)
+    assert (from_proto(refused.error), refused.error.retriable) == (ErrorCode.OVERLOADED, True)
+    world.controllers[0].go_on.set()
+    assert [from_proto((await each).error) for each in under_way] == [ErrorCode.NONE] * 2
+    assert from_proto((await world.create()).error) is ErrorCode.NONE
+
+
+async def test_a_client_that_gives_up_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 1)
+    world.controllers[0].go_on.clear()
+    call = world.stub.CreateTopics(TOPIC, timeout=60)
+    await until(lambda: world.controllers[0].asked == 1)
+    call.cancel()
+    world.controllers[0].go_on.set()
+    async with asyncio.timeout(5):
+        while from_proto((await world.create()).error) is ErrorCode.OVERLOADED:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_a_silent_etcd_is_waited_for_once_by_all(world: World) -> None:
+    world.acting = Unavailable("etcd does not answer")
+    responses = await asyncio.gather(*(world.create() for _ in range(20)))
+    assert {from_proto(response.error) for response in responses} == {ErrorCode.NOT_CONTROLLER}
+    assert "etcd does not answer" in responses[0].error.message
+    assert world.looks <= 2
+    world.acting = 0
+    assert from_proto((await world.create()).error) is ErrorCode.NONE
+
+
+async def test_brokers_are_described_by_the_addresses_of_the_listener(world: World) -> None:
+    response = await world.stub.DescribeCluster(controller_pb2.DescribeClusterRequest(), timeout=5)
+    assert [each.endpoint.address for each in response.brokers] == ["out:1", ""]
+    assert not any(each.endpoint.listeners for each in response.brokers)
+
+
+async def test_what_only_brokers_ask_is_not_forwarded(world: World) -> None:
+    for method in ("ControlledShutdown", "DescribeReadiness"):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await world.channel.unary_unary(f"/highwater.v1.Controller/{method}")(b"", timeout=5)
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert world.looks == 0
