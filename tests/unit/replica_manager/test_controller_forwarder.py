@@ -55,6 +55,8 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         return controller_pb2.CreateTopicsResponse(controller=hint, results=results)
 
     async def DescribeCluster(self, request: controller_pb2.DescribeClusterRequest, context: Any) -> Any:
+        if not self.acts:
+            return controller_pb2.DescribeClusterResponse(error=to_proto(ErrorCode.NOT_CONTROLLER))
         response = controller_pb2.DescribeClusterResponse()
         for broker_id in (1, 2):
             endpoint = common_pb2.BrokerEndpoint(broker_id=broker_id, address=f"in:{broker_id}")
@@ -75,12 +77,12 @@ class World:
         self.epoch = 1
         self.looks = 0
         self._server = grpc.aio.server()
-        self._controller = ActingController(cast(Any, None), cast(Any, None))
+        self.controller = ActingController(cast(Any, None), cast(Any, None))
 
     async def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acting_controller, "read_controller", self._read)
         self.controllers = [await FakeController().start(), await FakeController().start()]
-        forwarder = ControllerForwarder(Forwarding(self._controller), lambda: {1: Endpoint(1, 5, "out:1", "")})
+        forwarder = ControllerForwarder(Forwarding(self.controller), lambda: {1: Endpoint(1, 5, "out:1", "")})
         controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
@@ -90,7 +92,7 @@ class World:
     async def stop(self) -> None:
         await self.channel.close()
         await self._server.stop(None)
-        await self._controller.close()
+        await self.controller.close()
         for controller in self.controllers:
             await controller.stop()
 
@@ -171,16 +173,21 @@ async def test_a_call_that_nobody_answered_is_not_made_again(world: World) -> No
     assert world.controllers[1].asked == 1
 
 
-async def test_a_call_under_way_at_a_former_controller_is_let_end(world: World) -> None:
+async def test_a_call_under_way_at_a_former_controller_is_let_end_and_its_connection_closed(world: World) -> None:
     first, second = world.controllers
     first.go_on.clear()
     creating = asyncio.create_task(world.create())
     await until(lambda: first.asked == 1)
+    link = await world.controller.find()
+    assert link is not None
     world.acting, first.acts = 1, False
+    await world.stub.DescribeCluster(controller_pb2.DescribeClusterRequest(), timeout=5)
+    assert (await world.controller.find()) is not link
+    first.acts = True
     first.go_on.set()
-    assert from_proto((await world.create()).error) is ErrorCode.NONE
     assert from_proto((await creating).error) is ErrorCode.NONE
-    assert second.asked == 2
+    assert (first.asked, second.asked) == (1, 0)
+    await until(lambda: link._channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
 
 
 async def test_the_controller_has_the_time_that_the_client_has(world: World) -> None:
