@@ -66,6 +66,7 @@ class Cluster:
         self._tracked: set[str] = set()
         self._asked_for: set[str] = set()  # topics of the last refresh
         self._connections: dict[str, Connection] = {}
+        self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
         self._closing: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
         self._refreshed: asyncio.Future[None] | None = None
@@ -286,8 +287,16 @@ class Cluster:
     def _merge(self, answer: MetadataAnswer) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
         self.metadata.merge(answer)
-        present = {broker.address for broker in self.metadata.brokers.values()}
-        for address in (former - present - set(self._bootstrap)) & self._connections.keys():
+        present = {broker.address: broker.broker_epoch for broker in self.metadata.brokers.values()}
+        gone = former - present.keys() - set(self._bootstrap)
+        # RULES 8.8: a registration may be another process's, on another host of the same name. What a host that was
+        # lost is asked over a connection that still seems to stand is never answered.
+        anew = {address for address, epoch in present.items() if self._broker_epochs.get(address, epoch) < epoch}
+        for address, epoch in present.items():
+            self._broker_epochs[address] = max(epoch, self._broker_epochs.get(address, epoch))
+        for address in gone:
+            self._broker_epochs.pop(address, None)
+        for address in (gone | anew) & self._connections.keys():
             task = self._tasks.run_once("closing", self._connections.pop(address).close)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

@@ -19,7 +19,7 @@ import grpc.aio
 from highwater.client.exceptions import HighwaterError, NetworkError, RequestTimedOutError, RetriableError
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
-from highwater.rpc.channel import open_channel
+from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
@@ -198,26 +198,30 @@ class RequestStream(Generic[RequestT, ResponseT]):
 
 
 class Connection:
-    """One channel to one address, opened at the first use. Requests raise `HighwaterError`s only."""
+    """One channel to one address, opened at the first use, and anew where it cannot connect. Requests raise
+    `HighwaterError`s only."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel: grpc.aio.Channel | None = None
+        self._link: ReplaceableChannel | None = None
         self._stub: Any = None
         self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None
         self._fetch: RequestStream[broker_pb2.FetchRequest, broker_pb2.FetchResponse] | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        if self._channel is None:
+        if self._link is None:
             forking.opened(self)
-            self._channel = open_channel(self.address)
-        return self._channel
+            self._link = ReplaceableChannel(lambda: open_channel(self.address))
+        elif self._link.replace_failed():
+            self._stub = None
+        return self._link.channel
 
     @property
     def stub(self) -> Any:
+        channel = self.channel
         if self._stub is None:
-            self._stub = broker_pb2_grpc.BrokerStub(self.channel)
+            self._stub = broker_pb2_grpc.BrokerStub(channel)
         return self._stub
 
     def produce_stream(self) -> RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse]:
@@ -250,13 +254,19 @@ class Connection:
             return await method(request, timeout=max(timeout_s, 0.001))
         except grpc.aio.AioRpcError as error:
             raise transport_error(error, self.address) from None
+        except asyncio.CancelledError:
+            # A closed channel cancels its calls, which looks as if the caller were cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise NetworkError(f"the connection to {self.address} was closed") from None
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             raise NetworkError(f"the connection to {self.address} was closed") from error
 
     async def close(self) -> None:
         closed = NetworkError(f"the connection to {self.address} was closed")
         await asyncio.gather(*(stream.close(closed) for stream in (self._produce, self._fetch) if stream is not None))
-        if self._channel is not None:
-            await self._channel.close(None)
-            self._channel = self._stub = None
+        if self._link is not None:
+            link, self._link, self._stub = self._link, None, None
+            await link.close()
             forking.closed(self)

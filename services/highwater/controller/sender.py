@@ -14,7 +14,7 @@ from highwater.controller.cluster import Cluster
 from highwater.controller.outbox import InstructionBatch, MetadataBatch, Outbox, StopBatch
 from highwater.errors import ErrorCode
 from highwater.metadata.models import LiveBroker, PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
@@ -79,22 +79,22 @@ class BrokerSender:
         self._metadata_woken.set()
 
     async def run(self) -> None:
-        channel = open_channel(self.broker.registration.address)
-        stub = replica_control_pb2_grpc.ReplicaControlStub(channel)
+        link = ReplaceableChannel(lambda: open_channel(self.broker.registration.address))
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_control(stub))
-                tasks.create_task(self._send_metadata(stub))
+                tasks.create_task(self._send_control(link))
+                tasks.create_task(self._send_metadata(link))
         finally:
-            await channel.close(None)
+            await link.close()
 
-    async def _send_control(self, stub: replica_control_pb2_grpc.ReplicaControlAsyncStub) -> None:
+    async def _send_control(self, link: ReplaceableChannel) -> None:
         while True:
             self._control_woken.clear()
             batch = self.outbox.next_control(self._clock_ms())
             if batch is None:
                 await self._sleep(self._control_woken, self.outbox.control_due_ms())
                 continue
+            stub = _stub(link)
             try:
                 done = await (
                     self._instruct(stub, batch) if isinstance(batch, InstructionBatch) else self._stop(stub, batch)
@@ -145,7 +145,7 @@ class BrokerSender:
         self._answers.stopped(self.broker, [each for each in topic_ids if not self.outbox.is_stopping(each)])
         return True
 
-    async def _send_metadata(self, stub: replica_control_pb2_grpc.ReplicaControlAsyncStub) -> None:
+    async def _send_metadata(self, link: ReplaceableChannel) -> None:
         while True:
             self._metadata_woken.clear()
             batch = self.outbox.next_metadata(self._clock_ms())
@@ -153,7 +153,7 @@ class BrokerSender:
                 await self._sleep(self._metadata_woken, self.outbox.metadata_due_ms())
                 continue
             try:
-                response = await stub.UpdateMetadata(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
+                response = await _stub(link).UpdateMetadata(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
                 done = self._accepted(from_proto(response.error), response.error.message)
             except grpc.aio.AioRpcError as error:
                 self._unreachable(error)
@@ -213,3 +213,10 @@ class BrokerSender:
                 await waiting
         except TimeoutError:
             return
+
+
+def _stub(link: ReplaceableChannel) -> replica_control_pb2_grpc.ReplicaControlAsyncStub:
+    """For the next request: over a new channel where the present one cannot connect."""
+    link.replace_failed()
+    stub: replica_control_pb2_grpc.ReplicaControlAsyncStub = replica_control_pb2_grpc.ReplicaControlStub(link.channel)
+    return stub

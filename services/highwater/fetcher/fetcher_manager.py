@@ -1,7 +1,7 @@
 """All fetchers of this broker, brought into line with what it should be following.
 
-One fetcher for each (leader, fetcher id). It is reused only while the leader's address is the same; a changed address
-replaces it, and the partitions keep their offsets (RULES 4.9).
+One fetcher for each (leader, fetcher id). It is reused only while the leader's address and broker epoch are the same; a
+change replaces it, and the partitions keep their offsets (RULES 4.9).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from highwater.fetcher.actions import Action
 from highwater.fetcher.follower import Follower
-from highwater.fetcher.following import FetcherId, FollowedPartition, Following, fetcher_id_of
+from highwater.fetcher.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
 from highwater.metadata.models import PartitionKey
 
 
@@ -22,7 +22,7 @@ class PartitionFetcher(Protocol):
     """What the manager needs of a fetcher; `ReplicaFetcher` is the one there is."""
 
     @property
-    def address(self) -> str: ...
+    def leader(self) -> LeaderEndpoint: ...
     def open_session(self, broker_epoch: int) -> None: ...
     def add(self, follower: Follower) -> None: ...
     def remove(self, key: PartitionKey) -> None: ...
@@ -34,12 +34,12 @@ Fetcher = TypeVar("Fetcher", bound=PartitionFetcher)
 
 
 class FetcherManager(Generic[Fetcher]):
-    """`open_fetcher` makes a fetcher for an address; `fetchers` is `num.replica.fetchers`, `retry_ms`
+    """`open_fetcher` makes a fetcher for a leader's endpoint; `fetchers` is `num.replica.fetchers`, `retry_ms`
     `replica.fetch.backoff.ms`, `now_ms` the monotonic clock."""
 
     def __init__(
         self,
-        open_fetcher: Callable[[FetcherId, str], Fetcher],
+        open_fetcher: Callable[[FetcherId, LeaderEndpoint], Fetcher],
         fetchers: int,
         retry_ms: int,
         now_ms: Callable[[], int],
@@ -97,15 +97,15 @@ class FetcherManager(Generic[Fetcher]):
             self._fetchers[self._homes.pop(key)].remove(key)
 
     def _take_replaced(self, following: Following) -> tuple[list[Fetcher], set[PartitionKey]]:
-        """RULES 4.9: the fetchers whose leader's address changed, and the partitions that lost theirs by it."""
-        addresses = {
-            fetcher_id_of(key, partition.followed.leader, self._count): partition.leader_address
+        """RULES 4.9: the fetchers whose leader registered anew, and the partitions that lost theirs by it."""
+        leaders = {
+            fetcher_id_of(key, partition.followed.leader, self._count): partition.leader
             for key, partition in following.partitions.items()
         }
         replaced = {
             identity
             for identity, fetcher in self._fetchers.items()
-            if identity in addresses and addresses[identity] != fetcher.address
+            if identity in leaders and leaders[identity] != fetcher.leader
         }
         moved = {key for key, home in self._homes.items() if home in replaced}
         for key in moved:
@@ -134,7 +134,7 @@ class FetcherManager(Generic[Fetcher]):
     def _fetcher(self, identity: FetcherId, partition: FollowedPartition) -> Fetcher:
         fetcher = self._fetchers.get(identity)
         if fetcher is None:
-            fetcher = self._fetchers[identity] = self._open_fetcher(identity, partition.leader_address)
+            fetcher = self._fetchers[identity] = self._open_fetcher(identity, partition.leader)
             fetcher.open_session(self._broker_epoch)
         return fetcher
 

@@ -21,10 +21,17 @@ class FetcherId(NamedTuple):
     fetcher_id: int
 
 
+class LeaderEndpoint(NamedTuple):
+    """Where a leader's broker is, as of one registration: the next may be on another host of the same name."""
+
+    address: str
+    broker_epoch: int
+
+
 @dataclass(frozen=True, slots=True)
 class FollowedPartition:
     topic: str
-    leader_address: str
+    leader: LeaderEndpoint
     followed: Followed
 
 

@@ -33,12 +33,12 @@ from highwater.fetcher.actions import (
 from highwater.fetcher.conversation import ConversationEndedError, OverdueError, converse
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId
+from highwater.fetcher.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
 from highwater.fetcher.rotation import Rotation
 from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import FetcherSettings
 from highwater.supervision import TaskSupervisor
@@ -64,12 +64,12 @@ class _Asked:
 
 
 class ReplicaFetcher:
-    """`now_ms` is the monotonic clock. The address is the leader's for the fetcher's whole life (RULES 4.9)."""
+    """`now_ms` is the monotonic clock. The leader's endpoint is the same for the fetcher's whole life (RULES 4.9)."""
 
     def __init__(
         self,
         identity: FetcherId,
-        address: str,
+        leader: LeaderEndpoint,
         settings: FetcherSettings,
         log_storage: LogStorage,
         metrics: FetcherMetrics,
@@ -79,13 +79,13 @@ class ReplicaFetcher:
     ) -> None:
         self._supervisor = supervisor or TaskSupervisor()
         self.identity = identity
-        self.address = address
+        self.leader = leader
         self.connected = False  # the present session has been answered
         self._settings = settings
         self._log_storage = log_storage
         self._metrics = metrics
         self._now_ms = now_ms
-        self._channel = open_channel(address)
+        self._link = ReplaceableChannel(lambda: open_channel(leader.address))
         self._overdue_ms = FIRST_OVERDUE_MS
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
@@ -128,7 +128,7 @@ class ReplicaFetcher:
             self._timer.cancel()
         self._followers.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._channel.close(None)
+        await self._link.close()
 
     def add(self, follower: Follower) -> None:
         self._followers[follower.key] = follower
@@ -182,7 +182,7 @@ class ReplicaFetcher:
             self._asked.clear()
             reason = ""
             try:
-                call = broker_pb2_grpc.BrokerStub(self._channel).FetchStream(None, wait_for_ready=True)
+                call = broker_pb2_grpc.BrokerStub(self._link.channel).FetchStream(None, wait_for_ready=True)
                 await converse(
                     call,
                     self._requests(broker_epoch),
@@ -192,7 +192,7 @@ class ReplicaFetcher:
                 )
             except OverdueError as error:
                 reason = str(error)
-                await self._connect_anew()
+                self._connect_anew()
             except ConversationEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, but the other partitions go on
@@ -203,7 +203,9 @@ class ReplicaFetcher:
             self._reconnect_ms = min(2 * pause_ms, LAST_RECONNECT_MS)
             logger.info(
                 "session ended %s",
-                pairs(leader=self.identity.leader, address=self.address, reason=repr(reason), retry_in_ms=pause_ms),
+                pairs(
+                    leader=self.identity.leader, address=self.leader.address, reason=repr(reason), retry_in_ms=pause_ms
+                ),
             )
             await asyncio.sleep(pause_ms / 1000)
 
@@ -214,11 +216,12 @@ class ReplicaFetcher:
         settings = self._settings
         return settings.replica_fetch_wait_max_ms + min(self._overdue_ms, settings.replica_socket_timeout_ms)
 
-    async def _connect_anew(self) -> None:
-        """Another stream over the same connection would wait as long: its other end may be gone."""
-        self._overdue_ms = min(2 * self._overdue_ms, self._settings.replica_socket_timeout_ms)
-        before, self._channel = self._channel, open_channel(self.address)
-        await before.close(None)
+    def _connect_anew(self) -> None:
+        """Another stream over the same connection would wait as long: its other end may be gone. A leader that cannot
+        be connected to is not slow: nothing is gained by waiting for it longer."""
+        if not self._link.cannot_connect():
+            self._overdue_ms = min(2 * self._overdue_ms, self._settings.replica_socket_timeout_ms)
+        self._link.replace()
 
     async def _requests(self, broker_epoch: int) -> AsyncIterator[broker_pb2.FetchRequest]:
         while True:

@@ -11,7 +11,7 @@ import grpc.aio
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId
+from highwater.fetcher.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import ReplicaFetcher
@@ -65,9 +65,9 @@ class FetcherService:
         # both are read again by whoever begins anew.
         supervisor = self._supervisor = TaskSupervisor(metrics.task_failures)
 
-        def open_fetcher(identity: FetcherId, address: str) -> ReplicaFetcher:
+        def open_fetcher(identity: FetcherId, leader: LeaderEndpoint) -> ReplicaFetcher:
             return ReplicaFetcher(
-                identity, address, self._settings, self._log_storage, metrics, monotonic_ms, supervisor=supervisor
+                identity, leader, self._settings, self._log_storage, metrics, monotonic_ms, supervisor=supervisor
             )
 
         self._manager = FetcherManager(
@@ -113,7 +113,7 @@ class FetcherServicer(fetcher_pb2_grpc.FetcherServicer):
                 fetcher_pb2.FetcherDescription(
                     fetcher_id=identity.fetcher_id,
                     leader=identity.leader,
-                    leader_address=fetcher.address,
+                    leader_address=fetcher.leader.address,
                     connected=fetcher.connected,
                     partitions=[_describe(follower) for follower in fetcher.followers],
                 )

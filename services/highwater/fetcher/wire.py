@@ -17,7 +17,7 @@ from highwater.fetcher.actions import (
     TruncateFullyAndStartAt,
     TruncateTo,
 )
-from highwater.fetcher.following import FollowedPartition, Following
+from highwater.fetcher.following import FollowedPartition, Following, LeaderEndpoint
 from highwater.log_storage.epochs import EpochEntry
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
@@ -43,7 +43,7 @@ def from_following(message: replica_control_pb2.Following) -> Following:
         {
             from_key(partition.partition): FollowedPartition(
                 partition.topic,
-                partition.leader_address,
+                LeaderEndpoint(partition.leader_address, partition.leader_broker_epoch),
                 Followed(
                     partition.leader,
                     partition.leader_epoch,

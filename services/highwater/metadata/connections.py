@@ -15,11 +15,13 @@ import grpc.aio
 from aetcd import rpc
 
 from highwater.metadata.etcd_errors import StoreClosed, Unavailable
+from highwater.rpc.channel import NAME_OPTIONS, ReplaceableChannel
 
 CONNECT_TIMEOUT_S = 1.0
 RETRY_PAUSE_S = 0.05
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
+    *NAME_OPTIONS,
     ("grpc.max_receive_message_length", 64 << 20),
     # etcd drops clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
@@ -63,28 +65,41 @@ class Member:
 
     def __init__(self, endpoint: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.endpoint = endpoint
-        if credentials is None:
-            self.channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        else:
-            self.channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
-        self.kv: Any = rpc.KVStub(self.channel)
-        self.lease: Any = rpc.LeaseStub(self.channel)
-        self.watch: Any = rpc.WatchStub(self.channel)
-        self.maintenance: Any = rpc.MaintenanceStub(self.channel)
+        self._credentials = credentials
+        self._link = ReplaceableChannel(self._open)
+        self._make_stubs()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
+
+    def _make_stubs(self) -> None:
+        channel = self._link.channel
+        self.kv: Any = rpc.KVStub(channel)
+        self.lease: Any = rpc.LeaseStub(channel)
+        self.watch: Any = rpc.WatchStub(channel)
+        self.maintenance: Any = rpc.MaintenanceStub(channel)
 
     async def connected(self, timeout_s: float) -> bool:
         """Whether the connection stands now, or comes to stand before it is refused or the time is over."""
+        if self._link.replace_failed():
+            self._make_stubs()
+        channel = self._link.channel
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    state = self.channel.get_state(try_to_connect=True)
+                    state = channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.READY:
                         return True
                     if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                         return False
-                    await self.channel.wait_for_state_change(state)
+                    await channel.wait_for_state_change(state)
         except TimeoutError:
             return False
+
+    async def close(self) -> None:
+        await self._link.close()
 
 
 class Connections:
@@ -148,7 +163,7 @@ class Connections:
         self._closed = True
         members, self._members = self._members, []
         for member in members:
-            await member.channel.close(None)
+            await member.close()
 
 
 def _address(endpoint: str) -> str:

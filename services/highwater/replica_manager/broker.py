@@ -327,7 +327,12 @@ class Broker:
             leader = self.metadata.brokers.get(follow.leader)
             if leader is not None:
                 partitions[key] = Followed(
-                    topic, follow.leader, leader.address, follow.leader_epoch, follow.unclean_epoch
+                    topic,
+                    follow.leader,
+                    leader.address,
+                    leader.broker_epoch,
+                    follow.leader_epoch,
+                    follow.unclean_epoch,
                 )
         self.following.publish(Following(self.broker_epoch, self._log_storage_incarnation, partitions))
 

@@ -141,6 +141,7 @@ def _following(broker_id: int, following: Following) -> replica_control_pb2.Foll
                 partition=to_key(key),
                 leader=followed.leader,
                 leader_address=followed.leader_address,
+                leader_broker_epoch=followed.leader_broker_epoch,
                 leader_epoch=followed.leader_epoch,
                 unclean_epoch=followed.unclean_epoch,
             )

@@ -19,6 +19,7 @@ class Followed:
     topic: str
     leader: int
     leader_address: str
+    leader_broker_epoch: int  # of the registration that has this address (RULES 4.9)
     leader_epoch: int
     unclean_epoch: int  # RULES 4.4
 

@@ -102,6 +102,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
     def __init__(self, cluster: ClusterDouble, broker_id: int) -> None:
         self.cluster = cluster
         self.broker_id = broker_id
+        self.broker_epoch = 1
         self.address = ""
         self.controller_address = ""  # of the controller of the same number
         self.server: grpc.aio.Server | None = None
@@ -505,7 +506,7 @@ class ClusterDouble:
             controller_address=self.brokers[self.known_controller].controller_address,
         )
         for broker in self.brokers.values():
-            response.brokers.add(broker_id=broker.broker_id, broker_epoch=1, address=broker.address)
+            response.brokers.add(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, address=broker.address)
         for name in self.topics if request.all_topics else request.topics:
             topic = self.topics.get(name)
             if topic is None:

@@ -11,10 +11,13 @@ from cluster_double import ClusterDouble
 
 from highwater.client import Consumer, HighwaterError, Producer, TopicPartition, blocking
 from highwater.client.cluster import Cluster
+from highwater.client.connection import Connection
+from highwater.client.exceptions import NetworkError
 from highwater.client.fetch_buffer import FetchBuffer
 from highwater.client.fetcher import Fetcher
 from highwater.client.partition_queue import PartitionQueue
 from highwater.client.sender import Sender
+from highwater.v1 import broker_pb2
 
 T0 = TopicPartition("t", 0)
 
@@ -112,3 +115,35 @@ async def test_the_blocking_clients_loop_outlives_a_callback_that_exits(cluster:
 
     async with asyncio.timeout(10):
         await asyncio.to_thread(use)
+
+
+async def test_a_broker_that_registered_anew_is_connected_to_anew() -> None:
+    """The connection to a host that was lost may seem to stand: what is asked over it is never answered."""
+    async with ClusterDouble(brokers=2) as cluster:
+        cluster.create("t", 1)
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"1")
+            client = producer._cluster
+            before = [client.connection(address) for address in cluster.bootstrap]
+            await client.refresh()
+            assert [client.connection(address) for address in cluster.bootstrap] == before
+            cluster.brokers[1].broker_epoch += 1
+            await client.refresh()
+            after = [client.connection(address) for address in cluster.bootstrap]
+            assert after[0] is not before[0]
+            assert after[1] is before[1]
+            await producer.send_and_wait("t", b"2")
+
+
+async def test_a_call_over_a_connection_that_is_closed_fails_and_does_not_cancel_its_caller(
+    cluster: ClusterDouble,
+) -> None:
+    cluster.brokers[1].awake.clear()
+    connection = Connection(cluster.brokers[1].address)
+    asked = asyncio.create_task(connection.call(connection.stub.Metadata, broker_pb2.MetadataRequest(), 5.0))
+    await connection.channel.channel_ready()
+    await asyncio.sleep(0)
+    await connection.close()
+    with pytest.raises(NetworkError, match="was closed"):
+        await asked
+    cluster.brokers[1].awake.set()

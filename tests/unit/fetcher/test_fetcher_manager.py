@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from highwater.fetcher.actions import Action, Fence, FenceAnswer, Followed
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId, FollowedPartition, Following, fetcher_id_of
+from highwater.fetcher.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 
@@ -21,9 +21,9 @@ TOPIC_ID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8").bytes
 class RecordingFetcher:
     """Stands where the connections would be: keeps what it was told."""
 
-    def __init__(self, identity: FetcherId, address: str) -> None:
+    def __init__(self, identity: FetcherId, leader: LeaderEndpoint) -> None:
         self.identity = identity
-        self.address = address
+        self.leader = leader
         self.sessions: list[int] = []
         self.partitions: dict[PartitionKey, Follower] = {}
         self.performed: list[tuple[Follower, Action]] = []
@@ -52,18 +52,28 @@ class Managed:
         self.opened: list[RecordingFetcher] = []
         self.manager = FetcherManager(self._open, fetchers, 1_000, lambda: 0)
 
-    def _open(self, identity: FetcherId, address: str) -> RecordingFetcher:
-        self.opened.append(RecordingFetcher(identity, address))
+    def _open(self, identity: FetcherId, leader: LeaderEndpoint) -> RecordingFetcher:
+        self.opened.append(RecordingFetcher(identity, leader))
         return self.opened[-1]
 
-    async def follow(self, *partitions: tuple[int, int, str], broker_epoch: int = 7, leader_epoch: int = 5) -> None:
+    async def follow(
+        self,
+        *partitions: tuple[int, int, str],
+        broker_epoch: int = 7,
+        leader_epoch: int = 5,
+        leader_broker_epoch: int = 3,
+    ) -> None:
         """`partitions` are (partition, leader, leader's address)."""
         await self.manager.apply(
             Following(
                 3,
                 broker_epoch,
                 {
-                    key(partition): FollowedPartition("flights", address, Followed(leader, leader_epoch, -1, "a"))
+                    key(partition): FollowedPartition(
+                        "flights",
+                        LeaderEndpoint(address, leader_broker_epoch),
+                        Followed(leader, leader_epoch, -1, "a"),
+                    )
                     for partition, leader, address in partitions
                 },
             )
@@ -91,7 +101,7 @@ async def test_partitions_of_one_leader_share_a_fetcher_and_its_fence_call() -> 
     await managed.follow((0, 1, "one"), (1, 2, "two"), (2, 1, "one"))
     assert managed.placement() == {1: {0, 2}, 2: {1}}
     one = managed.manager.fetchers[FetcherId(1, 0)]
-    assert (one.address, one.sessions) == ("one", [7])
+    assert (one.leader.address, one.sessions) == ("one", [7])
     assert [type(action) for _, action in one.performed] == [Fence, Fence]
 
 
@@ -123,10 +133,24 @@ async def test_a_changed_address_replaces_the_fetcher_and_keeps_the_offsets() ->
     await managed.follow((0, 1, "elsewhere"), (1, 1, "elsewhere"))
     old, new = managed.opened
     assert old.stopped
-    assert (new.address, new.sessions, set(new.partitions)) == ("elsewhere", [7], {key(0), key(1)})
+    assert (new.leader.address, new.sessions, set(new.partitions)) == ("elsewhere", [7], {key(0), key(1)})
     assert new.performed == []  # nothing had to be asked again
     assert managed.manager.followers == followers
     assert all(follower.acked_offset == 10 for follower in new.partitions.values())
+
+
+async def test_a_leader_that_registered_anew_is_connected_to_anew() -> None:
+    """RULES 4.9. What its name leads to may be another host; the connection to the one before may seem to stand."""
+    managed = Managed()
+    await managed.follow((0, 1, "one"), (1, 2, "two"))
+    managed.fence_all()
+    await managed.follow((0, 1, "one"), leader_broker_epoch=8)
+    assert [(fetcher.leader, fetcher.stopped) for fetcher in managed.opened] == [
+        (LeaderEndpoint("one", 3), True),
+        (LeaderEndpoint("two", 3), True),
+        (LeaderEndpoint("one", 8), False),
+    ]
+    assert managed.manager.followers[key(0)].acked_offset == 10
 
 
 async def test_a_changed_address_settles_what_was_under_way() -> None:
@@ -217,7 +241,7 @@ async def test_any_sequence_of_messages_ends_where_the_last_one_says(
         wanted = [(partition, leader, addresses[leader]) for partition, (leader, _) in message.items()]
         await managed.follow(*wanted, leader_epoch=epoch)
         placed = {
-            (key.partition, identity.leader, fetcher.address)
+            (key.partition, identity.leader, fetcher.leader.address)
             for identity, fetcher in managed.manager.fetchers.items()
             for key in fetcher.partitions
         }

@@ -11,7 +11,7 @@ import pytest
 from highwater.fetcher.actions import Append, FetchPosition
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower import FollowerState
-from highwater.fetcher.following import FetcherId
+from highwater.fetcher.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, _Sent
 from highwater.fetcher.replica_fetcher import ReplicaFetcher, _Asked
 from highwater.metadata.models import PartitionKey
@@ -61,7 +61,7 @@ async def test_an_answer_that_one_follower_cannot_take_reaches_the_others(
     )
     storage: Any = FakeLogStorage()
     metrics = FetcherMetrics(Metrics("fetcher"))
-    fetcher = ReplicaFetcher(FetcherId(2, 0), "127.0.0.1:1", settings, storage, metrics, lambda: 0)
+    fetcher = ReplicaFetcher(FetcherId(2, 0), LeaderEndpoint("127.0.0.1:1", 3), settings, storage, metrics, lambda: 0)
     followers: dict[PartitionKey, Any] = {key: FakeFollower(key) for key in (FIRST, MISTAKEN, LAST)}
     steps: list[Any] = []
     monkeypatch.setattr(fetcher, "_followers", followers)

@@ -201,7 +201,7 @@ def test_an_address_of_an_earlier_registration_does_not_replace_a_later_one() ->
 async def test_a_watcher_gets_the_latest_and_then_each_change() -> None:
     watch = FollowingWatch()
     first = Following(5, "one", {})
-    second = Following(5, "one", {KEY: Followed("orders", 1, "b1:1", 0, -1)})
+    second = Following(5, "one", {KEY: Followed("orders", 1, "b1:1", 4, 0, -1)})
     watch.publish(Following(4, "one", {}))
     watch.publish(first)
     seen = watch.watch()
