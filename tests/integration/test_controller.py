@@ -8,6 +8,8 @@ import re
 import signal
 import sys
 import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -364,6 +366,44 @@ async def test_a_broker_that_registers_while_it_still_refuses_is_left_to_its_lea
     with pytest.raises(AssertionError, match="not within"):
         await eventually(lambda: world.brokers[1].live == {1}, "it is ended again", 0.9)
     assert service.reign.cluster.is_registered(2, epoch)
+
+
+@pytest.mark.parametrize("lost", ["process", "way"])
+async def test_the_process_itself_is_probed_where_its_host_is_known(world: World, lost: str) -> None:
+    """RULES 8.3. At the advertised address somebody else may refuse connections for a broker that lives (a Service
+    without endpoints), or take them for one that is gone (a mesh)."""
+    await world.acting()
+    peer = await world.broker(1)
+    async with process_double() as (address, end_process):
+        broker = world.brokers[2] = FakeBroker(2, world.store, world.keys)
+        await broker.start(host_address=address)
+        await eventually(lambda: peer.live == {1, 2}, "both are registered")
+        await eventually(lambda: world.connected() >= {1, 2}, "both are probed")
+        if lost == "process":
+            await end_process()
+            await eventually(lambda: peer.live == {1}, "its registration ends")
+        else:
+            await broker.kill()
+            with pytest.raises(AssertionError, match="not within"):  # three times as long as refusals are suffered
+                await eventually(lambda: peer.live == {1}, "its registration ends", 0.9)
+
+
+@asynccontextmanager
+async def process_double() -> AsyncGenerator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """What takes connections, where, and how it ends."""
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+
+    async def end() -> None:
+        server.close()
+        for connection in connections:
+            connection.close()
+
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}", end
+    finally:
+        await end()
 
 
 async def test_an_etcd_that_loses_answered_writes_is_told_of(

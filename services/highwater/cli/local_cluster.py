@@ -48,6 +48,7 @@ OWN_SETTINGS = frozenset(
         "controller_id",
         "etcd",
         "health_listen",
+        "host_address",
         "inter_broker_listener_name",
         "listen",
         "listeners",

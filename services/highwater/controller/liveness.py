@@ -73,8 +73,11 @@ class Attempt(Enum):
 
 
 class BrokerProbe:
-    """Keeps a connection to one registration's address, and calls `expel` when the fast path says so; `expel` returns
-    when the registration has ended."""
+    """Keeps a connection to one registration's process, and calls `expel` when the fast path says so; `expel` returns
+    when the registration has ended.
+
+    The address is to be the process's own. A Kubernetes Service without endpoints refuses connections for a broker that
+    lives, and what takes connections for the process (a mesh, a load balancer) does so for one that is gone."""
 
     def __init__(
         self,

@@ -273,7 +273,7 @@ class Reign:
                         raise
                     await asyncio.sleep(RETRY_PAUSE_S)
 
-        return BrokerProbe(broker.registration.address, fast_path, expel, self._clock_ms)
+        return BrokerProbe(broker.registration.probed_address, fast_path, expel, self._clock_ms)
 
     # What brokers answer (sender.Answers)
 

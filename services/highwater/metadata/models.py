@@ -108,9 +108,14 @@ class BrokerRegistration:
     leaving_since: int = 0  # mod revision under which `shutting_down` was set; 0: that of this very write
     offline_log_reports: int = 0  # grows whenever more of its logs went offline: ask it which (RULES 7.7)
     extra: dict[str, str] = field(default_factory=dict)
-    listeners: dict[str, str] = field(
-        default_factory=dict
-    )  # advertised address by name; empty: written by an older broker
+    # Advertised address by name; empty: written by an older broker.
+    listeners: dict[str, str] = field(default_factory=dict)
+    host_address: str = ""  # `host:port` of this very process, by its host's own address; empty: not given
+
+    @property
+    def probed_address(self) -> str:
+        """Where a refused connection means that the process is gone (RULES 8.3)."""
+        return self.host_address or self.address
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()

@@ -56,6 +56,7 @@ class Liveness:
         *,
         listeners: Callable[[], Mapping[str, str]],
         internal_listener: str,
+        host_address: str = "",
         rack: str,
         session_timeout_ms: int,
         registered: Callable[[], None],
@@ -67,6 +68,7 @@ class Liveness:
         self._keys = keys
         self._listeners = listeners
         self._internal_listener = internal_listener
+        self._host_address = host_address
         self._rack = rack
         self._session_timeout_ms = session_timeout_ms
         self._registered = registered
@@ -239,6 +241,7 @@ class Liveness:
         registration = BrokerRegistration(
             broker_id=self._broker.broker_id,
             address=listeners[self._internal_listener],
+            host_address=self._host_address,
             incarnation=self._broker.incarnation,
             log_storage_incarnation=incarnation,
             rack=self._rack,

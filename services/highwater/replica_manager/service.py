@@ -111,6 +111,7 @@ class ReplicaManagerService:
             self._keys,
             listeners=lambda: self.servers.advertised,
             internal_listener=settings.internal_listener,
+            host_address=settings.host_address,
             rack=settings.rack,
             session_timeout_ms=settings.broker_session_timeout_ms,
             supervisor=self._supervisor,

@@ -146,6 +146,9 @@ class ReplicaManagerSettings(ServiceSettings):
     """The addresses that others use for the listeners, where they differ from those that are bound."""
     inter_broker_listener_name: str = Field("", validate_default=True)
     """The internal listener: of other brokers, the controller and the broker's own fetcher. Empty: the only one."""
+    host_address: str = ""
+    """The internal listener by the host's own address, where the advertised one may be somebody else's; empty: it is
+    not."""
     rack: str = ""
     etcd: AddressList
     log_storage: str
@@ -162,6 +165,13 @@ class ReplicaManagerSettings(ServiceSettings):
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
     ready_max_wait_ms: int = Field(600_000, ge=0)
     replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=1)
+
+    @field_validator("host_address")
+    @classmethod
+    def _own_address(cls, value: str) -> str:
+        if value:
+            check_address(value)
+        return value
 
     @field_validator("listeners", "advertised_listeners", mode="before")
     @classmethod
