@@ -7,14 +7,16 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replica_manager_cluster import Trio, eventually
 
 from highwater.metadata.brokers import read_brokers
+from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
@@ -69,6 +71,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     def __init__(self, *, told: bool = True, out_of_sync: int = 0) -> None:
         self.asked: list[int] = []
         self.lets_go = True
+        self.let_go_s = 0.0
         self.asked_about: list[int] = []
         self.told = told
         self.out_of_sync = out_of_sync
@@ -86,6 +89,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.asked.append(request.broker_epoch)
         key = common_pb2.PartitionKey(topic_id=b"t" * 16, partition=0)
         if self.lets_go and len(self.asked) >= 3:
+            self.let_go_s = monotonic()
             return controller_pb2.ControlledShutdownResponse()
         return controller_pb2.ControlledShutdownResponse(remaining=[key], needed_by=1)
 
@@ -138,6 +142,62 @@ async def test_sigterm_moves_leadership_away_first_and_deregisters(
                 assert await process.wait() == 0
         assert controller.asked == [brokers[0].broker_epoch] * 3
         assert await read_brokers(store, keys) == {}
+
+
+async def test_its_peers_hear_at_once_that_it_has_gone(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    """Its lease would last for half a minute: who waited for it would wait for a host that answers nothing."""
+    controller = FakeController()
+    async with (
+        acting(controller, store, keys, tmp_path),
+        another_broker(store, keys),
+        running(etcd.address, keys.cluster, tmp_path, broker_session_timeout_ms="30000") as process,
+        asyncio.timeout(20),
+        aclosing(watch_brokers(store, keys)) as peers_view,
+    ):
+        await eventually(lambda: both_registered(store, keys), "the broker registers")
+        process.send_signal(signal.SIGTERM)
+        registered = False
+        async for brokers in peers_view:
+            if registered and 0 not in brokers:
+                break
+            registered = 0 in brokers
+        assert 0 < monotonic() - controller.let_go_s < 1
+        assert await process.wait() == 0
+
+
+async def test_a_registration_that_is_lost_while_it_waits_to_be_let_go_is_waited_for(
+    etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, log_storage: Trio
+) -> None:
+    """RULES 7.8. An ISR may hold it all the same: stopping would take the last replica away."""
+    controller = FakeController()
+    controller.lets_go = False
+    async with (
+        acting(controller, store, keys, tmp_path),
+        another_broker(store, keys),
+        running(etcd.address, keys.cluster, tmp_path) as process,
+    ):
+        first = (await eventually(lambda: both_registered(store, keys), "the broker registers"))[0].broker_epoch
+        process.send_signal(signal.SIGTERM)
+
+        async def asks() -> bool:
+            return bool(controller.asked)
+
+        await eventually(asks, "it asks to be let go")
+        await log_storage.stop_log_storage()  # so that it cannot register again at once
+        await store.txn((), [Delete(keys.broker(0))])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):  # between two of its questions there is a second at most
+                await process.wait()
+        await log_storage.start_log_storage()
+        again = (await eventually(lambda: both_registered(store, keys), "it registers again"))[0]
+        assert again.broker_epoch > first
+        assert again.registration.shutting_down
+        controller.lets_go = True
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+        assert controller.asked[-1] == again.broker_epoch
 
 
 async def test_it_stops_all_the_same_when_its_grace_is_over(

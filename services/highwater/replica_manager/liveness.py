@@ -78,6 +78,7 @@ class Liveness:
             store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
         )
         self.cluster_id = ""  # the one that the logs belong to; empty before the first registration
+        self.has_registered = False  # at some time: others know of this start of the broker
         self._due = asyncio.Event()
         self._due.set()
         self._epoch_changed = asyncio.Event()
@@ -114,6 +115,9 @@ class Liveness:
     async def announce_shutdown(self) -> None:
         """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
         self._shutting_down = True
+        await self._mark()
+
+    async def _mark(self) -> None:
         if await self._update(shutting_down=True):
             self._leaving_since = self._registrar.updated_at
 
@@ -258,6 +262,9 @@ class Liveness:
         except (_AddressTakenError, StoreError):
             await self._registrar.deregister()
             raise
+        self.has_registered = True
+        if self._shutting_down and not registration.shutting_down:
+            await self._mark()  # it was announced while this was on its way
         if self._due.is_set():
             return  # log-storage restarted meanwhile: this registration speaks of an incarnation that is gone
         self._broker.registered(broker_epoch)

@@ -34,15 +34,20 @@ class HeldBack:
 
 async def await_release(store: Store, keys: Keys, broker: Broker, liveness: Liveness, *, max_wait_ms: int) -> bool:
     """Marks the broker as shutting down and asks the controller until it may stop: it leads nothing, and every ISR can
-    spare it. False: the time was up first, or no broker stays that could change anything (the whole cluster stops)."""
+    spare it. False: the time was up first, or no broker stays that could change anything (the whole cluster stops).
+
+    A registration that is lost meanwhile is waited for: an ISR may hold this broker all the same, where nobody else is
+    left, and the next registration is marked as well. One that never was held nothing."""
     held: HeldBack | None = None
     try:
         async with asyncio.timeout(max_wait_ms / 1000):
             await liveness.announce_shutdown()
+            if not liveness.has_registered:
+                return True
             pause_s = FIRST_PAUSE_S
             while True:
                 held = await _ask(store, keys, broker.broker_id, broker.broker_epoch)
-                if broker.broker_epoch is None or (held is not None and not held.sample):
+                if held is not None and not held.sample:
                     return True
                 if not broker.others_may_lead():
                     logger.info("no other broker stays %s", _told(broker, held))
