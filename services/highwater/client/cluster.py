@@ -27,8 +27,12 @@ from highwater.v1 import broker_pb2
 
 _log = get_logger(__name__)
 
-# One broker's time for a metadata request; then the next one is asked.
+# One broker's time for a metadata request. The next one is asked long before: the first may be gone without a word, and
+# whoever looks for the successors of a lost node has less than a second (RULES 8.9).
 METADATA_TIMEOUT_S = 2.0
+METADATA_PATIENCE_S = 0.5
+# How long a broker that was not patiently waited for is asked last.
+ASKED_LAST_S = 10.0
 # Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
 MIN_REFRESH_INTERVAL_S = 0.1
 # An answer so much later than it should be makes a client ask whether the leader has changed.
@@ -67,6 +71,7 @@ class Cluster:
         self._asked_for: set[str] = set()  # topics of the last refresh
         self._connections: dict[str, Connection] = {}
         self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
+        self._asked_last_until: dict[str, float] = {}  # by address: of brokers that did not answer in time
         self._closing: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
         self._refreshed: asyncio.Future[None] | None = None
@@ -264,12 +269,28 @@ class Cluster:
         self._turn += 1
         start = self._turn % max(len(known), 1)
         addresses = list(dict.fromkeys([*known[start:], *known[:start], *self._bootstrap]))
+        now = monotonic()
+        addresses.sort(key=lambda address: self._asked_last_until.get(address, now) > now)
         failures: list[HighwaterError] = []
-        for address in addresses:
-            try:
-                return await self._ask(address, request)
-            except HighwaterError as error:
-                failures.append(error)
+        asking: set[asyncio.Task[MetadataAnswer]] = set()
+        left = iter(addresses)
+        try:
+            while (address := next(left, None)) is not None or asking:
+                if address is not None:
+                    asking.add(asyncio.create_task(self._ask(address, request)))
+                patience_s = METADATA_PATIENCE_S if address is not None else None
+                done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and address is not None:
+                    self._asked_last_until[address] = monotonic() + ASKED_LAST_S
+                errors = {task: task.exception() for task in done}
+                for task, error in errors.items():
+                    if not isinstance(error, HighwaterError):
+                        return task.result()
+                    failures.append(error)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
         if all(isinstance(failure, RetriableError) for failure in failures):
             if any(isinstance(failure, RequestTimedOutError) for failure in failures):
                 raise RequestTimedOutError(f"no broker answered in time (tried {', '.join(addresses)})")
@@ -296,6 +317,7 @@ class Cluster:
             self._broker_epochs[address] = max(epoch, self._broker_epochs.get(address, epoch))
         for address in gone:
             self._broker_epochs.pop(address, None)
+            self._asked_last_until.pop(address, None)
         for address in (gone | anew) & self._connections.keys():
             task = self._tasks.run_once("closing", self._connections.pop(address).close)
             self._closing.add(task)

@@ -28,6 +28,7 @@ class PartitionSettings:
     replica_lag_time_max_ms: int = 10_000
     min_insync_replicas: int = 1  # where the topic says nothing; capped at the number of assigned replicas (RULES 5.2)
     session_grace_ms: int = 500  # how long a closed session may take to reopen before its replica leaves (RULES 5.6)
+    silent_ms: int = 1_500  # without a fetch for so long, and not registered: the replica leaves (RULES 5.6)
     isr_retry_backoff_ms: int = 250  # between ISR proposals after one was refused, and between reads of an unknown one
 
 

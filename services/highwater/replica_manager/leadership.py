@@ -261,6 +261,15 @@ class Leadership:
         closed = replica.closed_since_ms
         if closed is not None and now_ms - closed >= self._settings.session_grace_ms:
             return True
+        # A node that was lost leaves its sessions open. What is seen of the registrations counts from when this broker
+        # sees its own: before, nothing has been listed.
+        live = self.live.epochs
+        if (
+            replica.broker_id not in live
+            and self.broker_id in live
+            and replica.silent(self._settings.silent_ms, now_ms)
+        ):
+            return True
         return replica.lags(self._settings.replica_lag_time_max_ms, now_ms)
 
     def _joins(self, replica: Replica) -> bool:

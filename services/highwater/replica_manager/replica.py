@@ -137,6 +137,10 @@ class Replica:
         self.log_start_offset = log_start_offset
         self.fetched_since_leaving = True
 
+    def silent(self, silent_ms: int, now_ms: int) -> bool:
+        """Whether an ISR member has not fetched for so long, counted from the election or its joining at least."""
+        return now_ms - max(self._last_fetch_ms, self.in_sync_since_ms) >= silent_ms
+
     def lags(self, replica_lag_time_max_ms: int, now_ms: int) -> bool:
         """Whether an ISR member has not been caught up for too long (RULES 5.6)."""
         return now_ms - max(self.last_caught_up_ms, self.in_sync_since_ms) > replica_lag_time_max_ms

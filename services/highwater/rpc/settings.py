@@ -152,7 +152,8 @@ class ReplicaManagerSettings(ServiceSettings):
     rack: str = ""
     etcd: AddressList
     log_storage: str
-    broker_session_timeout_ms: int = Field(6_000, ge=1_000)
+    broker_session_timeout_ms: int = Field(4_000, ge=1_000)
+    """Of this, half a second of etcd's and the elections is made what a lost node costs (RULES 8.9)."""
     replica_lag_time_max_ms: int = Field(10_000, ge=1)
     min_insync_replicas: int = Field(1, ge=1)
     queued_max_requests: int = Field(500, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -115,6 +116,20 @@ async def test_the_blocking_clients_loop_outlives_a_callback_that_exits(cluster:
 
     async with asyncio.timeout(10):
         await asyncio.to_thread(use)
+
+
+async def test_metadata_does_not_wait_for_a_broker_that_falls_silent() -> None:
+    """Whoever looks for the successors of a lost node asks it, too: it is still registered."""
+    async with ClusterDouble(brokers=3) as cluster:
+        cluster.create("t", 1)
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.partitions_for("t")
+            cluster.brokers[2].awake.clear()
+            begun = monotonic()
+            for _ in range(6):  # each begins with another broker
+                await producer._cluster.refresh()
+            assert monotonic() - begun < 1.9  # one answer that is waited for: 2 s
+            cluster.brokers[2].awake.set()
 
 
 async def test_a_broker_that_registered_anew_is_connected_to_anew() -> None:
