@@ -272,6 +272,10 @@ async def test_of_two_that_register_at_once_the_later_one_yields(
         await trio.start_log_storage()
         with pytest.raises(AssertionError, match="registers"):
             await trio.start_replica_manager(registered_within_s=1)
+        manager = trio.replica_manager
+        assert manager is not None
+        with pytest.raises(UserError, match="broker 2 is registered"):
+            await asyncio.wait_for(manager.failed, 5)
         assert set(await read_brokers(store, keys)) == {2}
     finally:
         await trio.stop()

@@ -79,7 +79,8 @@ async def test_a_broker_that_cannot_register_for_a_mistake_of_ours_ends(monkeypa
         Unregistered(),  # type: ignore[arg-type]
         nothing,
         nothing,
-        address="",
+        listeners=dict,
+        internal_listener="",
         rack="",
         session_timeout_ms=1_000,
         registered=lambda: None,
