@@ -267,6 +267,6 @@ class Connection:
         closed = NetworkError(f"the connection to {self.address} was closed")
         await asyncio.gather(*(stream.close(closed) for stream in (self._produce, self._fetch) if stream is not None))
         if self._link is not None:
-            link, self._link, self._stub = self._link, None, None
-            await link.close()
+            await self._link.close()
+            self._link = self._stub = None
             forking.closed(self)
