@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from archived import in_table, in_topic
-from conftest import FOREVER
+from conftest import FOREVER, started, wait_until
 from deltalake import DeltaTable
 from pipeline_process import pipeline_process
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +23,8 @@ from highwater.client.blocking import Admin, Producer
 from highwater.rpc.server import UserError
 from highwater.spark.pipelines import archive, rollup
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
+from highwater.spark.pipelines.archives import transactions_read
+from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.rollup import RollupOptions, TopicSink, run
 from highwater.spark.pipelines.running import run_query
 
@@ -47,6 +49,11 @@ def archive_topics(cluster: LocalCluster, directory: Path, **more: Any) -> None:
 
 def of_archive(cluster: LocalCluster, topic: str, directory: Path, /, **more: Any) -> RollupOptions:
     return options(cluster, topic, directory, **{"archive": str(directory / "archive"), **more})
+
+
+def counts(cluster: LocalCluster, topic: str) -> list[int]:
+    """The values of `count`. Spark may write one again when the watermark has moved."""
+    return list(dict.fromkeys(value["count"] for _, value in records(cluster, topic)))
 
 
 def test_an_archive_counts_each_record_once_whatever_merges_its_files(
@@ -276,6 +283,122 @@ def test_a_rollup_of_an_archive_that_never_began_leaves_the_checkpoint_to_others
         run(options(cluster, topic, tmp_path, **given))
     with pytest.raises(UserError, match="is of a rollup of topics: leave --archive out"):
         run(of_archive(cluster, topic, tmp_path, **given))
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_an_archive_that_was_put_back_behind_a_rollup(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: bool,
+) -> None:
+    """And has other transactions of the same numbers since; `noted`: the checkpoint says which ones it has read."""
+    monkeypatch.setattr(transactions_read, "_CLOCKS_MS", 0)
+    for name in (topic, f"{topic}-out", f"{topic}-dead"):
+        admin.create_topic(name, 1, 1, FOREVER)
+    more: dict[str, Any] = {"schema": SCHEMA, "count": True, "dead_letter": f"{topic}-dead"}
+    given = of_archive(cluster, topic, tmp_path, to_topic=f"{topic}-out", **more)
+    read = tmp_path / "checkpoint" / "rollup" / "read"
+
+    def grow() -> None:
+        send_old(cluster, topic, (flight(number) for number in range(10)))
+        archive_topics(cluster, tmp_path, topic=[topic])
+
+    grow()
+    shutil.copytree(tmp_path / "archive", tmp_path / "backup")
+    grow()
+    run(given)
+    shutil.rmtree(read)  # as of a checkpoint that is older than notes
+    run(given)  # nothing new
+    assert len([*read.iterdir()]) == 1
+    grow()
+    archive_topics(cluster, tmp_path, topic=[topic], compact=True)
+    DeltaTable(tmp_path / "archive").create_checkpoint()
+    run(given)
+    assert counts(cluster, f"{topic}-out") == [20, 30]
+    if not noted:
+        shutil.rmtree(read)
+    shutil.rmtree(tmp_path / "archive")
+    shutil.rmtree(tmp_path / "archive.checkpoint")
+    shutil.copytree(tmp_path / "backup", tmp_path / "archive")
+    put_back = r"archive was put back to before version \d+, as from a backup, and checkpoint .* remove the checkpoint"
+    for _ in range(5):
+        with pytest.raises(UserError, match=put_back):
+            run(given)
+        grow()
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(given)
+    assert counts(cluster, f"{topic}-out") == [20, 30, 80]
+
+
+@pytest.mark.parametrize("to", ["topic", "table"])
+def test_an_archive_that_is_put_back_under_a_rollup_that_follows_it(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path, to: str
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    target = {"to_topic": f"{topic}-out"} if to == "topic" else {"to_table": str(tmp_path / "out")}
+    given = of_archive(cluster, topic, tmp_path, trigger="100ms", schema=SCHEMA, **target, **HOURLY)
+    said: list[str] = []
+
+    def grow() -> None:
+        send_old(cluster, topic, (flight(number) for number in range(10)))
+        archive_topics(cluster, tmp_path, topic=[topic])
+
+    def follow() -> None:
+        try:
+            run(given)
+        except UserError as error:
+            said.append(str(error))
+
+    def read() -> set[str]:
+        """The versions, when the micro-batches that read them are over."""
+        checkpoint = tmp_path / "checkpoint"
+        batches = [{path.name for path in (checkpoint / log).glob("[0-9]*")} for log in ("commits", "offsets")]
+        noted = {path.name.split("-")[0] for path in (checkpoint / "rollup" / "read").glob("*-*")}
+        return noted if batches[0] == batches[1] else set()
+
+    grow()
+    shutil.copytree(tmp_path / "archive", tmp_path / "backup")
+    grow()
+    thread = started(follow)
+    wait_until(lambda: read() == {"2"}, lambda: (read(), said))
+    grow()
+    wait_until(lambda: read() == {"3"}, lambda: (read(), said))
+    shutil.rmtree(tmp_path / "archive")
+    shutil.rmtree(tmp_path / "archive.checkpoint")
+    shutil.copytree(tmp_path / "backup", tmp_path / "archive")
+    for _ in range(4):
+        grow()
+    wait_until(lambda: not thread.is_alive(), lambda: (read(), said))
+    assert "archive was put back to before version 3, as from a backup, and checkpoint" in said[0]
+
+
+def test_a_crash_between_what_a_rollup_notes_and_what_it_writes(
+    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 1, 1, FOREVER)
+    admin.create_topic(f"{topic}-out", 1, 1)
+    given = of_archive(cluster, topic, tmp_path, to_topic=f"{topic}-out", schema=SCHEMA, count=True)
+    read = tmp_path / "checkpoint" / "rollup" / "read"
+
+    def nothing_left(*_: object) -> None:
+        raise OSError
+
+    for crashed in (TransactionsRead, TopicSink):  # before the note; behind it
+        send_old(cluster, topic, (flight(number) for number in range(10)))
+        archive_topics(cluster, tmp_path, topic=[topic])
+        before = [*read.glob("*")]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(crashed, "note" if crashed is TransactionsRead else "write", nothing_left)
+            with pytest.raises(UserError):
+                run(given)
+        assert ([*read.glob("*")] == before) is (crashed is TransactionsRead)
+        run(given)
+    assert counts(cluster, f"{topic}-out") == [10, 20]
 
 
 def test_an_archive_that_cannot_be_gone_on_with(

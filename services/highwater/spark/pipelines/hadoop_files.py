@@ -108,10 +108,11 @@ class HadoopFiles:
         # A file system whose statuses have words of their own.
         return [(str(one.getPath().toString()), bool(one.isDirectory()), int(one.getLen())) for one in found]
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, at_most_bytes: int | None = None) -> bytes:
+        """From the file's beginning."""
         stream = self._system.open(self._path(path))
         try:
-            return bytes(stream.readAllBytes())
+            return bytes(stream.readAllBytes() if at_most_bytes is None else stream.readNBytes(at_most_bytes))
         finally:
             stream.close()
 

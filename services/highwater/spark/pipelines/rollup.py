@@ -65,7 +65,7 @@ from highwater.spark.pipelines.rollup_sources import (
     check_archive_options,
     has_begun,
 )
-from highwater.spark.pipelines.running import run_query
+from highwater.spark.pipelines.running import MicroBatch, run_query
 from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said
 from highwater.spark.topic_offsets import TopicOffsets
 
@@ -247,6 +247,7 @@ def _compute(spark: SparkSession, options: RollupOptions, archive: Archive | Non
         if options.to_table is not None:
             _check_new(spark, options.to_table, options.checkpoint)
         source: RecordSource = TopicRecords(spark, options) if archive is None else ArchivedRecords(archive, options)
+        note = source.noting(options.checkpoint)
         frame = source.stream(options.bad_values)
         schema = _schema(spark, options, source, frame)
         records = parsed_records(frame, schema, rollup, skip_bad=options.bad_values is not BadValues.FAIL)
@@ -256,14 +257,14 @@ def _compute(spark: SparkSession, options: RollupOptions, archive: Archive | Non
         kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
         assert path is not None  # one of the three is given
         files = result.rows.writeStream.format(kind).option("path", qualified(spark, path))
-        writer, each = files.outputMode("append"), None
+        writer, each, looked = files.outputMode("append"), None, note
     else:
         keyed = result.keyed()
         target = list(bootstrap_addresses(options.to or options.bootstrap))
         sink = TopicSink(spark, options, target, options.to_topic, lease, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
-        writer, each = keyed.writeStream.outputMode(mode), sink.write
-    compute = partial(run_query, "rollup", frame, writer, options, each)
+        writer, each, looked = keyed.writeStream.outputMode(mode), _noted_first(note, sink.write), None
+    compute = partial(run_query, "rollup", frame, writer, options, each, looked)
     with bad_values_said(REMEDY), source.errors_said():
         if options.dead_letter is None:
             compute()
@@ -312,14 +313,24 @@ def _run_with_dead_letters(
         marked = marked_records(rows, schema, options.time_column, beside=beside)
         columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
         bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")
-        letters = DeadLetters(spark, options, f"{checkpoint}/notes", lease)
+        letters = _noted_first(
+            source.noting(checkpoint), DeadLetters(spark, options, f"{checkpoint}/notes", lease).write
+        )
     of_dead = replace(options, checkpoint=checkpoint)
     if options.trigger == AVAILABLE_NOW:
         compute()
-        run_query("rollup dead letters", rows, bad.writeStream, of_dead, letters.write)
+        run_query("rollup dead letters", rows, bad.writeStream, of_dead, letters)
     else:
-        with running_beside("rollup", "rollup dead letters", bad, letters.write, of_dead):
+        with running_beside("rollup", "rollup dead letters", bad, letters, of_dead):
             compute()
+
+
+def _noted_first(note: Callable[[], None], each: MicroBatch) -> MicroBatch:
+    def write(batch: DataFrame, batch_id: int) -> None:
+        note()
+        each(batch, batch_id)
+
+    return write
 
 
 class TopicSink:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,8 +14,9 @@ from highwater.client.bootstrap import bootstrap_addresses
 from highwater.rpc.server import UserError
 from highwater.spark.client_settings import PREFIXES, client_settings
 from highwater.spark.options import Subscription, lower_case, parse_read_options
-from highwater.spark.pipelines.archives.history import quoted
+from highwater.spark.pipelines.archives.history import History, quoted
 from highwater.spark.pipelines.archives.reading import Archive
+from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
 from highwater.spark.pipelines.common import key_values
 from highwater.spark.pipelines.decoded_values import decoded
@@ -61,6 +62,10 @@ class RecordSource(Protocol):
 
     def sample(self) -> DataFrame:
         """Values to take a schema from."""
+
+    def noting(self, checkpoint: str) -> Callable[[], None]:
+        """Of a query with this checkpoint, before it begins: what notes how far it reads, whenever a micro-batch is
+        planned. Raises `UserError`, as that does, where what it has read was replaced."""
 
     def errors_said(self) -> AbstractContextManager[None]:
         """What ends a query becomes a sentence that says what to do."""
@@ -119,6 +124,10 @@ class TopicRecords:
             .option("columns", "value")
             .load()
         )
+
+    def noting(self, checkpoint: str) -> Callable[[], None]:
+        """Nothing: the source's offsets say of which topics they are."""
+        return lambda: None
 
     @contextmanager
     def errors_said(self) -> Iterator[None]:
@@ -226,6 +235,14 @@ class ArchivedRecords:
         """Of `SAMPLED_RECORDS`, whichever Spark finds first, but for large ones."""
         rows = self._table.where(self._wanted()).where(f"octet_length(value) <= {_SAMPLED_BYTES}").select("value")
         return self._spark.createDataFrame(rows.limit(SAMPLED_RECORDS).collect(), "value binary")
+
+    def noting(self, checkpoint: str) -> Callable[[], None]:
+        spark, archive = self._spark, self._archive
+        latest = History(spark, archive.directory, archive.said).latest_version
+        files, table_files = HadoopFiles(spark, checkpoint), HadoopFiles(spark, archive.directory)
+        read = TransactionsRead(files, checkpoint, table_files, archive.directory, archive.said, latest)
+        read.check()
+        return read.note
 
     @contextmanager
     def errors_said(self) -> Iterator[None]:

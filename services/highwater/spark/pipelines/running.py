@@ -35,7 +35,12 @@ MicroBatch = Callable[["DataFrame", int], None]
 
 
 def run_query(
-    name: str, frame: DataFrame, writer: DataStreamWriter, options: StreamOptions, each: MicroBatch | None = None
+    name: str,
+    frame: DataFrame,
+    writer: DataStreamWriter,
+    options: StreamOptions,
+    each: MicroBatch | None = None,
+    looked: Callable[[], None] | None = None,
 ) -> None:
     """Runs the query until it ends, SIGTERM, or Ctrl-C. A terminal is told how far it is; at the end a
     line says what was done.
@@ -46,6 +51,7 @@ def run_query(
     Args:
         frame: what is written.
         each: is called with every micro-batch; without, `writer` says where the rows go.
+        looked: is called again and again, and once more at the end. What it raises ends the query.
 
     Raises `UserError`, `typer.Exit`.
     """
@@ -70,6 +76,8 @@ def run_query(
             with errors.status(f"{name}: starting …") as status:
                 # Not one long call of the JVM: Ctrl-C in the middle of one leaves its answer to the next.
                 while query.isActive and not termination.asked(_LOOK_S):
+                    if looked is not None:
+                        looked()
                     if errors.is_terminal:
                         status.update(f"{name}: {run.speed}")
             wind_down(query, gate)
@@ -77,6 +85,8 @@ def run_query(
             query.stop()
             if gate is None or not gate.refused:
                 query.awaitTermination()  # raises what ended it
+            if looked is not None:
+                looked()
         finally:
             query.stop()
             run.ended.wait(_LAST_EVENT_S)
