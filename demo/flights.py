@@ -37,12 +37,12 @@ from rich.table import Table
 
 from highwater.cli.local_cluster import CLUSTER, LocalCluster, LocalClusterSettings
 from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicPartition
+from highwater.errors import UserError
 from highwater.metadata.cluster_view import ClusterSnapshot, StateChange
 from highwater.metadata.cluster_watch import watch_cluster
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import NO_LEADER, PartitionState
 from highwater.metadata.store import Store
-from highwater.rpc.server import UserError
 from highwater.spark.pipelines.common import check_java
 
 TOPIC = "flights"

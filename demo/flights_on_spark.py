@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import archive, verify
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.archives.delta_session import NoDeltaError

@@ -1,4 +1,4 @@
-"""The closed set of error codes, with Kafka's names, and whether a retry can help.
+"""The closed set of error codes, with Kafka's names, and whether a retry can help; and the error that a user can mend.
 
 The numbers are those of `proto/highwater/v1/common.proto`; a unit test holds the two together. Decisions (the pure
 objects) speak of `ErrorCode`; only the servers' edges turn it into a protobuf `Error`.
@@ -106,3 +106,7 @@ _RETRIABLE = frozenset(
         ErrorCode.OVERLOADED,
     }
 )
+
+
+class UserError(Exception):
+    """Something the user can mend, told in one sentence: a data directory in use, a bad setting, etcd out of reach."""

@@ -12,12 +12,11 @@ import pytest
 from etcd_proxy import EtcdProxy, until
 from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows, to_key
 
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
 from highwater.records import decode
-from highwater.rpc.server import UserError
 from highwater.v1 import broker_pb2, replica_control_pb2
 
 

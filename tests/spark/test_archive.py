@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.archives.files import directories
 from highwater.spark.pipelines.hadoop_files import HadoopFiles

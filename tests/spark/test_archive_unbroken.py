@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.archives import delta
 

@@ -15,7 +15,7 @@ from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.client.exceptions import HighwaterError
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.mirror import MirrorOptions, run
 from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying

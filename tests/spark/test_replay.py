@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import archive, replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.hadoop_files import HadoopFiles

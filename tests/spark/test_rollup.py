@@ -16,7 +16,7 @@ from rollups import HOURLY, SCHEMA, expected, flight, latest, options, records, 
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import rollup
 from highwater.spark.pipelines.lease import checkpoint_lease
 from highwater.spark.pipelines.rollup import BadRecords, TopicSink, run

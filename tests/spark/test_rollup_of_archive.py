@@ -20,7 +20,7 @@ from rollups import HOURLY, SCHEMA, expected, flight, latest, options, records
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import archive, rollup
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.archives import transactions_read

@@ -19,7 +19,7 @@ from pipeline_process import pipeline_process
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import beside, termination
 from highwater.spark.pipelines.beside import running_beside
 from highwater.spark.pipelines.common import StreamOptions

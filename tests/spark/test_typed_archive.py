@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.dead_letters import DeadLetters

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import archive
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.verify import Verified, VerifyOptions, differences, run, verify

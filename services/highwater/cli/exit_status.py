@@ -8,6 +8,8 @@ import typer
 from rich.markup import escape
 
 from highwater.cli.output import errors
+from highwater.client.exceptions import HighwaterError
+from highwater.errors import UserError
 
 # What typer raises for a wrong command line has no public name; `BadParameter` is the nearest kin that has one.
 _WrongCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
@@ -25,18 +27,10 @@ def exit_status(app: typer.Typer, arguments: list[str] | None = None) -> int:
         _complain(_what_is_wrong(error))
         return 2
     except Exception as error:
-        if not _user_can_mend(error):
+        if not isinstance(error, (HighwaterError, UserError)):
             raise
         _complain(str(error))
         return 1
-
-
-def _user_can_mend(error: Exception) -> bool:
-    # The SDK takes a third of a second to import, which a command that does not use it need not spend.
-    from highwater.client.exceptions import HighwaterError
-    from highwater.rpc.server import UserError
-
-    return isinstance(error, (HighwaterError, UserError))
 
 
 def _what_is_wrong(error: Any) -> str:

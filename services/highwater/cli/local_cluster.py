@@ -21,10 +21,10 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
+from highwater.errors import UserError
 from highwater.metadata.local import etcd_command, etcd_healthy
 from highwater.rpc.listeners import parse_listeners
 from highwater.rpc.local_process import free_ports
-from highwater.rpc.server import UserError
 from highwater.rpc.settings import (
     ControllerSettings,
     FetcherSettings,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.cli.output import AsJson, errors, json_line, screen
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 if TYPE_CHECKING:
     from highwater.log_storage.dump import DumpedBatch

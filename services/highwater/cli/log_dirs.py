@@ -19,6 +19,7 @@ from highwater.cli.output import (
     screen,
     table,
 )
+from highwater.errors import UserError
 
 if TYPE_CHECKING:
     from highwater.client.blocking import Admin
@@ -110,8 +111,6 @@ def move(
             return
         place = _follow(admin, topic, partition, broker)
     if to not in place:
-        from highwater.rpc.server import UserError
-
         raise UserError(f"{topic}-{partition} stays in {place[0]}: the move was given up, see log-storage's log")
     screen.print(f"{topic}-{partition} of broker {broker} is in {place[0]}", markup=False)
 
@@ -120,8 +119,6 @@ def _follow(admin: Admin, topic: str, partition: int, broker: int) -> tuple[str,
     """Waits for the end of a move; path and id of the directory where the replica is then. Raises `UserError` where
     the replica is gone meanwhile."""
     from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
-
-    from highwater.rpc.server import UserError
 
     columns = [*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()]
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:

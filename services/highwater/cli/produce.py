@@ -14,7 +14,7 @@ import typer
 
 from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.cli.read_ahead import ReadAhead
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 _PENDING = 50_000
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.log_storage import boot, checkpoints, future_files, meta_properties
 from highwater.log_storage.boot import BootRecord
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
@@ -25,7 +25,6 @@ from highwater.log_storage.partition_metadata import directory_name, format_topi
 from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger
 
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"

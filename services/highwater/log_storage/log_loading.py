@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from highwater.errors import UserError
 from highwater.log_storage import future_files, partition_metadata
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.disk import Trouble, is_lacking
@@ -20,7 +21,6 @@ from highwater.log_storage.recovery import Checkpointed, open_log, unflushed_byt
 from highwater.log_storage.recovery_progress import RecoveryProgress
 from highwater.log_storage.segment_files import LOG_SUFFIX
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 from highwater.telemetry.log import get_logger, pairs
 
 CREATING = ".creating"

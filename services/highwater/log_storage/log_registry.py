@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.log_storage import checkpoints
 from highwater.log_storage.checkpoints import TopicPartition
 from highwater.log_storage.config import LogConfig
@@ -17,7 +17,6 @@ from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_dir import LogDir
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 
 DELETED = ".deleted"
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from highwater.errors import UserError
 from highwater.log_storage import boot, checkpoints, partition_metadata
 from highwater.log_storage.checkpoints import CheckpointError, TopicPartition
 from highwater.log_storage.partition_metadata import PartitionMetadataError
 from highwater.log_storage.segment_files import LOG_SUFFIX
-from highwater.rpc.server import UserError
 
 
 @dataclass(frozen=True, slots=True)

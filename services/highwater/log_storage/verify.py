@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from highwater.errors import UserError
 from highwater.log_storage import (
     boot,
     checkpoints,
@@ -32,7 +33,6 @@ from highwater.log_storage.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotEr
 from highwater.log_storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
 from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader
-from highwater.rpc.server import UserError
 
 _OF_EVERY_LOG = (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS)
 _OFFSET_CHECKPOINTS = (*_OF_EVERY_LOG, checkpoints.CLEANER_OFFSETS)

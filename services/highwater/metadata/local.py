@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+from highwater.errors import UserError
 from highwater.rpc.local_process import free_ports, tied_to_parent
-from highwater.rpc.server import UserError
 
 ETCD_VARIABLE = "HIGHWATER_ETCD"
 LOG_NAME = "etcd.log"

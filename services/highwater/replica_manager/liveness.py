@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from highwater.errors import UserError
 from highwater.metadata.brokers import read_addresses
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
@@ -21,7 +22,6 @@ from highwater.metadata.store import Store
 from highwater.replica_manager.append_stream import StorageUnavailableError
 from highwater.replica_manager.broker import Broker
 from highwater.replica_manager.storage import Description
-from highwater.rpc.server import UserError
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 

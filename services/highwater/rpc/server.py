@@ -15,6 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from highwater.errors import UserError
 from highwater.rpc.channel import COMMON_OPTIONS
 from highwater.rpc.malloc import keep_freed_memory
 
@@ -183,7 +184,3 @@ async def serve(service: Service, stop: asyncio.Event) -> None:
         await stop.wait()
     finally:
         await service.stop()
-
-
-class UserError(Exception):
-    """Something the user can mend, told in one sentence: a data directory in use, a bad setting, etcd out of reach."""

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from highwater.errors import UserError
 from highwater.rpc.listeners import (
     check_address,
     check_advertised,
@@ -24,7 +25,6 @@ from highwater.rpc.listeners import (
     inter_broker_name,
     parse_listeners,
 )
-from highwater.rpc.server import UserError
 
 
 def _check_policies(value: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.cli import log_dirs
 from highwater.client.descriptions import LogDirDescription, LogDirReplica
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 REPLICA = LogDirReplica("orders", 0, 100, is_future=False, offset_lag=0, error=None)
 COPY = LogDirReplica("orders", 0, 40, is_future=True, offset_lag=6, error=None)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from log_storage_batches import batch, lead
 
+from highwater.errors import UserError
 from highwater.log_storage import boot
 from highwater.log_storage.boot import Boot
 from highwater.log_storage.closing import side_by_side
@@ -21,7 +22,6 @@ from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager import CLOSED_AT_ONCE, LogManager
 from highwater.log_storage.service import THREADS, LogStorageService
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 from highwater.rpc.settings import LogStorageSettings, load
 
 KEY = PartitionKey(b"t" * 16, 0)

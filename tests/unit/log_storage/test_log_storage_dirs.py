@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from log_storage_batches import batch, lead, produced
 
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.log_storage import boot
 from highwater.log_storage.boot import Boot, BootRecord
 from highwater.log_storage.config import LogConfig
@@ -19,7 +19,6 @@ from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 
 KEY = PartitionKey(b"t" * 16, 0)
 AGAIN = PartitionKey(b"u" * 16, 0)  # the topic made again under its old name

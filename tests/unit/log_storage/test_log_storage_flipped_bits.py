@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from log_storage_batches import batch, hosting, lead, make_log, produced
 
+from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
@@ -19,7 +20,6 @@ from highwater.log_storage.recovery import Checkpointed
 from highwater.log_storage.verify import verify
 from highwater.metadata.models import PartitionKey
 from highwater.records import HEADER_BYTES, iter_batches
-from highwater.rpc.server import UserError
 
 KEY = PartitionKey(b"t" * 16, 0)
 FENCE = Fence(3, Role.LEADER, "rm", "ls")

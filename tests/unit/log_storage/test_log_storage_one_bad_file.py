@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from log_storage_batches import batch, lead, produced
 
+from highwater.errors import UserError
 from highwater.log_storage import checkpoints, future_files, log_loading
 from highwater.log_storage.boot import FILE_NAME as BOOT
 from highwater.log_storage.config import LogConfig
@@ -19,7 +20,6 @@ from highwater.log_storage.fence_journal import FILE_NAME as FENCES
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.meta_properties import FILE_NAME as META
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 
 BAD, GOOD = PartitionKey(b"b" * 16, 0), PartitionKey(b"g" * 16, 0)
 CHECKPOINTS = (

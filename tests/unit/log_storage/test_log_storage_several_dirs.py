@@ -15,7 +15,7 @@ from faulty_disk import CHANGES, READS, SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, lead, read_all
 from log_storage_client import LEADER, Code, running
 
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.log_storage import meta_properties
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -25,7 +25,6 @@ from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.meta_properties import MetaProperties
 from highwater.log_storage.segment import Segment
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 from highwater.v1 import common_pb2, log_storage_pb2
 
 

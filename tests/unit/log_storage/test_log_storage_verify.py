@@ -12,12 +12,12 @@ from log_storage_batches import batch, lead, produced
 from typer.testing import CliRunner
 
 from highwater.cli.main import app
+from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log_manager import LogManager
 from highwater.log_storage.verify import verify
 from highwater.metadata.models import PartitionKey
-from highwater.rpc.server import UserError
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=100)
 KEY = PartitionKey(b"t" * 16, 0)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from highwater.errors import UserError
 from highwater.metadata.registration import DuplicateBrokerIdError
 from highwater.replica_manager import process
-from highwater.rpc.server import UserError
 from highwater.rpc.settings import ReplicaManagerSettings
 
 SETTINGS = ReplicaManagerSettings.model_construct()

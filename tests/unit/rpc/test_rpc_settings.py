@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.errors import ErrorCode
-from highwater.rpc.server import UserError
+from highwater.errors import ErrorCode, UserError
 from highwater.rpc.settings import ControllerSettings, LogStorageSettings, load, read_properties
 from highwater.v1 import common_pb2
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import (
     Commit,
     CommitLog,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.compaction import SmallFiles, small_files
 from highwater.spark.pipelines.archives.files import FileContent, check_place, highest_commit, named
 from highwater.spark.pipelines.archives.value_types import value_type_of_files

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from highwater.client import TopicPartition
+from highwater.errors import UserError
 from highwater.log_storage import boot, checkpoints, partition_metadata
 from highwater.log_storage.boot import Boot, BootRecord
 from highwater.log_storage.segment_walk import Damage, SegmentTask
 from highwater.records import Record, encode_rows
-from highwater.rpc.server import UserError
 from highwater.spark.pipelines.audit import shared_out
 from highwater.spark.pipelines.audit_findings import Audited, Finding, Sums, Version, blame, merged
 from highwater.spark.pipelines.audit_replicas import ClusterPartition, find

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater.errors import UserError
 from highwater.log_storage import durable
-from highwater.rpc.server import UserError
 from highwater.spark.pipelines import hadoop_files
 from highwater.spark.pipelines.hadoop_files import Listing, keep_files, listings, local_listings, statuses
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.client import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.columns import arrow_schema
 from highwater.spark.pipelines.batch_notes import parsed, text_of
 from highwater.spark.pipelines.mirror_rows import AlreadyThere

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import lease
 from highwater.spark.pipelines.lease import Files, Holder, Lease
 

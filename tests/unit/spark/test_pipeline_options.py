@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from highwater.cli.main import app
 from highwater.cli.pipeline import NAMES
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     StreamOptions,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.rollup import RollupOptions
 from highwater.spark.pipelines.rollup_sources import sentence_of
 

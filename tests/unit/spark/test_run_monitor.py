@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.common import listen_address
 from highwater.spark.pipelines.run_monitor import RunMonitor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.task_attempts import NO_SPECULATION, ONCE, check_attempts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.value_types import check_bytes, check_value_type
 from highwater.spark.pipelines.mirror import MirrorOptions

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.options import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.common import (
     nothing_needed,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from highwater.errors import UserError
 from highwater.log_storage.segment_walk import (
     Damage,
     Damaged,
@@ -28,7 +29,6 @@ from highwater.log_storage.segment_walk import (
     walk_segment,
 )
 from highwater.records import BatchHeader, Record, decode
-from highwater.rpc.server import UserError
 
 TASKS_SCHEMA = "tasks binary"
 # Offsets of a stretch. A digest stands for some hundred to some ten thousand batches.

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.found import is_table
 from highwater.spark.pipelines.audit_findings import Audited, Finding, Sums
 from highwater.spark.pipelines.hadoop_files import HadoopFiles

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 
 if TYPE_CHECKING:

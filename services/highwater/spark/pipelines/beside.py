@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.common import StreamOptions, cause_of, spark_errors, trigger_of
 from highwater.spark.pipelines.hadoop_files import qualified

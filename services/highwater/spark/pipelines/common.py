@@ -29,7 +29,7 @@ import typer
 
 from highwater.cli.exit_status import exit_status
 from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.s3a import s3a_settings
 from highwater.spark.positions import OptionError, parse_duration_ms

@@ -21,7 +21,7 @@ from time import monotonic, sleep, time
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.telemetry.log import get_logger
 

@@ -20,7 +20,7 @@ from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.descriptions import TopicDescription
 from highwater.client.exceptions import TopicAlreadyExistsError
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import Subscription, lower_case, parse_read_options
 from highwater.spark.pipelines.batch_notes import BatchNotes

@@ -21,7 +21,7 @@ from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, screen
 from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.archives.files import archive_session

@@ -29,7 +29,7 @@ import typer
 from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.found import DELTA_LOG

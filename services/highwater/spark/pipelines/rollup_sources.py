@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlparse
 
 from highwater.client.bootstrap import bootstrap_addresses
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.client_settings import PREFIXES, client_settings
 from highwater.spark.options import Subscription, lower_case, parse_read_options
 from highwater.spark.pipelines.archives.history import History, quoted

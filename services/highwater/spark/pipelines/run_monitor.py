@@ -16,7 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.telemetry.metrics import Metrics
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.topic_offsets import TopicOffsets
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

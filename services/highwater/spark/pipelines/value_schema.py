@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.options import lower_case
 from highwater.spark.pipelines.common import PipelineOptions, StreamOptions, key_values
 from highwater.spark.pipelines.hadoop_files import HadoopFiles

@@ -23,7 +23,7 @@ from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen
 from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import Subscription, lower_case
 from highwater.spark.pipelines.archives.files import archive_session

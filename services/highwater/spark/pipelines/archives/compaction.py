@@ -11,7 +11,7 @@ from math import ceil
 from time import time
 from typing import TYPE_CHECKING
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import Commit, CommitLog
 from highwater.spark.pipelines.archives.files import (
     PATH_COLUMNS,

@@ -27,7 +27,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
 from highwater.spark.pipelines.archives.found import DELTA_LOG, is_table
 from highwater.spark.pipelines.archives.history import (

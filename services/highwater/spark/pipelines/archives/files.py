@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark import register
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing

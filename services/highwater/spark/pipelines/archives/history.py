@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.offsets import Offsets
 
 if TYPE_CHECKING:

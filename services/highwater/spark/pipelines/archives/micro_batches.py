@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import ReadOptions, lower_case, parse_read_options
 from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics, knows

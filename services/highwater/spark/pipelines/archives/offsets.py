@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 Offsets = Mapping[str, Mapping[int, int]]  # topic to partition to the offset after the last one archived
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.common import PipelineOptions, duration_ms
 from highwater.spark.pipelines.value_schema import ValueSchemaOptions
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import COMMITS, Commit, CommitLog
 from highwater.spark.pipelines.archives.compaction import compact
 from highwater.spark.pipelines.archives.files import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.files import directories
 from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.value_schema import BYTES, ValueType
