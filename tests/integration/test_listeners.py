@@ -34,7 +34,7 @@ from highwater.metadata.transactions import Delete
 from highwater.replica_manager import liveness
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.v1 import (
     broker_pb2,
     broker_pb2_grpc,

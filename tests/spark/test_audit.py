@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from highwater.cli.main import app
+from highwater.cli.app import app
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer

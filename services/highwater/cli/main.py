@@ -1,35 +1,20 @@
-"""The entry point of `highwater`: the commands."""
+"""The entry point of `highwater`."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from highwater.cli import cluster, consume, log, log_dirs, pipeline, produce, replicas, topics, up
-from highwater.cli.exit_status import exit_status
-
-app = typer.Typer(
-    name="highwater",
-    help="A replicated commit log for Python and Spark people.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command("up")(up.up)
-app.add_typer(topics.app, name="topics")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.command("cluster")(cluster.cluster)
-app.add_typer(log.app, name="log")
-app.add_typer(replicas.app, name="replicas")
-app.add_typer(log_dirs.app, name="log-dirs")
-app.add_typer(pipeline.app, name="pipeline")
+from highwater.extras import MissingExtraError, needing
 
 
 def main() -> None:
-    """Runs a command; see `exit_status`."""
+    """Runs a command; see `exit_status`. Without the extra `cli` it says how to install it."""
+    try:
+        with needing("cli", "highwater"):
+            from highwater.cli.app import app
+            from highwater.cli.exit_status import exit_status
+    except MissingExtraError as error:
+        sys.exit(f"highwater: {error}")
     sys.exit(exit_status(app))
 
 

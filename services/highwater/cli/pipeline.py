@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from highwater.extras import needing
+
 # Modules of highwater.spark.pipelines.
 NAMES: tuple[str, ...] = ("archive", "audit", "mirror", "replay", "rollup", "verify")
 
@@ -21,7 +23,9 @@ class _Pipelines(TyperGroup):
         if cmd_name not in NAMES:
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        alone.command(cmd_name)(import_module(f"highwater.spark.pipelines.{cmd_name}").command)
+        with needing("spark", f"highwater pipeline {cmd_name}"):
+            module = import_module(f"highwater.spark.pipelines.{cmd_name}")
+        alone.command(cmd_name)(module.command)
         return get_command(alone)
 
 

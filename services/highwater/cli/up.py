@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from highwater.cli.output import errors, screen, table
+from highwater.extras import needing
 
 
 def up(
@@ -31,7 +32,8 @@ def up(
     """Start etcd, a controller and some brokers, and stop them all on Ctrl-C.
 
     A process that ends by itself is started again."""
-    from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+    with needing("local", "highwater up"):
+        from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 
     stop = threading.Event()
 

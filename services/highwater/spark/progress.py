@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from highwater.client.topic_partition import TopicPartition
+from highwater.extras import needing
 from highwater.spark.stream_offset import parse_stream_offset
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ def progress_bar(spark: SparkSession, *, console: Console | None = None, port: i
         console: where to draw; standard error by default.
         port: UDP, of the driver, that executors send reports to; 0: any that is free. Where it cannot be reached
             there is progress by tasks only.
+
+    Raises `MissingExtraError` without the extra `pipelines`.
     """
     # Imported here: executors have no use for rich.
-    shown: ProgressBar = import_module("highwater.spark.progress_display").ProgressBar(
-        spark, console=console, port=port
-    )
+    with needing("pipelines", "progress_bar"):
+        display = import_module("highwater.spark.progress_display")
+    shown: ProgressBar = display.ProgressBar(spark, console=console, port=port)
     return shown
 
 

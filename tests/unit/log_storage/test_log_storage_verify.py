@@ -11,7 +11,7 @@ import pytest
 from log_storage_batches import batch, lead, produced
 from typer.testing import CliRunner
 
-from highwater.cli.main import app
+from highwater.cli.app import app
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from highwater.cli.main import app
+from highwater.cli.app import app
 from highwater.cli.pipeline import NAMES
 from highwater.errors import UserError
 from highwater.spark.pipelines.common import (

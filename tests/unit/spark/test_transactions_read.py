@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.transactions_read import Planned, TransactionsRead, made_ms, planned_of
 
 HOUR_MS = 3_600_000

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 from highwater.spark.pipelines.archives.found import DELTA_LOG
 
 # Of a transaction's file, which is large where many files were merged. When it was made and random names of files are

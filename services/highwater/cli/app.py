@@ -1,0 +1,25 @@
+"""The commands of `highwater`."""
+
+from __future__ import annotations
+
+import typer
+
+from highwater.cli import cluster, consume, log, log_dirs, pipeline, produce, replicas, topics, up
+
+app = typer.Typer(
+    name="highwater",
+    help="A replicated commit log for Python and Spark people.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("up")(up.up)
+app.add_typer(topics.app, name="topics")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.command("cluster")(cluster.cluster)
+app.add_typer(log.app, name="log")
+app.add_typer(replicas.app, name="replicas")
+app.add_typer(log_dirs.app, name="log-dirs")
+app.add_typer(pipeline.app, name="pipeline")

@@ -1,0 +1,40 @@
+"""The extras of the distribution: what `pip install highwater` leaves out, and the sentence that says how to get it.
+
+server     the four services
+cli        the command line
+pipelines  the jobs on Spark, where Spark itself is there already
+spark      the same, with Spark
+local      a whole cluster on one machine: server, cli and an etcd
+avro       `valueFormat avro`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from highwater.errors import UserError
+
+
+class MissingExtraError(UserError):
+    """A package that an extra brings is not installed."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Wraps imports of what `pip install highwater` does not bring. Raises `MissingExtraError` where a package is
+    missing; a missing module of Highwater itself is a bug and stays a `ModuleNotFoundError`.
+
+    Args:
+        extra: one of the extras above.
+        what: what cannot be done without it, the sentence's subject.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "highwater").partition(".")[0]
+        if package == "highwater":
+            raise
+        raise MissingExtraError(
+            f"{what} needs {package}, which is not installed: pip install 'highwater[{extra}]'"
+        ) from None

