@@ -131,6 +131,9 @@ def test_the_command_line_says_what_to_install() -> None:
     done = run(without(""), COMMAND, "topics", "list")
     assert done.returncode == 1
     assert done.stderr == "highwater: highwater needs typer, which is not installed: pip install 'highwater[cli]'\n"
+    done = run(without(""), COMMAND, "health", "127.0.0.1:9")
+    assert done.returncode == 2
+    assert done.stderr.endswith("needs grpc_health, which is not installed: pip install 'highwater[cli]'\n")
 
 
 def test_a_command_says_what_it_needs_besides() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from highwater.cli import cluster, consume, log, log_dirs, pipeline, produce, replicas, topics, up
+from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
 
 app = typer.Typer(
     name="highwater",
@@ -19,6 +19,7 @@ app.add_typer(topics.app, name="topics")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("cluster")(cluster.cluster)
+app.command("health", context_settings=health.AS_THEY_ARE, add_help_option=False)(health.health)
 app.add_typer(log.app, name="log")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(log_dirs.app, name="log-dirs")
