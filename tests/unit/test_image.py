@@ -1,0 +1,121 @@
+"""What the build of the image relies on. The build itself is docs/operations.md's `docker build`."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = [ROOT / "Dockerfile", ROOT / "docker" / "etcd" / "Dockerfile"]
+PACKAGES = Path(sysconfig.get_path("platlib"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+requirements = runpy.run_path(str(ROOT / "docker" / "requirements.py"))["requirements"]
+slimmer = runpy.run_path(str(ROOT / "docker" / "slim.py"))
+
+# Every file that the process has loaded, as a module or as a library.
+LOADED = """
+import importlib, json, sys
+for name in sys.argv[1:]: importlib.import_module(name)
+files = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+with open("/proc/self/maps") as maps:
+    files |= {line.split(maxsplit=5)[5].strip() for line in maps if len(line.split(maxsplit=5)) == 6}
+print(json.dumps(sorted(files)))
+"""
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
+
+
+def last_stage(dockerfile: Path) -> list[tuple[str, str]]:
+    every = instructions(dockerfile)
+    return every[max(place for place, (word, _) in enumerate(every) if word == "FROM") :]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_program_has_loaded_what_the_image_leaves_out() -> None:
+    left_out = {path for paths in slimmer["unused"](PACKAGES).values() for path in paths}
+    programs = [
+        f"highwater.{service}.process" for service in ("log_storage", "replica_manager", "fetcher", "controller")
+    ]
+    others = [
+        "pyarrow.compute",
+        "pyarrow.ipc",
+        "highwater.client.blocking",
+        "highwater.cli.app",
+        "highwater.log_storage.verify",
+    ]
+    line = [sys.executable, "-c", LOADED, *programs, *others]
+    loaded = json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=110).stdout)
+    assert any("libarrow.so" in path for path in loaded)
+    assert {path.name for path in left_out} >= {"include", "tests"}
+    assert not [path for path in map(Path, loaded) if left_out & {path, *path.parents}]
+
+
+def test_what_is_left_out_goes_and_is_counted(tmp_path: Path) -> None:
+    for name in (
+        "pyarrow/libarrow_flight.so.1",
+        "pyarrow/tests/data/x.h",
+        "pyarrow/lib.so",
+        "numpy/core.pyi",
+        "numpy/np.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1234")
+    saved = slimmer["slim"](tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["lib.so", "np.py"]
+    assert {what: size for what, size in saved.items() if size} == {
+        "of all: tests": 4,
+        "of all: type stubs": 4,
+        "pyarrow: Flight": 4,
+    }
+
+
+def test_requirements_of_extras_that_name_others() -> None:
+    assert requirements(PROJECT, []) == PROJECT["dependencies"]
+    extras = PROJECT["optional-dependencies"]
+    assert set(requirements(PROJECT, ["local"])) == {
+        *(*PROJECT["dependencies"], *extras["server"], *extras["cli"]),
+        *(line for line in extras["local"] if not line.startswith("highwater")),
+    }
+    with pytest.raises(SystemExit, match="there is no extra sever: choose from server, cli"):
+        requirements(PROJECT, ["sever"])
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_last_stage_runs_as_nobody_in_particular_and_hears_signals(dockerfile: Path) -> None:
+    stage = last_stage(dockerfile)
+    assert [rest for word, rest in stage if word == "USER"] == ["10001:10001"]  # a number: runAsNonRoot asks for one
+    started = [rest for word, rest in stage if word in {"CMD", "ENTRYPOINT"}]
+    assert started
+    assert all(isinstance(json.loads(rest), list) for rest in started)  # with a shell as process 1 none arrives
+    assert not [rest for word, rest in stage if word == "RUN" and re.search(r"\b(apt|apt-get|pip|gcc)\b", rest)]
+
+
+def test_the_build_finds_what_it_copies() -> None:
+    let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        source
+        for word, rest in instructions(DOCKERFILES[0])
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
+    assert sorted(copied) == sorted(let_in)
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_base_image_is_an_argument_with_a_version() -> None:
+    arguments = [rest for word, rest in instructions(DOCKERFILES[0]) if word == "ARG"]
+    assert re.fullmatch(r"BASE=docker\.io/library/python:3\.\d+-slim-\w+", arguments[0])
+    assert {rest.split()[0] for word, rest in instructions(DOCKERFILES[0]) if word == "FROM"} == {"${BASE}"}
