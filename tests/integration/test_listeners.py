@@ -24,7 +24,7 @@ from highwater.client import (
     replica_verification,
 )
 from highwater.client.connection import Connection
-from highwater.errors import ErrorCode
+from highwater.errors import ErrorCode, UserError
 from highwater.metadata.brokers import read_brokers
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
@@ -34,7 +34,6 @@ from highwater.metadata.transactions import Delete
 from highwater.replica_manager import liveness
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
-from highwater.errors import UserError
 from highwater.v1 import (
     broker_pb2,
     broker_pb2_grpc,

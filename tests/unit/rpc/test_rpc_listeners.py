@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.rpc.listeners import advertised_addresses
 from highwater.errors import UserError
+from highwater.rpc.listeners import advertised_addresses
 from highwater.rpc.settings import ReplicaManagerSettings, load
 
 REQUIRED = {"broker.id": "1", "etcd": "127.0.0.1:1", "log.storage": "unix:/ls"}
