@@ -20,6 +20,7 @@ ALLOWED: dict[str, str] = {
     "client/sender.py Sender._give_producer_id": "whatever it raises fails all that is outstanding",
     "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the reign's outcome",
     "fetcher/conversation.py converse": "both halves are waited for, their errors end the conversation",
+    "kube/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
     "log_storage/service.py LogStorageService.stop": "awaited; where a disk never answers, the process ends without it",
