@@ -1,8 +1,9 @@
-"""`highwater topics create|list|describe|alter|elect-leaders|delete`."""
+"""`highwater topics create|apply|list|describe|alter|elect-leaders|delete`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,29 @@ def create(
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         made = admin.create_topic(topic, partitions, replication_factor, config=settings)
     screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
+
+
+@app.command("apply")
+def apply(
+    file: Annotated[
+        Path, typer.Argument(help='JSON: [{"name": …, "partitions": …, "replicationFactor": …, "config": {…}}, …]')
+    ],
+    wait: Annotated[float, typer.Option(min=0, help="seconds that the cluster may take to answer")] = 0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+) -> None:
+    """Make topics as a file declares them: create those that are missing, add partitions, set configuration. Nothing is
+    ever deleted or taken away."""
+    from highwater.cli import declared_topics
+    from highwater.client.blocking import Admin
+
+    declared = declared_topics.read_declared(file)
+    failed = False
+    with Admin(bootstrap, max_block_ms=wait * 1000) as admin:
+        for said, error in declared_topics.apply(admin, declared):
+            screen.print(said)
+            failed = failed or error is not None
+    if failed:
+        raise typer.Exit(1)
 
 
 def key_values(items: list[str] | None) -> dict[str, str]:

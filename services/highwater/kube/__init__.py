@@ -1,2 +1,1 @@
-"""What runs beside the services in Kubernetes: how a member of the chart's etcd starts. Imports `metadata`, `rpc` and
-`telemetry`, and nothing of the services."""
+"""What runs beside the services in Kubernetes: how a member of the chart's etcd starts, hooks and checks of the chart."""

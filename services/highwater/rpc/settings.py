@@ -237,12 +237,13 @@ class ControllerSettings(InternalServiceSettings):
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
 
-def load(kind: type[Settings], values: dict[str, str] | None = None, config: Path | None = None) -> Settings:
-    """Settings from a properties file and `values` (Kafka's names or field names), the latter first.
+def load(kind: type[Settings], values: dict[str, str] | None = None, configs: Sequence[Path] = ()) -> Settings:
+    """Settings from properties files, the later before the earlier, and `values` (Kafka's names or field names) before
+    all of them.
 
     Raises `UserError` with every bad key and what is wrong with it."""
     merged: dict[str, str] = {}
-    if config is not None:
+    for config in configs:
         merged |= read_properties(config)
     merged_fields = {_field(key): value for key, value in merged.items()}
     merged_fields |= {_field(key): value for key, value in (values or {}).items()}
@@ -287,9 +288,16 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def from_command_line(kind: type[Settings], arguments: Sequence[str] | None = None) -> Settings:
-    """Settings of a service's process from `--config FILE` and any number of `--set key=value`."""
+    """Settings of a service's process from any number of `--config FILE` and `--set key=value`."""
     parser = argparse.ArgumentParser(description=kind.__doc__)
-    parser.add_argument("--config", type=Path, help="properties file with key=value lines")
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="properties file with key=value lines; may be repeated: a later one goes before an earlier one",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, under Kafka's name"
     )

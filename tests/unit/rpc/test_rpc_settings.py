@@ -28,9 +28,9 @@ def test_a_given_value_beats_the_environment_which_beats_the_file(
     config = tmp_path / "broker.properties"
     config.write_text("# comment\nlog.segment.bytes = 2048\nlog.index.interval.bytes=1\n")
     monkeypatch.setenv("HIGHWATER_LOG_SEGMENT_BYTES", "3072")
-    assert load(LogStorageSettings, REQUIRED, config).log_segment_bytes == 3072
-    assert load(LogStorageSettings, REQUIRED, config).log_index_interval_bytes == 1
-    assert load(LogStorageSettings, {**REQUIRED, "log.segment.bytes": "4096"}, config).log_segment_bytes == 4096
+    assert load(LogStorageSettings, REQUIRED, [config]).log_segment_bytes == 3072
+    assert load(LogStorageSettings, REQUIRED, [config]).log_index_interval_bytes == 1
+    assert load(LogStorageSettings, {**REQUIRED, "log.segment.bytes": "4096"}, [config]).log_segment_bytes == 4096
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+{{- define "highwater.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "highwater.labels" -}}
+{{ include "highwater.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "highwater.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "highwater.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end }}
+
+{{/* The DNS name of all pods of a headless Service: (list $ "broker"). */}}
+{{- define "highwater.domain" -}}
+{{- $root := index . 0 -}}
+{{- printf "%s-%s.%s.svc.%s" (include "highwater.fullname" $root) (index . 1) $root.Release.Namespace $root.Values.clusterDomain -}}
+{{- end }}
+
+{{/* host:port of etcd's members, separated by commas. */}}
+{{- define "highwater.etcd" -}}
+{{- if .Values.etcd.enabled -}}
+{{- $members := list -}}
+{{- range $n := until (int .Values.etcd.replicas) -}}
+{{- $members = append $members (printf "%s-etcd-%d.%s:2379" (include "highwater.fullname" $) $n (include "highwater.domain" (list $ "etcd"))) -}}
+{{- end -}}
+{{- join "," $members -}}
+{{- else -}}
+{{- join "," .Values.etcd.endpoints -}}
+{{- end -}}
+{{- end }}
+
+{{/* How many replicas a setting that counts them may ask for is checked in _refusals.tpl. */}}
+{{- define "highwater.bootstrap" -}}
+{{- printf "%s.%s.svc.%s:9092" (include "highwater.fullname" .) .Release.Namespace .Values.clusterDomain -}}
+{{- end }}

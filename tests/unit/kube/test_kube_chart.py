@@ -1,0 +1,139 @@
+"""The Helm chart: what is made from other files is as they say; with Helm on the PATH, also what it renders."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CHART = REPOSITORY / "helm" / "highwater"
+HELM = shutil.which("helm")
+
+with_helm = pytest.mark.skipif(HELM is None, reason="needs Helm on the PATH")
+
+
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", REPOSITORY / "helm" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def render(values: Mapping[str, Any], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps(values))
+    return subprocess.run(
+        [
+            HELM,
+            "template",
+            "release",
+            str(CHART),
+            "--namespace",
+            "here",
+            "--kube-version",
+            "1.33",
+            "--values",
+            str(given),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_generated_files_are_as_their_sources_say() -> None:
+    made = generate()
+    for path, text in (made.of_the_chart() | made.manifests()).items():
+        assert path.read_text() == text, f"{path.relative_to(REPOSITORY)} is old: run python helm/generate.py"
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    known = set(re.findall(r"`(highwater_\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text()))
+    for _, query, _ in generate().PANELS:
+        for name in re.findall(r"highwater_\w+", query):
+            assert name.removesuffix("_bucket") in known
+
+
+@with_helm
+def test_the_chart_is_well_formed() -> None:
+    assert HELM is not None
+    linted = subprocess.run([HELM, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@with_helm
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"etcd": {"replicas": 2}}, "etcd.replicas|/etcd/replicas"),
+        ({"broker": {"replicas": 2}}, "default.replication.factor is 3, and there are 2 brokers"),
+        ({"settings": {"min.insync.replicas": 3}}, "no broker could ever be restarted"),
+        ({"settings": {"min.insync.replica": 1}}, "min.insync.replica"),
+        ({"settings": {"broker.id": 7}}, "broker.id"),
+        ({"controller": {"settings": {"log.retention.hours": 1}}}, "log.retention.hours"),
+        ({"brokers": {}}, "brokers"),
+        ({"layout": "together"}, "layout"),
+        ({"etcd": {"enabled": False}}, "etcd.endpoints is empty"),
+        ({"etcd": {"endpoints": ["a:2379"]}}, "set etcd.enabled to false"),
+        ({"etcd": {"image": {"tag": "v3.5.5"}}}, "take 3.5.6 or newer"),
+        ({"etcd": {"image": {"tag": "latest"}}}, "name a version"),
+        ({"externalAccess": {"enabled": True, "advertised": ["a"]}}, "1 addresses for 3 brokers"),
+        ({"externalAccess": {"enabled": True, "advertised": ["a", "a", "b"]}}, "an address twice"),
+        ({"topics": [{"name": "t", "replicationFactor": 4}]}, "topic t: replicationFactor is 4"),
+        ({"topics": [{"name": "t", "config": {"min.insync.replicas": 3}}]}, "topic t: min.insync.replicas is 3"),
+        ({"topics": [{"partitions": 4}]}, "name"),
+        ({"broker": {"terminationGracePeriodSeconds": 30}}, "terminationGracePeriodSeconds"),
+        ({"broker": {"settings": {"controlled.shutdown.max.wait.ms": 200000}}}, "it has to be longer"),
+        ({"broker": {"storage": {"logDirs": 0}}}, "logDirs"),
+        ({"broker": {"storage": {"size": "much"}}}, "size"),
+    ],
+)
+def test_nonsense_is_refused(values: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+    rendered = render(values, tmp_path)
+    assert rendered.returncode != 0
+    assert re.search(said, rendered.stderr), rendered.stderr
+
+
+@with_helm
+@pytest.mark.parametrize("layout", ["colocated", "separate"])
+def test_each_service_gets_the_settings_that_it_has(layout: str, tmp_path: Path) -> None:
+    values = {
+        "layout": layout,
+        "settings": {"log.retention.bytes": 10**15, "log.cleaner.enable": False, "num.partitions": 6},
+        "broker": {"settings": {"min.insync.replicas": 1}},
+    }
+    rendered = render(values, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    files = dict(re.findall(r"^  ([\w-]+)\.properties: \|\n((?:    .*\n|\n)*)", rendered.stdout, re.MULTILINE))
+    assert "log.retention.bytes=1000000000000000\n" in files["log-storage"]
+    assert "log.cleaner.enable=false\n" in files["log-storage"]
+    assert "min.insync.replicas=1\n" in files["replica-manager"]
+    assert "min.insync.replicas=2\n" in files["controller"]
+    assert "num.partitions=6\n" in files["controller"]
+    assert "retention" not in files["controller"] + files["replica-manager"] + files["fetcher"]
+    for kind in ("log-storage", "replica-manager", "fetcher"):
+        assert f"command: [python, -m, highwater.{kind.replace('-', '_')}]" in rendered.stdout
+
+
+@with_helm
+def test_a_broker_tells_clients_outside_its_own_address(tmp_path: Path) -> None:
+    values = {"externalAccess": {"enabled": True, "advertised": ["a.example", "b.example:31000", "c.example"]}}
+    rendered = render(values, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    for number, address in enumerate(["a.example:9094", "b.example:31000", "c.example:9094"]):
+        pod = f"release-highwater-broker-{number}.release-highwater-broker.here.svc.cluster.local"
+        line = f"advertised.listeners=CLIENT://{pod}:9092,INTERNAL://{pod}:9090,EXTERNAL://{address}\n"
+        assert line in rendered.stdout
