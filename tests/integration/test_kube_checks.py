@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from command_line import Run, runner
+from running_cluster import Deployment
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.kube import scale_down, smoke_test
+from highwater.kube.load import Load, LoadOptions
 
 NO_CLUSTER = "127.0.0.1:1"
 
@@ -91,3 +94,16 @@ def test_a_file_that_is_none_is_refused_before_anything_is_done(
     result = run("topics", "apply", file)
     assert result.status != 0
     assert named in result.err
+
+
+async def test_a_load_finds_nothing_wrong_while_a_broker_is_killed(deployed: Deployment) -> None:
+    running = Load(LoadOptions(deployed.cluster.bootstrap, seconds=6, writers=4))
+    loading = asyncio.create_task(running.run())
+    await asyncio.sleep(3)
+    deployed.cluster.kill_broker(2)
+    await asyncio.sleep(1)
+    deployed.cluster.start_broker(2)
+    found = await loading
+    assert found["problems"] == []
+    assert running.history.counts["acknowledged"] == running.history.counts["sent"] > 1000
+    assert running.history.counts["read"] > 1000

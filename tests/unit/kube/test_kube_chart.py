@@ -70,7 +70,9 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 @with_helm
 def test_the_chart_is_well_formed() -> None:
     assert HELM is not None
-    linted = subprocess.run([HELM, "lint", "--strict", str(CHART)], capture_output=True, text=True, timeout=60)
+    linted = subprocess.run(
+        [HELM, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False, timeout=60
+    )
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
