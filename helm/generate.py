@@ -164,6 +164,7 @@ def schema() -> dict[str, Any]:
                         "resources": closed({"replicaManager": free, "logStorage": free, "fetcher": free}),
                         "rackFromZone": flag,
                         "podDisruptionBudget": closed({"enabled": flag, "maxUnavailable": count(1)}),
+                        "shareProcessNamespace": flag,
                         "topologySpreadConstraints": each(free),
                         **about_pods,
                     }

@@ -4,6 +4,9 @@
 serviceAccountName: {{ include "highwater.fullname" $root }}-broker
 automountServiceAccountToken: {{ $root.Values.broker.rackFromZone }}
 enableServiceLinks: false
+{{- if $root.Values.broker.shareProcessNamespace }}
+shareProcessNamespace: true
+{{- end }}
 terminationGracePeriodSeconds: {{ $root.Values.broker.terminationGracePeriodSeconds }}
 securityContext:
   {{- include "highwater.podSecurity" $root | nindent 2 }}

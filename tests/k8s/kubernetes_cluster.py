@@ -1,0 +1,164 @@
+"""A Kubernetes cluster, by `KUBECONFIG`, and a release of the chart in a namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "highwater"
+CONTAINERS = ("replica-manager", "fetcher", "log-storage")
+# The processes of a pod that have this in their command line get a signal; says how many.
+_SIGNAL = """
+import glob, os, sys
+module, number, sent = sys.argv[1], int(sys.argv[2]), 0
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    arguments = open(path, "rb").read().split(b"\\0")
+    if arguments[1:3] == [b"-m", module.encode()]:
+        os.kill(int(path.split("/")[2]), number)
+        sent += 1
+print(sent)
+"""
+_POLL_S = 0.1
+
+
+class CommandError(AssertionError):
+    """A command failed; with what it said."""
+
+
+def command(*arguments: str, stdin: str = "", timeout_s: float = 120) -> str:
+    """Raises `CommandError`."""
+    done = subprocess.run(arguments, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise CommandError(f"{' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
+    """The seconds that it took. Raises `AssertionError`."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, f"{what}: not within {timeout_s:g} s"
+        time.sleep(_POLL_S)
+    return time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class Release:
+    """`helm install`ed in a namespace, which `remove` takes away with its volumes."""
+
+    namespace: str
+    name: str = "highwater"
+
+    def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 120) -> str:
+        return command("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def helm(self, *arguments: str, timeout_s: float = 300) -> str:
+        return command("helm", "-n", self.namespace, *arguments, timeout_s=timeout_s)
+
+    def install(self, values: Mapping[str, Any], *, verb: str = "install", timeout_s: float = 240) -> float:
+        """The seconds until everything is ready."""
+        began = time.monotonic()
+        given = ("--create-namespace", "--wait", f"--timeout={timeout_s:g}s", "--values=-")
+        command(
+            "helm", "-n", self.namespace, verb, self.name, str(CHART), *given,
+            stdin=json.dumps(values), timeout_s=timeout_s + 30,
+        )  # fmt: skip
+        return time.monotonic() - began
+
+    def remove(self) -> None:
+        subprocess.run(
+            ["kubectl", "delete", "namespace", self.namespace, "--wait=true", "--timeout=120s"],
+            capture_output=True,
+            timeout=150,
+            check=False,
+        )
+
+    def pod(self, component: str, ordinal: int) -> str:
+        return f"{self.name}-{component}-{ordinal}"
+
+    def is_ready(self, pod: str) -> bool:
+        conditions = self.get("pod", pod)["status"].get("conditions", ())
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def all_ready(self) -> bool:
+        sets = self.get("statefulsets")["items"]
+        return all(one["status"].get("readyReplicas", 0) == one["spec"]["replicas"] for one in sets)
+
+    def execute(self, pod: str, *arguments: str, container: str = "replica-manager", timeout_s: float = 60) -> str:
+        return self.kubectl("exec", pod, "-c", container, "--", *arguments, timeout_s=timeout_s)
+
+    def signal(self, pod: str, container: str, number: int) -> None:
+        """Sends a signal to a container's process. The pod's containers have to share their processes: the first
+        process of a namespace takes none from within that ends or stops it."""
+        by = next(one for one in CONTAINERS if one != container)
+        module = f"highwater.{container.replace('-', '_')}"
+        sent = self.execute(pod, "python", "-c", _SIGNAL, module, str(int(number)), container=by)
+        assert int(sent) >= 1, f"{container} of {pod} has no process"
+
+    def delete_pod(self, pod: str, *, gracefully: bool) -> None:
+        how = ["--wait=false"] if gracefully else ["--wait=false", "--grace-period=0", "--force"]
+        self.kubectl("delete", "pod", pod, *how)
+
+
+def sharing_processes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "broker": {**values["broker"], "shareProcessNamespace": True}}
+
+
+@dataclass(frozen=True)
+class RunningLoad:
+    """The load with its history checker, as a pod beside the cluster."""
+
+    release: Release
+    pod: str
+
+    @classmethod
+    def start(cls, release: Release, image: str, *, seconds: float, arguments: Sequence[str] = ()) -> RunningLoad:
+        pod = f"load-{int(time.time() * 1000)}"
+        bootstrap = f"{release.name}.{release.namespace}.svc.cluster.local:9092"
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": pod},
+            "spec": {
+                "restartPolicy": "Never",
+                "enableServiceLinks": False,
+                "automountServiceAccountToken": False,
+                "containers": [
+                    {
+                        "name": "load",
+                        "image": image,
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": [
+                            "python", "-m", "highwater.kube.load",
+                            f"--bootstrap={bootstrap}", f"--seconds={seconds:g}", *arguments,
+                        ],
+                    }
+                ],
+            },
+        }  # fmt: skip
+        release.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        return cls(release, pod)
+
+    def finish(self, timeout_s: float) -> dict[str, Any]:
+        """What it found. Raises `AssertionError` where it did not end, or found something wrong."""
+
+        def ended() -> bool:
+            return self.release.get("pod", self.pod)["status"].get("phase") in {"Succeeded", "Failed"}
+
+        until(ended, f"the load {self.pod} ends", timeout_s)
+        said = self.release.kubectl("logs", self.pod)
+        try:
+            found: dict[str, Any] = json.loads(said.splitlines()[-1])
+        except (IndexError, ValueError):
+            raise AssertionError(f"the load said: {said[-3000:]}") from None
+        assert not found["problems"], found
+        assert found["acknowledged"] == found["sent"] > 0, found
+        return found
