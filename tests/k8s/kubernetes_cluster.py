@@ -147,6 +147,10 @@ class RunningLoad:
         release.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         return cls(release, pod)
 
+    def stop(self) -> None:
+        """Its check begins now."""
+        self.release.execute(self.pod, "python", "-c", "import os; os.kill(1, 15)", container="load")
+
     def finish(self, timeout_s: float) -> dict[str, Any]:
         """What it found. Raises `AssertionError` where it did not end, or found something wrong."""
 

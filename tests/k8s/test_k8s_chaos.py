@@ -72,14 +72,15 @@ class Chaos:
 
 def test_nothing_acknowledged_is_lost_while_pods_die(release: Release, values: dict[str, Any], image: str) -> None:
     release.install(sharing_processes(values))
-    load = RunningLoad.start(release, image, seconds=SECONDS)
+    load = RunningLoad.start(release, image, seconds=SECONDS + 10 * _BACK_S)  # it is stopped before
     chaos = Chaos(release, SEED)
     end = time.monotonic() + SECONDS
     try:
         while time.monotonic() < end:
             time.sleep(chaos.random.uniform(0, 5))
             chaos.step()
-        found = load.finish(SECONDS + 300)
+        load.stop()
+        found = load.finish(600)
     finally:
         print(f"SEED={SEED}: {len(chaos.done)} times: {'; '.join(chaos.done)}")
     print(found)

@@ -202,25 +202,33 @@ class Load:
     async def _replicas(self, admin: Admin) -> dict[str, object]:
         """All back in their ISRs without a hand, and the same byte for byte."""
         began = time.monotonic()
-        while True:
+        wanting = f"{self._topic} was not looked at"
+        while time.monotonic() - began < _SETTLED_S:
             try:
-                (topic,) = await admin.describe_topics([self._topic])
-                out = [p.partition for p in topic.partitions if len(p.isr) < len(p.replicas) or p.leader is None]
-                if not out:
-                    break
-                said = f"partitions {out} are not in sync"
+                wanting = await self._out_of_sync(admin) or await self._unread(admin)
             except HighwaterError as error:
-                said = str(error)
-            if time.monotonic() - began > _SETTLED_S:
-                self.history.problem("replicas out of sync", f"{said} after {_SETTLED_S:g} s")
-                return {}
+                wanting = str(error)
+            if not wanting:
+                return {"in_sync_after_s": round(time.monotonic() - began, 1)}
             await asyncio.sleep(_AGAIN_S)
-        in_sync_s = time.monotonic() - began
+        self.history.problem("replicas out of sync", f"{wanting}, for {_SETTLED_S:g} s")
+        return {}
+
+    async def _out_of_sync(self, admin: Admin) -> str:
+        (topic,) = await admin.describe_topics([self._topic])
+        out = [p.partition for p in topic.partitions if len(p.isr) < len(p.replicas) or p.leader is None]
+        return f"partitions {out} are not in sync" if out else ""
+
+    async def _unread(self, admin: Admin) -> str:
+        """What could not be read just now; differences are noted."""
         for number in range(self._options.partitions):
             found = await admin.verify_replicas(self._topic, number)
+            errors = [str(one.error) for one in found.replicas if one.error is not None]
+            if errors or found.reference is None:
+                return f"partition {number} cannot be compared: {'; '.join(errors)}"
             if not found.ok:
                 self.history.problem("different replicas", str(found))
-        return {"in_sync_after_s": round(in_sync_s, 1)}
+        return ""
 
 
 def main(arguments: Sequence[str]) -> int:
