@@ -74,12 +74,12 @@ class Release:
         return time.monotonic() - began
 
     def remove(self) -> None:
-        subprocess.run(
-            ["kubectl", "delete", "namespace", self.namespace, "--wait=true", "--timeout=120s"],
-            capture_output=True,
-            timeout=150,
-            check=False,
-        )
+        for what in (
+            ["namespace", self.namespace, "--wait=false"],
+            ["pods", "--all", f"--namespace={self.namespace}", "--force", "--grace-period=0"],
+            ["namespace", self.namespace, "--timeout=120s"],
+        ):
+            subprocess.run(["kubectl", "delete", *what], capture_output=True, timeout=150, check=False)
 
     def pod(self, component: str, ordinal: int) -> str:
         return f"{self.name}-{component}-{ordinal}"

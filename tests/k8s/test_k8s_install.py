@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes_cluster import CommandError, Release, RunningLoad
+from kubernetes_cluster import CommandError, Release, RunningLoad, until
 
 
 @pytest.mark.parametrize("layout", ["colocated", "separate"])
@@ -27,4 +27,10 @@ def test_an_install_works_and_is_gone_after_it(
     with pytest.raises(CommandError, match="pre-upgrade hooks failed"):
         release.install(fewer, verb="upgrade")
     release.helm("uninstall", release.name, "--wait")
-    assert not release.get("pods", "-l", f"app.kubernetes.io/instance={release.name}")["items"]
+
+    def is_gone() -> bool:
+        return not release.get("pods", "-l", f"app.kubernetes.io/instance={release.name}")["items"]
+
+    # The brokers wait for etcd, which is gone, to be let go: at most for their grace.
+    until(is_gone, "the pods are gone", values["broker"]["terminationGracePeriodSeconds"] + 60)
+    assert release.get("persistentvolumeclaims")["items"], "volumes go by hand only"
