@@ -7,6 +7,8 @@
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
 #   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7
+#   make test-k8s     the Helm chart on the Kubernetes cluster of KUBECONFIG, with the image of HIGHWATER_IMAGE
+#   make chaos-k8s    its pods and containers die under load: SECONDS=600 unless said, SEED=7
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
 #   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
@@ -28,7 +30,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark test-stores soak soak-spark check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-spark test-stores test-k8s chaos-k8s soak soak-spark check bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -52,6 +54,12 @@ test-spark: $(SPARK_VENV)/java-classes.jsa
 
 test-stores: $(SPARK_VENV)-stores/.installed
 	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
+
+test-k8s: $(VENV)/.dev
+	SECONDS=$(or $(SECONDS),90) $(BIN)/python -m pytest --timeout 900 tests/k8s $(PYTEST_ARGS)
+
+chaos-k8s: $(VENV)/.dev
+	SECONDS=$(or $(SECONDS),600) $(if $(SEED),SEED=$(SEED)) $(BIN)/python -m pytest -s --timeout 7200 tests/k8s/test_k8s_chaos.py
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
