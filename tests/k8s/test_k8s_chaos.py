@@ -7,10 +7,9 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from kubernetes_cluster import CONTAINERS, CommandError, Release, RunningLoad, sharing_processes, until
+from kubernetes_cluster import CONTAINERS, Release, RunningLoad, sharing_processes, until
 
 SECONDS = float(os.environ.get("SECONDS", "90"))
 SEED = int(os.environ.get("SEED", str(random.randrange(10**6))))
@@ -59,14 +58,12 @@ class Chaos:
     def pause_container(self) -> None:
         pod, container = self._signal(signal.SIGSTOP, "stopped")
         time.sleep(self.random.uniform(0.5, 8))
-        with suppress(CommandError):  # its probe may have ended it
-            self.release.signal(pod, container, signal.SIGCONT)
+        self.release.signal(pod, [container], signal.SIGCONT)  # its probe may have ended it
 
     def _signal(self, number: signal.Signals, said: str) -> tuple[str, str]:
         pod, container = self.release.pod("broker", self.random.randrange(3)), self.random.choice(CONTAINERS)
         self.done.append(f"{container} of {pod} {said}")
-        with suppress(CommandError):  # it was gone before it could answer
-            self.release.signal(pod, container, number)
+        self.release.signal(pod, [container], number)
         return pod, container
 
 
