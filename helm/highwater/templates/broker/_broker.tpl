@@ -120,6 +120,8 @@ args:
   - --set=advertised.listeners={{ include "highwater.advertised" (list . "$(POD_NAME)" "") }}
   {{- end }}
   - --set=inter.broker.listener.name=INTERNAL
+  # Of the pod itself: what a Service or a mesh answers says nothing of this process.
+  - --set=host.address=$(POD_IP):9090
   - --set=health.listen=0.0.0.0:9080
   - --set=metrics.listen=0.0.0.0:9404
 {{- end }}
