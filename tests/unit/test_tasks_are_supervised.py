@@ -16,10 +16,12 @@ GENERATED = "v1"
 # Short-lived, and awaited by who starts them, or their outcome is looked at when they are done.
 ALLOWED: dict[str, str] = {
     "client/blocking.py Producer._begin_hand_over": "flush awaits it; a record that cannot be sent does not end it",
+    "client/cluster.py Cluster._ask_in_turn": "one call each; all are awaited, the first answer counts",
     "client/connection.py RequestStream.__init__": "an error of either half fails the stream; requests go again",
     "client/sender.py Sender._give_producer_id": "whatever it raises fails all that is outstanding",
     "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the reign's outcome",
     "fetcher/conversation.py converse": "both halves are waited for, their errors end the conversation",
+    "kube/load.py Load.run": "what it raises is raised when the writers are done",
     "kube/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
@@ -32,6 +34,7 @@ ALLOWED: dict[str, str] = {
     "replica_manager/broker_servicer.py BrokerServicer.FetchStream": "as long as the call; its error ends the stream",
     "replica_manager/broker_servicer.py BrokerServicer.ProduceStream": "as long as the call; its error ends the stream",
     "replica_manager/fencer.py Fencer._flush": "one call; whatever it raises is logged and answered as a failure",
+    "rpc/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses any more; `close` awaits it",
     "replica_manager/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",
 }
 

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from highwater.client.blocking import Admin
 from highwater.client.descriptions import NewTopic, TopicDescription
 from highwater.client.exceptions import HighwaterError, UnknownTopicError
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 
 def _text(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""What runs beside the services in Kubernetes: how a member of the chart's etcd starts, hooks and checks of the chart."""
+"""What runs beside the services in Kubernetes: how a member of etcd starts, hooks and checks of the Helm chart."""

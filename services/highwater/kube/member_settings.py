@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from highwater.errors import UserError
 from highwater.kube.peer_word import PeerTls
 from highwater.metadata.connections import TlsSettings
-from highwater.rpc.server import UserError
 
 _OURS = frozenset(
     {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from highwater.rpc.server import UserError
+from highwater.errors import UserError
 
 NOTE_NAME = "highwater.json"
 

@@ -45,7 +45,7 @@ class Membership:
             yield self
         finally:
             for connection in self._connections:
-                await connection.channel.close(None)
+                await connection.close()
             self._connections.clear()
 
     async def members(self) -> list[NamedMember]:

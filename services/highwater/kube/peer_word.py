@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from highwater.errors import UserError
 from highwater.kube.first_start import Answer, Heard
 from highwater.kube.member_volume import Held
-from highwater.rpc.server import UserError
 
 PATH = "/highwater/etcd-member"
 ASK_TIMEOUT_S = 2.0

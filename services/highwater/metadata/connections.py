@@ -81,6 +81,11 @@ class Member:
         self.watch: Any = rpc.WatchStub(channel)
         self.maintenance: Any = rpc.MaintenanceStub(channel)
 
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The present one: another may stand in its place after `connected`."""
+        return self._link.channel
+
     async def connected(self, timeout_s: float) -> bool:
         """Whether the connection stands now, or comes to stand before it is refused or the time is over."""
         if self._link.replace_failed():

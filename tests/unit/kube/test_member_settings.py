@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from highwater.errors import UserError
 from highwater.kube.member_settings import MemberSettings, from_command_line, read_passed
-from highwater.rpc.server import UserError
 
 GIVEN = {
     "--name": "hw-etcd-1",

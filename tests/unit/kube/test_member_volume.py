@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater.errors import UserError
 from highwater.kube.member_volume import NOTE_NAME, Held, MemberVolume
-from highwater.rpc.server import UserError
 
 URL = "http://etcd-0:2380"
 
