@@ -167,7 +167,8 @@ def test_what_keeps_a_cluster_from_starting_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("etcd", "part"), [("/no/such/etcd", "HIGHWATER_ETCD is /no/such/etcd"), ("/bin/false", "etcd did not start")]
+    ("etcd", "part"),
+    [("/no/such/etcd", "HIGHWATER_ETCD_BINARY is /no/such/etcd"), ("/bin/false", "etcd did not start")],
 )
 def test_without_etcd(tmp_path: Path, etcd: str, part: str) -> None:
     ended = subprocess.run(
@@ -176,7 +177,7 @@ def test_without_etcd(tmp_path: Path, etcd: str, part: str) -> None:
         text=True,
         timeout=30,
         check=False,
-        env={**os.environ, "HIGHWATER_ETCD": etcd},
+        env={**os.environ, "HIGHWATER_ETCD_BINARY": etcd},
     )
     Result(ended.returncode, ended.stdout, ended.stderr).is_one_sentence(part)
     assert ended.stdout == ""

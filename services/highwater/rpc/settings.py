@@ -33,6 +33,9 @@ def _check_policies(value: str) -> str:
     return value
 
 
+ETCD_BINARY_VARIABLE = "HIGHWATER_ETCD_BINARY"
+"""Names the program, for those that start one (`metadata/local.py`); `HIGHWATER_ETCD` is the setting `etcd`."""
+
 AddressList = Annotated[list[str], NoDecode]
 PathList = Annotated[list[Path], NoDecode]
 ListenerMap = Annotated[dict[str, str], NoDecode]
@@ -79,6 +82,22 @@ class InternalServiceSettings(ServiceSettings):
 
     listen: AddressList
     """Addresses to listen on: `host:port` or `unix:/path`."""
+
+
+class EtcdSettings(ServiceSettings):
+    """Of the services that keep their metadata in etcd."""
+
+    etcd: AddressList
+
+    @field_validator("etcd", mode="before")
+    @classmethod
+    def _no_binary(cls, value: Any) -> Any:
+        if isinstance(value, str) and os.path.isfile(value):
+            raise ValueError(
+                f"{value} is a file, and etcd names the members' addresses, each host:port; the variable for an etcd "
+                f"binary is {ETCD_BINARY_VARIABLE}"
+            )
+        return value
 
 
 class LogStorageSettings(InternalServiceSettings):
@@ -137,7 +156,7 @@ class LogStorageSettings(InternalServiceSettings):
         return minutes * 60_000 if minutes >= 0 else -1
 
 
-class ReplicaManagerSettings(ServiceSettings):
+class ReplicaManagerSettings(EtcdSettings):
     broker_id: int = Field(ge=0)
     cluster: str = "highwater"
     listeners: ListenerMap
@@ -150,7 +169,6 @@ class ReplicaManagerSettings(ServiceSettings):
     """The internal listener by the host's own address, where the advertised one may be somebody else's; empty: it is
     not."""
     rack: str = ""
-    etcd: AddressList
     log_storage: str
     broker_session_timeout_ms: int = Field(4_000, ge=1_000)
     """Of this, half a second of etcd's and the elections is made what a lost node costs (RULES 8.9)."""
@@ -219,11 +237,10 @@ class FetcherSettings(InternalServiceSettings):
     replica_socket_timeout_ms: int = Field(30_000, ge=1)
 
 
-class ControllerSettings(InternalServiceSettings):
+class ControllerSettings(InternalServiceSettings, EtcdSettings):
     controller_id: int = Field(ge=0)
     cluster: str = "highwater"
     advertised_listener: str
-    etcd: AddressList
     num_partitions: int = Field(1, ge=1)
     default_replication_factor: int = Field(1, ge=1)
     min_insync_replicas: int = Field(1, ge=1)

@@ -60,3 +60,20 @@ def test_an_advertised_listener_is_an_address(address: str) -> None:
     given = {"controller.id": "1", "listen": "127.0.0.1:0", "etcd": "127.0.0.1:1", "advertised.listener": address}
     with pytest.raises(UserError, match=r"advertised\.listener.*host:port or unix:/path"):
         load(ControllerSettings, given)
+
+
+CONTROLLER = {"controller.id": "1", "listen": "127.0.0.1:0", "advertised.listener": "127.0.0.1:0"}
+
+
+def test_the_variable_of_the_setting_etcd_holds_addresses_and_a_binary_in_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIGHWATER_ETCD_BINARY", "/usr/bin/etcd")
+    monkeypatch.setenv("HIGHWATER_ETCD", "a:2379, b:2379")
+    assert load(ControllerSettings, CONTROLLER).etcd == ["a:2379", "b:2379"]
+    (tmp_path / "etcd").touch()
+    monkeypatch.setenv("HIGHWATER_ETCD", str(tmp_path / "etcd"))
+    with pytest.raises(UserError, match=r"etcd is a file, and .* each host:port; .* is HIGHWATER_ETCD_BINARY") as error:
+        load(ControllerSettings, CONTROLLER)
+    assert "\n" not in str(error.value)
+    assert load(ControllerSettings, {**CONTROLLER, "etcd": "a:2379"}).etcd == ["a:2379"]  # as `highwater up` gives it
