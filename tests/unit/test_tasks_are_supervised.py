@@ -26,6 +26,7 @@ ALLOWED: dict[str, str] = {
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
     "log_storage/service.py LogStorageService.stop": "awaited; where a disk never answers, the process ends without it",
+    "metadata/connections.py Connections._in_background": "whatever it raises is logged; gRPC's own pings remain",
     "metadata/controller_election.py ControllerElection._try_to_win": "`lost` waits for it and logs its error",
     "metadata/registration.py BrokerRegistrar.register": "tells that the registration is lost, whatever it raises",
     "metadata/leased_key.py LeasedKey.hold": "both are waited for, the outcome of one is the key's",

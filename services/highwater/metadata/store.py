@@ -15,7 +15,7 @@ from typing import Any, Self
 from aetcd import rpc
 from grpc.aio import AioRpcError
 
-from highwater.metadata.connections import RETRY_PAUSE_S, Connections, Member, TlsSettings
+from highwater.metadata.connections import RETRY_PAUSE_S, Connections, Member
 from highwater.metadata.etcd_errors import (
     Compacted,
     LeaseNotFound,
@@ -27,6 +27,7 @@ from highwater.metadata.etcd_errors import (
     classify,
 )
 from highwater.metadata.refusals import Refusals
+from highwater.metadata.tls import TlsSettings
 from highwater.metadata.transactions import (
     MAX_TXN_OPERATIONS,
     Compare,
@@ -252,7 +253,7 @@ class Store:
             # With several endpoints, one that hangs may use up half of the time only.
             attempt_s = remaining if len(self._connections.endpoints) == 1 else remaining / 2
             try:
-                with self._connections.closing_told():
+                with self._connections.using(member):
                     return await method(member)(request, timeout=attempt_s, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=False), deadline, broken)
@@ -264,7 +265,7 @@ class Store:
             member = await self._connections.member(deadline)
             remaining = max(deadline - time.monotonic(), 0.001)
             try:
-                with self._connections.closing_told():
+                with self._connections.using(member):
                     return await method(member)(request, timeout=remaining, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=True), deadline, broken)

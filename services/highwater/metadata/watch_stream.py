@@ -10,7 +10,7 @@ from typing import Any
 from aetcd import rpc
 from grpc.aio import AioRpcError
 
-from highwater.metadata.connections import Connections
+from highwater.metadata.connections import Connections, Retired
 from highwater.metadata.etcd_errors import Compacted, Refused, Unavailable, classify
 from highwater.metadata.refusals import Refusals
 from highwater.metadata.transactions import Entry, Event, WatchBatch
@@ -48,7 +48,7 @@ async def watch_range(
         member = await connections.member(math.inf)
         stream = member.watch.Watch(metadata=HAS_LEADER)
         try:
-            with connections.closing_told():
+            with connections.using(member, stream):
                 create = rpc.WatchCreateRequest(
                     key=key, range_end=range_end, start_revision=next_revision, progress_notify=True, fragment=True
                 )
@@ -81,6 +81,8 @@ async def watch_range(
         except Refused as error:
             await refusals.pause(error, math.inf)
             raise
+        except Retired:
+            continue  # another member is the current one already
         except asyncio.InvalidStateError:
             pass  # grpc.aio: the stream ended before the first request was written
         finally:

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
-from highwater.metadata.connections import Connections, TlsSettings
+from highwater.metadata.connections import Connections
 from highwater.metadata.etcd_errors import (
     Compacted,
     LeaseNotFound,
@@ -14,6 +14,7 @@ from highwater.metadata.etcd_errors import (
     Unavailable,
     classify,
 )
+from highwater.metadata.tls import TlsSettings
 
 
 def answer(code: grpc.StatusCode, details: str) -> AioRpcError:
@@ -43,7 +44,8 @@ def test_an_unanswered_write_is_of_unknown_outcome_and_an_unanswered_read_is_not
 
 
 def test_endpoints_may_be_urls() -> None:
-    assert Connections(["http://a:1", "b:2", "https://c:3/"], None).endpoints == ("a:1", "b:2", "c:3")
+    assert Connections(["http://a:1/", "b:2"], None).endpoints == ("a:1", "b:2")
+    assert Connections(["b:2", "https://c:3/"], None).endpoints == ("b:2", "c:3")
     assert Connections(["http://a:1", "b:2"], None).tls is None
     assert Connections(["b:2", "https://c:3"], None).tls == TlsSettings()
 
@@ -51,8 +53,3 @@ def test_endpoints_may_be_urls() -> None:
 def test_an_etcd_without_endpoints_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="no etcd endpoint"):
         Connections([], None)
-
-
-def test_half_a_client_certificate_is_a_mistake(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match="or neither"):
-        TlsSettings(certificate_file=tmp_path / "c.pem").credentials()

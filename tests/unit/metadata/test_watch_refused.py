@@ -50,7 +50,7 @@ class Connections:
 
     def failed(self, member: Member) -> None: ...
 
-    def closing_told(self) -> contextlib.AbstractContextManager[None]:
+    def using(self, member: Member, stream: Stream) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
