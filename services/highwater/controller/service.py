@@ -44,7 +44,7 @@ class ControllerService:
         self._isr_quiet_ms = isr_quiet_ms
         self.address = settings.advertised_listener
         self._keys = Keys(settings.cluster)
-        self._store = Store(settings.etcd)
+        self._store = Store.of(settings)
         self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._election: ControllerElection | None = None
         self._reign: Reign | None = None

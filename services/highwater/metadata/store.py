@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +45,7 @@ from highwater.metadata.transactions import (
     check_size,
 )
 from highwater.metadata.watch_stream import HAS_LEADER, entry_of, prefix_end, watch_range
+from highwater.rpc.settings import EtcdSettings
 
 DEFAULT_TIMEOUT_S = 5.0
 PAGE_ENTRIES = 2_000
@@ -82,6 +84,14 @@ class Store:
         self._connections = Connections(endpoints, tls)
         self._timeout_s = timeout_s
         self._refusals = Refusals()
+
+    @classmethod
+    def of(cls, settings: EtcdSettings) -> Self:
+        """The etcd that a service's settings name. Raises `UserError` where the files for TLS are missing, broken, or
+        do not go together."""
+        files = (settings.etcd_ca_file, settings.etcd_certificate_file, settings.etcd_key_file)
+        tls = TlsSettings(*(Path(each) if each else None for each in files)) if any(files) else None
+        return cls(settings.etcd, tls=tls)
 
     async def __aenter__(self) -> Self:
         return self

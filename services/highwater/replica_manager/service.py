@@ -71,7 +71,7 @@ class ReplicaManagerService:
         self._metrics = Metrics("replica-manager")
         self._counted = ReplicaManagerMetrics(self._metrics)
         self._keys = Keys(settings.cluster)
-        self._store = Store(settings.etcd)
+        self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
         storage = LogStorage(
             settings.log_storage,

@@ -88,6 +88,9 @@ class EtcdSettings(ServiceSettings):
     """Of the services that keep their metadata in etcd."""
 
     etcd: AddressList
+    etcd_ca_file: str = ""
+    etcd_certificate_file: str = ""
+    etcd_key_file: str = ""
 
     @field_validator("etcd", mode="before")
     @classmethod
