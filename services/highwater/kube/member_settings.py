@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from highwater.errors import UserError
 from highwater.kube.peer_word import PeerTls
-from highwater.metadata.connections import TlsSettings
+from highwater.metadata.tls import TlsSettings
 
 _OURS = frozenset(
     {

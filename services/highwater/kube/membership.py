@@ -11,8 +11,9 @@ from typing import Any
 from aetcd import rpc
 from grpc.aio import AioRpcError
 
-from highwater.metadata.connections import CONNECT_TIMEOUT_S, Member, TlsSettings
+from highwater.metadata.connections import CONNECT_TIMEOUT_S, Member
 from highwater.metadata.etcd_errors import StoreError, Unavailable, classify
+from highwater.metadata.tls import Certificates, TlsSettings
 
 LIST_TIMEOUT_S = 3.0
 CHANGE_TIMEOUT_S = 5.0  # etcd sets none: it never answers for a change that was lost with its leader
@@ -39,7 +40,7 @@ class Membership:
     async def connected(self) -> AsyncIterator[Membership]:
         for url in self._client_urls:
             encrypted = url.startswith(_HTTPS)
-            credentials = (self._tls or TlsSettings()).credentials() if encrypted else None
+            credentials = Certificates(self._tls or TlsSettings()).credentials() if encrypted else None
             self._connections.append(Member(url.split("://", 1)[-1].rstrip("/"), credentials))
         try:
             yield self

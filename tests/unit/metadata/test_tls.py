@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from highwater.errors import UserError
 from highwater.metadata.connections import Connections
 from highwater.metadata.tls import LOOK_S, Certificates, TlsSettings
-from highwater.errors import UserError
 
 
 @pytest.fixture
