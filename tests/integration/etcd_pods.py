@@ -114,6 +114,7 @@ class EtcdPods:
         pod.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await pod
+        self.config_path(ordinal).unlink(missing_ok=True)  # an emptyDir goes with its pod
 
     def wipe(self, ordinal: int) -> None:
         """The volume is lost. A pod that begins finds a new one."""
@@ -175,7 +176,6 @@ class EtcdPods:
 
     async def _run(self, ordinal: int, init_command: list[str]) -> None:
         etcd_command = [str(find_etcd()), f"--config-file={self.config_path(ordinal)}"]
-        self.config_path(ordinal).unlink(missing_ok=True)
         while await self._container(ordinal, init_command) != 0:  # noqa: ASYNC110 - the kubelet waits before it restarts
             await asyncio.sleep(0.2)
         while True:

@@ -240,7 +240,8 @@ async def test_a_second_member_killed_before_its_start_is_started_all_the_same(p
 
 async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None:
     authority = trustme.CA()
-    certificate = authority.issue_cert(*(urlsplit(pods.peer_url(n)).hostname or "" for n in ALL))
+    hosts = [urlsplit(pods.peer_url(n)).hostname or "" for n in ALL]
+    certificate = authority.issue_cert(*hosts, "127.0.0.1")  # which loopback connections come from
     ca, cert, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
     authority.cert_pem.write_to_path(ca)
     certificate.private_key_pem.write_to_path(key)

@@ -29,6 +29,7 @@ from highwater.telemetry.log import configure, get_logger
 
 ROUND_S = 0.5
 SAY_AGAIN_S = 30.0
+CHANGED_URL_WAIT_S = 60.0  # an election takes seconds; where all members start at once there is none to wait for
 GIVE_WAY_S = 60.0  # to a member that may never start
 
 _log = get_logger(__name__)
@@ -77,27 +78,37 @@ class MemberStart:
         settings = self._settings
         note = self._volume.note()
         urls = {settings.own_peer_url} | ({note.peer_url} if note else set())
-        try:
-            members = await membership.members() if settings.others else None
-        except Unavailable as error:
-            members = None
-            if urls != {settings.own_peer_url}:
-                _log.warning(
-                    "the peer URL was %s and is %s, and no majority answers to be told (%s): if the others cannot find "
-                    "this member, make its old name resolve again until all of them have been restarted once",
-                    *(urls - {settings.own_peer_url}),
-                    settings.own_peer_url,
-                    error,
-                )
-        except StoreError as error:
-            raise UserError(f"the other members refuse to say who is a member: {error}") from error
+        changed = urls - {settings.own_peer_url}
+        members = await self._members_to_be_told(membership, CHANGED_URL_WAIT_S if changed else 0)
+        if members is None and changed:
+            _log.warning(
+                "the peer URL was %s and is %s, and no majority answers to be told: if the others cannot find this "
+                "member, make its old name resolve again until all of them have been restarted once",
+                *changed,
+                settings.own_peer_url,
+            )
         if members is not None:
             await self._put_peer_url_right(membership, members, urls)
-        if members is not None or urls == {settings.own_peer_url}:
+        if members is not None or not changed:
             self._record(Held.STARTED)  # else the note keeps the URL that the cluster knows
         # etcd heeds these only without a log. Should the log vanish before etcd starts, it asks these for the cluster,
         # finds nobody, and ends.
         self._write_config("existing", f"{settings.name}={settings.own_peer_url}")
+
+    async def _members_to_be_told(self, membership: Membership, wait_s: float) -> list[NamedMember] | None:
+        """None where no majority answers within `wait_s` and one attempt. Raises `UserError`."""
+        deadline = time.monotonic() + wait_s
+        while self._settings.others:
+            try:
+                return await membership.members()
+            except Unavailable as error:
+                if time.monotonic() >= deadline:
+                    return None
+                self._say(f"waiting for a majority, to tell it the new peer URL: {error}")
+                await asyncio.sleep(ROUND_S)
+            except StoreError as error:
+                raise UserError(f"the other members refuse to say who is a member: {error}") from error
+        return None
 
     async def _put_peer_url_right(self, membership: Membership, members: list[NamedMember], urls: set[str]) -> None:
         settings = self._settings
@@ -121,7 +132,8 @@ class MemberStart:
         deadline = time.monotonic() + self._settings.timeout_s
         while True:
             answers = await self._ask_all()
-            if Heard.ETCD in answers.values() and await self._join(membership, deadline):
+            at_work = any(not isinstance(answer, Held) for answer in answers.values())  # perhaps
+            if at_work and await self._join(membership, deadline):
                 return
             step = next_step(self._held, answers)
             if step is Step.PREPARE:

@@ -84,7 +84,9 @@ class MemberVolume:
     def write(self, held: Held, peer_url: str) -> None:
         """Durable when it returns. Raises `UserError`."""
         try:
-            self._member.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            for directory in (self.data_dir, self._member):
+                directory.mkdir(mode=0o700, exist_ok=True)  # etcd complains of any other mode
             write_durably(self._note_path, json.dumps({"held": held.value, "peer_url": peer_url}) + "\n")
             for directory in (self.data_dir, self.data_dir.parent):
                 _sync(directory)
