@@ -45,7 +45,8 @@ class TableColumns:
 
 
 def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: int | None = None) -> pa.Table:
-    """The table with columns timestamp (int64 ms), key, value (binary) and, where named, headers.
+    """The table with columns timestamp (int64 ms), key, value (binary) and, where it is named and a row has some,
+    headers.
 
     Strings become their UTF-8 bytes without being copied. Without a timestamp column every row gets the time of the
     call. A key column named `key` may be absent; then no row has a key.
@@ -75,7 +76,9 @@ def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: 
         arrays["key"] = _binary(table.column(columns.key), columns.key)
     arrays["value"] = _binary(table.column(columns.value), columns.value)
     if columns.headers is not None:
-        arrays["headers"] = _cast(table.column(columns.headers), columns.headers, _HEADERS, "headers")
+        headers = _cast(table.column(columns.headers), columns.headers, _HEADERS, "headers")
+        if len(pc.list_flatten(headers)):  # else batches need no column for them
+            arrays["headers"] = headers
     return pa.table(arrays)
 
 

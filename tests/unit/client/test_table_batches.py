@@ -40,6 +40,20 @@ def test_every_row_once_and_in_order(rows: int, about: int, keyed: bool) -> None
     assert sorted(seen) == list(range(rows))
 
 
+def test_headers_that_no_row_has_are_no_column() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    columns = TableColumns(headers="headers")
+
+    def names(headers: list[list[dict[str, object]] | None]) -> list[str]:
+        values = [b"x"] * len(headers)
+        table = pa.table({"value": values, "headers": pa.array(headers, kind)})
+        found: list[str] = normalised(table, columns).schema.names
+        return found
+
+    assert names([[], None, []]) == names([]) == ["timestamp", "value"]
+    assert names([None, [], [{"key": "h", "value": None}]]) == ["timestamp", "value", "headers"]
+
+
 @pytest.mark.parametrize(
     ("rows", "batches"),
     [(100, 1), (103, 1), (150, 1), (151, 2), (200, 2), (250, 2), (251, 3), (1000, 10)],
