@@ -16,6 +16,9 @@ _SPARK_TYPES = {
     "valueError": "string",
     "rawValue": "binary",
 }
+# `headers` for rows that go to Python. Nulls cost Spark the square of their number: after each row it looks how large
+# its batch of Arrow is, and Arrow then goes over all the nulls behind the last array.
+NO_NULL_HEADERS = f"coalesce(headers, cast(array() as {_SPARK_TYPES['headers']})) as headers"
 
 
 def spark_schema(columns: tuple[str, ...], value: str | None = None) -> str:

@@ -38,6 +38,7 @@ from highwater.spark.pipelines.running import run_query
 from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
 from highwater.spark.pipelines.value_schema import check_value_options
+from highwater.spark.schema import NO_NULL_HEADERS
 from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def run(options: MirrorOptions) -> None:
             lease.check()
             notes.write(batch_id, noted)
         lease.check()  # looking took its time
-        batch.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
+        rows = batch.selectExpr(*(name for name in batch.columns if name != "headers"), NO_NULL_HEADERS)
+        rows.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
         notes.forget_before(batch_id)
 
     with lease.held():
