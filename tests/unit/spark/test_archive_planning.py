@@ -46,7 +46,7 @@ def test_a_file_is_named_for_its_first_record() -> None:
     directory = "topic=t/date=2026-11-21/hour=09"
 
     def content(name: str, partition: int, first: int) -> FileContent:
-        return FileContent(directory, name, "t", partition, first, first + 9, 10)
+        return FileContent(directory, name, "t", partition, first, first + 9, 10, 100)
 
     found = named([content("x", 4, 7), content("x", 3, 1200), content("y", 4, 100)], 8)
     assert found == {
@@ -101,3 +101,11 @@ def test_steps_cover_every_offset_once(partitions: dict[int, tuple[int, int]], s
         sent, steps = until, steps + 1
     assert sent == ends
     assert steps <= 21 + sum(count for _, count in partitions.values()) // max(step // len(ends), 1)
+
+
+def test_partitions_of_different_sizes_come_to_their_ends_together() -> None:
+    assert next_until({0: 0, 1: 0, 2: 7}, {0: 9000, 1: 900, 2: 7}, 1000) == {0: 908, 1: 91, 2: 7}
+    sent, steps = {0: 0, 1: 0}, 0
+    while (until := next_until(sent, {0: 9000, 1: 900}, 1000)) != sent:
+        sent, steps = until, steps + 1
+    assert steps == 10

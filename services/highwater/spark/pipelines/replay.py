@@ -25,7 +25,8 @@ from highwater.errors import UserError
 from highwater.spark.options import Subscription
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.archives.files import archive_session
-from highwater.spark.pipelines.archives.reading import Archive, open_archive
+from highwater.spark.pipelines.archives.pieces import Ranges
+from highwater.spark.pipelines.archives.reading import Archive, open_archive, whole_files
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     key_values,
@@ -37,13 +38,17 @@ from highwater.spark.pipelines.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay_progress import PartitionOffsets, ReplayProgress, Step, next_until
 from highwater.spark.pipelines.targets import Append, check_empty
 from highwater.spark.pipelines.task_attempts import ONCE, check_attempts
+from highwater.spark.schema import NO_NULL_HEADERS
 from highwater.spark.stream_offset import offsets_json
 from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_SENT_COLUMNS = ("key", "value", "headers", "timestamp")
+_SENT_COLUMNS = ("key", "value", NO_NULL_HEADERS, "timestamp")
+# What a step without --step sends: enough that what it costs by itself does not count.
+_STEP_BYTES = 256 << 20  # of the archive's files
+_STEP_RECORDS = range(1_000_000, 10_000_001)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,15 @@ class ReplayOptions(PipelineOptions):
         bool, typer.Option("--keep-partitions", help="send each record to the partition that it had")
     ] = False
     append: Append = False
-    step: Annotated[int, typer.Option(min=1, help="records to send between two notes of how far it is")] = 1_000_000
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="records to send between two notes of how far it is; default: what 256 MiB of the archive's files "
+            "hold, from 1,000,000 to 10,000,000",
+            show_default=False,
+        ),
+    ] = None
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
     option: Annotated[
         list[str],
@@ -111,7 +124,8 @@ class Replay:
 
     def steps(self) -> Iterator[tuple[int, int]]:
         """Sends step by step; after each, how many of the archived offsets were sent, and how many there are."""
-        topic, firsts, ends = self._topic, self._archived.firsts, self._archived.ends
+        topic, pieces = self._topic, self._archived.pieces
+        firsts, ends = pieces.firsts, pieces.ends
         topic_id = self._target(ends)
         total = sum(ends.values()) - sum(firsts.values())
         last = self._progress.last()
@@ -127,8 +141,10 @@ class Replay:
             number = last.number
             sent = {partition: max(first, last.until.get(partition, first)) for partition, first in firsts.items()}
             yield sum(sent.values()) - sum(firsts.values()), total
-        while (until := next_until(sent, ends, self._options.step)) != sent:
+        step_records = self._options.step or _step_records(total, self._archived.size_bytes)
+        while (until := next_until(sent, ends, step_records)) != sent:
             number += 1
+            until = _ends(pieces.until_file_ends(_ranges(sent, until)))
             step = Step(number, self._archive, topic, topic_id, sent, until, self._topic_ends(), keeps)
             self._progress.write(step)
             self._send(step, resumed=False)
@@ -137,18 +153,22 @@ class Replay:
         self._progress.write(Step(number + 1, self._archive, topic, topic_id, sent, sent, {}, keeps))
 
     def _send(self, step: Step, *, resumed: bool) -> None:
-        rows = self._archived.rows(
-            {partition: (step.sent[partition], until) for partition, until in step.until.items()}
-        )
+        ranges = _ranges(step.sent, step.until)
+        rows = self._archived.rows(ranges)
         if rows is None:
+            return
+        if not resumed and self._archived.pieces.in_order(ranges):
+            with whole_files(rows):
+                self._write(rows)
             return
         if resumed:
             rows = self._lacking(rows, step)
-        columns = [*_SENT_COLUMNS, *(["partition"] if self._options.keep_partitions else [])]
+        tasks = max(len(step.until), 1)
+        self._write(rows.repartition(tasks, "partition").sortWithinPartitions("partition", "offset"))
+
+    def _write(self, rows: DataFrame) -> None:
         (
-            rows.repartition(max(len(step.until), 1), "partition")
-            .sortWithinPartitions("partition", "offset")
-            .select(*columns)
+            rows.selectExpr(*_SENT_COLUMNS, *(["partition"] if self._options.keep_partitions else []))
             .write.format("highwater")
             .options(**self._options.client_options())
             .option("topic", self._options.to)
@@ -229,6 +249,20 @@ class Replay:
     def _offsets(self, offsets: PartitionOffsets) -> Mapping[str, Any]:
         to = self._options.to
         return offsets_json({TopicPartition(to, partition): offset for partition, offset in offsets.items()})
+
+
+def _step_records(records: int, size_bytes: int) -> int:
+    """Of a step that nobody has chosen, for an archive of so many records and bytes. Pure."""
+    fitting = _STEP_BYTES * records // max(size_bytes, 1)
+    return min(max(fitting, _STEP_RECORDS[0]), _STEP_RECORDS[-1])
+
+
+def _ranges(sent: PartitionOffsets, until: PartitionOffsets) -> Ranges:
+    return {partition: (sent[partition], end) for partition, end in until.items()}
+
+
+def _ends(ranges: Ranges) -> dict[int, int]:
+    return {partition: end for partition, (_, end) in ranges.items()}
 
 
 def _digest(*, timed: bool, placed: bool) -> Column:

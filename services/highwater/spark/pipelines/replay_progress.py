@@ -75,7 +75,13 @@ def _parsed(number: int, text: bytes) -> Step:
 
 
 def next_until(sent: PartitionOffsets, ends: PartitionOffsets, offsets: int) -> dict[int, int]:
-    """Where a step ends that sends about so many offsets, as many of each partition that has some left. Pure."""
-    left = {partition: max(end - sent[partition], 0) for partition, end in ends.items()}
-    share = max(offsets // max(sum(count > 0 for count in left.values()), 1), 1)
-    return {partition: sent[partition] + min(count, share) for partition, count in left.items()}
+    """Where a step ends that sends about so many offsets: of each partition that has some left at least one, and as
+    large a part as of the others, so that tasks have as much to do as each other up to the last step. Pure."""
+    left = {partition: end - sent[partition] for partition, end in ends.items() if end > sent[partition]}
+    further = max(offsets - len(left), 0)  # than the first of each
+    all_further = sum(left.values()) - len(left)
+    until = {partition: max(end, sent[partition]) for partition, end in ends.items()}
+    if further < all_further:
+        for partition, count in left.items():
+            until[partition] = sent[partition] + 1 + (count - 1) * further // all_further
+    return until

@@ -28,7 +28,8 @@ from highwater.spark.client_settings import client_settings
 from highwater.spark.options import Subscription, lower_case
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.offsets import check_topics
-from highwater.spark.pipelines.archives.reading import Archive, Ranges, open_archive
+from highwater.spark.pipelines.archives.pieces import Ranges
+from highwater.spark.pipelines.archives.reading import Archive, open_archive
 from highwater.spark.pipelines.common import (
     key_values,
     pipeline_command,
@@ -184,7 +185,7 @@ class _Comparison:
         """What the archive has, and whether it has it once."""
         from pyspark.sql import functions as f
 
-        firsts, ends = self._archived.firsts, self._archived.ends
+        firsts, ends = self._archived.pieces.firsts, self._archived.pieces.ends
         rows = self._archived.rows({number: (first, ends[number]) for number, first in firsts.items()})
         verified = {}
         if rows is not None:

@@ -51,6 +51,7 @@ class FileContent:
     first_offset: int
     last_offset: int
     records: int
+    size_bytes: int  # of the file
 
     @property
     def path(self) -> str:
@@ -107,7 +108,8 @@ def contents(frame: DataFrame) -> list[FileContent]:
     """What the files hold that a frame of `read_files` reads. Spark reads two of their columns."""
     from pyspark.sql import functions as f
 
-    grouped = frame.groupBy(*PATH_COLUMNS, f.col("_metadata.file_name").alias("name"), "partition")
+    file = (f.col("_metadata.file_name").alias("name"), f.col("_metadata.file_size").alias("size"))
+    grouped = frame.groupBy(*PATH_COLUMNS, *file, "partition")
     rows = grouped.agg(
         f.min("offset").alias("first"), f.max("offset").alias("last"), f.count("offset").alias("records")
     ).collect()
@@ -120,6 +122,7 @@ def contents(frame: DataFrame) -> list[FileContent]:
             first_offset=row.first,
             last_offset=row.last,
             records=row.records,
+            size_bytes=row["size"],
         )
         for row in rows
     ]

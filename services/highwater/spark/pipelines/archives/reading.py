@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import applied_commit, settled
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
-from highwater.spark.pipelines.archives.files import FileContent, archive_session, contents, read_files, without
+from highwater.spark.pipelines.archives.files import archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format, local_format
 from highwater.spark.pipelines.archives.history import History, archived_by, quoted
 from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
+from highwater.spark.pipelines.archives.pieces import Piece, Pieces, Ranges
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
 from highwater.spark.pipelines.archives.value_types import (
     check_bytes,
@@ -28,14 +32,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _COLUMNS = {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
-Ranges = Mapping[int, tuple[int, int]]  # of a partition: from the first of these offsets to before the other
+# So many ranges are told to the files' reader, which passes over files, row groups and pages by what it knows of them.
+# More are joined: each row would be compared with each of them.
+_LITERAL_RANGES = 64
+# Of reads whose tasks read one whole file each: opening another costs more than a task may read.
+_WHOLE_FILES = {
+    "spark.sql.files.maxPartitionBytes": str(1 << 44),
+    "spark.sql.files.openCostInBytes": str(1 << 44),
+    "spark.sql.files.maxPartitionNum": None,  # it goes before them
+}
 
 
 class ArchivedTopic(Protocol):
-    firsts: Mapping[int, int]
-    """The first archived offset of each partition."""
-    ends: Mapping[int, int]
-    """The offset after the last archived one."""
+    pieces: Pieces
+    """What its files have."""
+    size_bytes: int
+    """Of its files."""
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         """The records in these ranges; None where it has none."""
@@ -128,14 +140,9 @@ class _TableTopic:
     """Of one version of a table."""
 
     def __init__(self, session: SparkSession, table: DataFrame) -> None:
-        from pyspark.sql import functions as f
-
         self._session = session
         self._table = table
-        grouped = table.groupBy("partition").agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
-        rows: list[Any] = grouped.collect()
-        self.firsts: Mapping[int, int] = {row.partition: row["first"] for row in rows}
-        self.ends: Mapping[int, int] = {row.partition: row["last"] + 1 for row in rows}
+        self.pieces, self.size_bytes = _pieces(table)
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         return _within(self._session, self._table, ranges)
@@ -153,36 +160,87 @@ class _FilesTopic:
         self._session = session
         self._directory = directory
         self._value = value
-        self._contents: list[FileContent] = []
+        self.pieces, self.size_bytes = Pieces([]), 0
         if files.exists(f"{directory}/topic={topic}"):
             frame, hidden = settled(files, directory, look)
-            self._contents = contents(without(frame, hidden))
-        firsts: dict[int, int] = {}
-        ends: dict[int, int] = {}
-        for one in self._contents:
-            firsts[one.partition] = min(firsts.get(one.partition, one.first_offset), one.first_offset)
-            ends[one.partition] = max(ends.get(one.partition, 0), one.last_offset + 1)
-        self.firsts: Mapping[int, int] = firsts
-        self.ends: Mapping[int, int] = ends
+            found = contents(without(frame, hidden))
+            self.pieces = Pieces(
+                Piece(one.path, one.partition, one.first_offset, one.last_offset + 1, in_order=True) for one in found
+            )
+            self.size_bytes = sum({one.path: one.size_bytes for one in found}.values())
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
-        paths = sorted({one.path for one in self._contents if _overlaps(one, ranges)})
+        paths = self.pieces.paths(ranges)
         if not paths:
             return None
         return _within(self._session, read_files(self._session, self._directory, paths, value=self._value), ranges)
 
 
-def _overlaps(one: FileContent, ranges: Ranges) -> bool:
-    first, until = ranges.get(one.partition, (0, 0))
-    return one.first_offset < until and one.last_offset >= first
+@contextmanager
+def whole_files(rows: DataFrame) -> Iterator[None]:
+    """While this is open, a query of these rows has a task for each file, which reads all of it in its order."""
+    session = rows.sparkSession
+    before = {name: session.conf.get(name, None) for name in _WHOLE_FILES}
+    _set(session, _WHOLE_FILES)
+    try:
+        yield
+    finally:
+        _set(session, before)
+
+
+def _set(session: SparkSession, settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, value)
+
+
+def _pieces(table: DataFrame) -> tuple[Pieces, int]:
+    """Of a table's files, by a hash of their paths, and their size in bytes.
+
+    Others than the archive may have merged or written them: whether records are in order is looked at."""
+    from pyspark.sql import functions as f
+
+    # The number of a row within its task. Where it grows as the offset does, rows are in order, none between them.
+    at = f.monotonically_increasing_id()
+    file = f.xxhash64("_metadata.file_path").alias("file")  # a path for each row would take most of the time
+    columns = (f.col(f"_metadata.{name}") for name in ("file_size", "file_block_start"))
+    rows: list[Any] = (
+        table.select(file, *columns, "partition", "offset", (f.col("offset") - at).alias("shift"))
+        .groupBy("file", "file_block_start", "partition")
+        .agg(
+            f.min("offset").alias("first"),
+            (f.max("offset") + 1).alias("end"),
+            (f.min("shift") == f.max("shift")).alias("in_order"),
+            f.max("file_size").alias("size"),
+        )
+        .collect()
+    )
+    blocks: dict[tuple[int, int], list[Any]] = defaultdict(list)  # which several tasks may have read
+    for row in sorted(rows, key=lambda row: int(row.file_block_start)):
+        blocks[row.file, row.partition].append(row)
+    pieces = (_joined(f"{file:x}", partition, found) for (file, partition), found in blocks.items())
+    return Pieces(pieces), sum({row.file: row["size"] for row in rows}.values())
+
+
+def _joined(path: str, partition: int, blocks: Sequence[Any]) -> Piece:
+    """Blocks of a file in their order."""
+    in_order = all(one.in_order for one in blocks) and all(
+        before.end <= after["first"] for before, after in pairwise(blocks)
+    )
+    return Piece(path, partition, min(one["first"] for one in blocks), max(one.end for one in blocks), in_order)
 
 
 def _within(session: SparkSession, rows: DataFrame, ranges: Ranges) -> DataFrame:
     from pyspark.sql import functions as f
 
-    wanted = [(partition, first, until) for partition, (first, until) in ranges.items()]
-    limits = session.createDataFrame(wanted, "partition int, first bigint, until bigint")
+    wanted = [(partition, first, until) for partition, (first, until) in ranges.items() if first < until]
+    if len(wanted) <= _LITERAL_RANGES:
+        one = "`partition` = {} and `offset` >= {}L and `offset` < {}L"
+        return rows.where(" or ".join(one.format(*limits) for limits in wanted) or "false")
     lowest, highest = min(first for _, first, _ in wanted), max(until for _, _, until in wanted)
+    limits = session.createDataFrame(wanted, "partition int, first bigint, until bigint")
     return (
         rows.where(f.col("offset").between(lowest, highest))
         .join(f.broadcast(limits), "partition")
