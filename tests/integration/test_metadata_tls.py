@@ -26,7 +26,7 @@ from highwater.metadata.store import Store
 from highwater.metadata.tls import TlsSettings
 from highwater.rpc.settings import ControllerSettings, load
 
-PREFIX = "/highwater/flights"
+PREFIX = "/highwater/flights/"
 USER = "highwater-flights"
 
 
@@ -63,7 +63,7 @@ async def test_the_user_is_the_certificates_common_name_and_needs_the_clusters_p
     controller = ControllerService(given)
     async with Store.of(given) as store:
         with pytest.raises(Refused, match="permission denied"):
-            await store.put("/highwater/another/key", b"")
+            await store.put("/highwater/flights-2/key", b"")
         broker = BrokerRegistrar(
             store, keys, session_timeout_ms=3_000, probe=probe, on_lost=lambda: lost.append("lost")
         )
