@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -13,8 +13,9 @@ from name_server import NameServer
 from replica_manager_cluster import eventually
 from running_cluster import deployment
 
-from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
+from highwater.cli.local_cluster import INTERNAL_LISTENER, LocalCluster, LocalClusterSettings
 from highwater.client import Producer
+from highwater.rpc.listeners import parse_listeners
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have 127.0.0.1 alone")
 
@@ -29,25 +30,36 @@ class MovingCluster(LocalCluster):
     """Broker 3 is known by its name; what tells that its process was killed is its host's address."""
 
     def __init__(self, data: Path, names: NameServer) -> None:
-        super().__init__(LocalClusterSettings(data, port=0))
+        super().__init__(LocalClusterSettings(data, port=0, tcp_between_brokers=True))
         self.names = names
         names.addresses[NAME] = self.host = BEFORE
-        self.made_of: dict[str, str] = {}
+        self.made_of: dict[str, tuple[str, dict[str, str]]] = {}
 
     def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
+        if name.endswith(f"-{MOVED}"):
+            self.made_of[name] = package, dict(settings)
+        if name == f"fetcher-{MOVED}":  # on the same host
+            settings["replica.manager"] = f"{self.host}:{settings['replica.manager'].rpartition(':')[2]}"
         if name == f"replica-manager-{MOVED}":
-            self.made_of = dict(settings)
-            address = settings["advertised.listener"]
-            port = address.rpartition(":")[2]
-            own = f"{self.host}:{port}"
-            settings["listen"] = settings["listen"].replace(address, own)
-            settings |= {"advertised.listener": self.names.target(NAME, port), "host.address": own}
+            bound = parse_listeners(settings["listeners"])
+            own = {listener: f"{self.host}:{address.rpartition(':')[2]}" for listener, address in bound.items()}
+            named = {listener: self.names.target(NAME, address.rpartition(":")[2]) for listener, address in own.items()}
+            settings |= {
+                "listeners": _written(own),
+                "advertised.listeners": _written(named),
+                "host.address": own[INTERNAL_LISTENER],
+            }
         super()._add_service(name, package, settings)
 
     def start_elsewhere(self) -> None:
         self.host = AFTER
-        self._add_service(f"replica-manager-{MOVED}", "replica_manager", self.made_of)
+        for name in (f"replica-manager-{MOVED}", f"fetcher-{MOVED}"):
+            self._add_service(name, *self.made_of[name])
         self.start_broker(MOVED)
+
+
+def _written(listeners: Mapping[str, str]) -> str:
+    return ",".join(f"{name}://{address}" for name, address in listeners.items())
 
 
 @pytest.fixture
