@@ -74,7 +74,7 @@ def leaves(rows: DataFrame) -> Iterator[Any]:
 
 def test_a_range_is_read_from_its_files_alone(spark: SparkSession, archived: Path) -> None:
     topic = opened(spark, archived)
-    assert (topic.pieces.firsts, topic.pieces.ends) == ({0: 0, 1: 0}, {0: 2000, 1: 2000})
+    assert (topic.firsts, topic.ends) == ({0: 0, 1: 0}, {0: 2000, 1: 2000})
     rows = topic.rows({0: (600, 1100), 1: (1500, 1500)})
     assert rows is not None
     found = sorted((row.partition, row.offset) for row in rows.collect())
@@ -101,7 +101,7 @@ def test_a_file_is_read_by_one_task_in_its_order(spark: SparkSession, archived: 
     cut = {"spark.sql.files.maxPartitionBytes": "2000", "spark.sql.files.openCostInBytes": "0"}
     cut["spark.sql.files.maxPartitionNum"] = "1"
     limits = {0: (600, 900), 1: (0, RECORDS)}
-    assert topic.pieces.in_order(limits)
+    assert topic.layout.pieces.in_order(limits)
     rows = topic.rows(limits)
     assert rows is not None
     session = rows.sparkSession
@@ -119,8 +119,8 @@ def test_files_that_are_out_of_order_are_sorted(spark: SparkSession, tmp_path: P
     backwards = frame.repartitionByRange(1, "partition").sortWithinPartitions("partition", "value")
     backwards.write.format("delta").partitionBy("topic", "date").save(str(directory))
     topic = opened(spark, directory)
-    assert not topic.pieces.in_order({0: (0, RECORDS)})
-    assert not topic.pieces.in_order({1: (0, 2)})
+    assert not topic.layout.pieces.in_order({0: (0, RECORDS)})
+    assert not topic.layout.pieces.in_order({1: (0, 2)})
 
 
 @pytest.mark.timeout(900)

@@ -74,8 +74,8 @@ def test_topics_in_a_table(
     run(given)
     assert len(in_table(archive)) == 1230
     # Who has begun to read goes on with what there was.
-    assert sum(one.pieces.ends.values()) == 600
-    rows = one.rows({partition: (first, 10_000) for partition, first in one.pieces.firsts.items()})
+    assert sum(one.ends.values()) == 600
+    rows = one.rows({partition: (first, 10_000) for partition, first in one.firsts.items()})
     assert rows is not None
     assert rows.count() == 600
 

@@ -124,8 +124,7 @@ class Replay:
 
     def steps(self) -> Iterator[tuple[int, int]]:
         """Sends step by step; after each, how many of the archived offsets were sent, and how many there are."""
-        topic, pieces = self._topic, self._archived.pieces
-        firsts, ends = pieces.firsts, pieces.ends
+        topic, firsts, ends = self._topic, self._archived.firsts, self._archived.ends
         topic_id = self._target(ends)
         total = sum(ends.values()) - sum(firsts.values())
         last = self._progress.last()
@@ -141,10 +140,10 @@ class Replay:
             number = last.number
             sent = {partition: max(first, last.until.get(partition, first)) for partition, first in firsts.items()}
             yield sum(sent.values()) - sum(firsts.values()), total
-        step_records = self._options.step or _step_records(total, self._archived.size_bytes)
+        step_records = self._options.step or _step_records(total, self._archived.layout.size_bytes)
         while (until := next_until(sent, ends, step_records)) != sent:
             number += 1
-            until = _ends(pieces.until_file_ends(_ranges(sent, until)))
+            until = _ends(self._archived.layout.pieces.until_file_ends(_ranges(sent, until)))
             step = Step(number, self._archive, topic, topic_id, sent, until, self._topic_ends(), keeps)
             self._progress.write(step)
             self._send(step, resumed=False)
@@ -157,7 +156,7 @@ class Replay:
         rows = self._archived.rows(ranges)
         if rows is None:
             return
-        if not resumed and self._archived.pieces.in_order(ranges):
+        if not resumed and self._archived.layout.pieces.in_order(ranges):
             with whole_files(rows):
                 self._write(rows)
             return

@@ -185,7 +185,7 @@ class _Comparison:
         """What the archive has, and whether it has it once."""
         from pyspark.sql import functions as f
 
-        firsts, ends = self._archived.pieces.firsts, self._archived.pieces.ends
+        firsts, ends = self._archived.firsts, self._archived.ends
         rows = self._archived.rows({number: (first, ends[number]) for number, first in firsts.items()})
         verified = {}
         if rows is not None:

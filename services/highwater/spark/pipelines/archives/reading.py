@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import applied_commit, settled
@@ -43,11 +44,22 @@ _WHOLE_FILES = {
 }
 
 
-class ArchivedTopic(Protocol):
+class Layout(NamedTuple):
+    """What a topic's files have, and their size in bytes."""
+
     pieces: Pieces
-    """What its files have."""
     size_bytes: int
-    """Of its files."""
+
+
+class ArchivedTopic(Protocol):
+    firsts: Mapping[int, int]
+    """The first archived offset of each partition."""
+    ends: Mapping[int, int]
+    """The offset after the last archived one."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of a table it is looked at when it is asked for: that takes memory for each file."""
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         """The records in these ranges; None where it has none."""
@@ -140,9 +152,18 @@ class _TableTopic:
     """Of one version of a table."""
 
     def __init__(self, session: SparkSession, table: DataFrame) -> None:
+        from pyspark.sql import functions as f
+
         self._session = session
         self._table = table
-        self.pieces, self.size_bytes = _pieces(table)
+        grouped = table.groupBy("partition").agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
+        rows: list[Any] = grouped.collect()
+        self.firsts: Mapping[int, int] = {row.partition: row["first"] for row in rows}
+        self.ends: Mapping[int, int] = {row.partition: row["last"] + 1 for row in rows}
+
+    @cached_property
+    def layout(self) -> Layout:
+        return _layout(self._table)
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         return _within(self._session, self._table, ranges)
@@ -160,17 +181,18 @@ class _FilesTopic:
         self._session = session
         self._directory = directory
         self._value = value
-        self.pieces, self.size_bytes = Pieces([]), 0
+        self.layout = Layout(Pieces([]), 0)
         if files.exists(f"{directory}/topic={topic}"):
             frame, hidden = settled(files, directory, look)
             found = contents(without(frame, hidden))
-            self.pieces = Pieces(
+            pieces = (
                 Piece(one.path, one.partition, one.first_offset, one.last_offset + 1, in_order=True) for one in found
             )
-            self.size_bytes = sum({one.path: one.size_bytes for one in found}.values())
+            self.layout = Layout(Pieces(pieces), sum({one.path: one.size_bytes for one in found}.values()))
+        self.firsts, self.ends = self.layout.pieces.firsts, self.layout.pieces.ends
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
-        paths = self.pieces.paths(ranges)
+        paths = self.layout.pieces.paths(ranges)
         if not paths:
             return None
         return _within(self._session, read_files(self._session, self._directory, paths, value=self._value), ranges)
@@ -196,8 +218,8 @@ def _set(session: SparkSession, settings: Mapping[str, str | None]) -> None:
             session.conf.set(name, value)
 
 
-def _pieces(table: DataFrame) -> tuple[Pieces, int]:
-    """Of a table's files, by a hash of their paths, and their size in bytes.
+def _layout(table: DataFrame) -> Layout:
+    """Of a table's files, by a hash of their paths.
 
     Others than the archive may have merged or written them: whether records are in order is looked at."""
     from pyspark.sql import functions as f
@@ -221,7 +243,7 @@ def _pieces(table: DataFrame) -> tuple[Pieces, int]:
     for row in sorted(rows, key=lambda row: int(row.file_block_start)):
         blocks[row.file, row.partition].append(row)
     pieces = (_joined(f"{file:x}", partition, found) for (file, partition), found in blocks.items())
-    return Pieces(pieces), sum({row.file: row["size"] for row in rows}.values())
+    return Layout(Pieces(pieces), sum({row.file: row["size"] for row in rows}.values()))
 
 
 def _joined(path: str, partition: int, blocks: Sequence[Any]) -> Piece:
