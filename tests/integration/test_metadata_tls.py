@@ -17,7 +17,7 @@ from tls_etcd import TlsEtcd, write_client
 
 from highwater.controller.service import ControllerService
 from highwater.metadata import tls
-from highwater.metadata.etcd_errors import Refused, StoreError, Unavailable
+from highwater.metadata.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
@@ -123,6 +123,40 @@ async def test_certificates_that_are_replaced_are_taken_up_without_a_restart(
         assert seen == revisions
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_watch_that_waits_for_a_connection_takes_them_up_too(
+    secured: TlsEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else may be there to ask for one: a controller that does not act only watches."""
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    files = write_client(tmp_path / "files", trustme.CA(), "client")
+    async with Store([secured.address], tls=files) as store:
+        watching = asyncio.ensure_future(anext(store.watch("/a", 1)))
+        await asyncio.wait((watching,), timeout=0.5)
+        write_client(tmp_path / "files", secured.authority, "client")
+        async with Store([secured.address], tls=secured.client("another")) as other:
+            revision = await other.put("/a", b"")
+        assert (await asyncio.wait_for(watching, 10.0)).revision == revision
+
+
+async def test_a_closed_store_ends_calls_on_connections_that_were_replaced(
+    secured: TlsEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "LOOK_S", 0.0)
+    files = write_client(tmp_path / "files", secured.authority, "client")
+    store = Store([secured.address], tls=files)
+    await store.put("/a", b"")
+    with secured.paused():
+        write = asyncio.ensure_future(store.put("/a", b""))
+        await asyncio.sleep(0)
+        write_client(tmp_path / "files", secured.authority, "client")
+        read = asyncio.ensure_future(store.get("/a"))
+        await asyncio.wait((write, read), timeout=0.2)
+        await store.close()
+        for call in (write, read):
+            with pytest.raises(StoreClosed):
+                await asyncio.wait_for(call, 2.0)
 
 
 async def test_calls_on_their_way_are_answered_when_certificates_are_replaced(

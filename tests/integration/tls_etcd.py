@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,6 +79,14 @@ class TlsEtcd:
     async def __aexit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def client(self, name: str) -> TlsSettings:
         return write_client(self._directory / name, self.authority, name)

@@ -138,6 +138,7 @@ class Connections:
             raise UserError(f"etcd names {plain[0]}, and TLS is set: write https:// there, or leave http:// out")
         self._certificates = None if tls is None else Certificates(tls)
         self._members: list[Member] = []
+        self._retired: set[Member] = set()  # with calls under way
         self._tasks: set[asyncio.Task[None]] = set()
         self._current = 0
         self._closed = False
@@ -161,17 +162,15 @@ class Connections:
         """
         if not self._members and not self._closed:  # made at first use: a channel belongs to the running event loop
             self._members = [self._new_member(endpoint) for endpoint in self.endpoints]
-        if self._certificates is not None and self._certificates.replaced():
-            _log.info("the files for etcd's TLS were replaced: connecting anew with what they hold")
-            for member in tuple(self._members):
-                self._replace(member)
         while True:
+            self._take_up_certificates()
             for _ in self.endpoints:
                 if self._closed:
                     raise StoreClosed("the connection to etcd was closed")
                 remaining = deadline - time.monotonic()
                 member = self._members[self._current]
                 if remaining > 0 and await member.connected(min(remaining, CONNECT_TIMEOUT_S)) and not member.retired:
+                    self._diagnosis = ""
                     return member
                 self.failed(member)
             if time.monotonic() + RETRY_PAUSE_S >= deadline:
@@ -179,6 +178,12 @@ class Connections:
                 raise Unavailable(f"etcd cannot be reached at {', '.join(self.endpoints)}{why}")
             self._begin_diagnosis()
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _take_up_certificates(self) -> None:
+        if self._certificates is not None and self._certificates.replaced():
+            _log.info("the files for etcd's TLS were replaced: connecting anew with what they hold")
+            for member in tuple(self._members):
+                self._replace(member)
 
     def _new_member(self, endpoint: str) -> Member:
         return Member(endpoint, None if self._certificates is None else self._certificates.credentials())
@@ -258,18 +263,20 @@ class Connections:
         """By one with a connection of its own, so that nothing waits for the old one."""
         self._members[self._members.index(member)] = self._new_member(member.endpoint)
         member.retired = True
+        self._retired.add(member)
         for stream in tuple(member.streams):
             stream.cancel()
         self._close_unused(member)
 
     def _close_unused(self, member: Member) -> None:
-        if not member.calls:
+        if not member.calls and not self._closed:
+            self._retired.discard(member)
             self._in_background(member.close())
 
     async def close(self) -> None:
         self._closed = True
         members, self._members = self._members, []
-        for member in members:
+        for member in (*members, *self._retired):
             await member.close()
         tasks = tuple(self._tasks)
         for task in tasks:
