@@ -259,7 +259,8 @@ async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None
         return set()
 
     async def all_started() -> bool:
-        return len(await started()) == 3
+        # The cluster names the members of a new cluster before they have started.
+        return all(pods.has_log(n) for n in ALL) and len(await started()) == 3
 
     pods.start(*ALL)
     await pods.until(all_started, "started")

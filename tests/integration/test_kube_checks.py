@@ -40,7 +40,9 @@ def test_brokers_that_host_something_are_not_taken_away(
     assert run("topics", "create", "hosted", "--partitions", 3, "--replication-factor", 3).status == 0
     given = ["--bootstrap", shared_cluster.bootstrap, "--brokers"]
     assert scale_down.main([*given, "3"]) == 1  # ids of `highwater up` begin at 1
-    assert "broker 3 hosts 3 replicas (hosted-0, hosted-1, hosted-2)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "broker 3 hosts " in said  # of other tests' topics, too
+    assert "Keep broker.replicas at 4" in said
     assert scale_down.main([*given, "4"]) == 0
     assert scale_down.main(["--bootstrap", NO_CLUSTER, "--brokers", "3", "--wait", "0"]) == 1
     assert "none is taken away" in capsys.readouterr().err

@@ -247,11 +247,13 @@ async def test_an_etcd_that_is_not_there_is_no_matter_of_tls(tmp_path: Path) -> 
 def test_a_service_with_a_file_that_it_cannot_read_ends_with_a_sentence(tmp_path: Path, service: str) -> None:
     given = {
         "controller.id" if service == "controller" else "broker.id": "1",
-        "listen": "127.0.0.1:0",
-        "advertised.listener": "127.0.0.1:1",
         "etcd": "127.0.0.1:1",
         "etcd.ca.file": str(tmp_path / "missing.pem"),
-        **({} if service == "controller" else {"log.storage": "127.0.0.1:2"}),
+        **(
+            {"listen": "127.0.0.1:0", "advertised.listener": "127.0.0.1:1"}
+            if service == "controller"
+            else {"listeners": "INTERNAL://127.0.0.1:0", "log.storage": "127.0.0.1:2"}
+        ),
     }
     ended = subprocess.run(
         [sys.executable, "-m", f"highwater.{service}", *(f"--set={key}={value}" for key, value in given.items())],
