@@ -29,6 +29,8 @@ from highwater.rpc.local_process import tied_to_parent
 _CLIENT_PORT, _PEER_PORT = 2379, 2380
 _NETWORKS = itertools.count(random.SystemRandom().randrange(1, 60_000))
 
+ELECTED_WITHIN_S = 30.0
+
 
 def new_network() -> str:
     """The first three numbers of loopback addresses that nobody else uses."""
@@ -154,17 +156,16 @@ class EtcdPods:
 
     async def named(self, *ordinals: int) -> list[NamedMember]:
         async with self.membership(*ordinals) as membership:
-            return await membership.members()
+            return await _listed(membership)
 
     async def remove(self, name: str, asked: int) -> int:
         """Removes the member of that name, whose id is returned, through another one."""
         async with self.membership(asked) as membership:
-            (found,) = [member.id for member in await membership.members() if member.name == name]
-            while True:
+            (found,) = [member.id for member in await _listed(membership) if member.name == name]
+            while found in [member.id for member in await _listed(membership)]:
                 with contextlib.suppress(StoreError):  # a change is lost with the leader that it was sent to
-                    if found not in [member.id for member in await membership.members()]:
-                        return found
                     await membership.remove(found)
+            return found
 
     async def cluster_id(self, ordinal: int) -> int:
         member = Member(self.address(ordinal), None)
@@ -219,6 +220,16 @@ class Writer:
         self._stop.set()
         listing = await self._store.get_prefix("/written/", timeout_s=30)
         return set(self.answered) - {entry.key for entry in listing.entries}
+
+
+async def _listed(membership: Membership) -> list[NamedMember]:
+    """While a leader is elected nobody answers. Raises `TimeoutError`."""
+    async with asyncio.timeout(ELECTED_WITHIN_S):
+        while True:
+            try:
+                return await membership.members()
+            except StoreError:
+                await asyncio.sleep(0.1)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 from collections.abc import AsyncIterator
@@ -16,7 +15,6 @@ from etcd_pods import EtcdPods, Writer, new_network
 
 from highwater.kube.member_volume import Held
 from highwater.metadata.connections import TlsSettings
-from highwater.metadata.etcd_errors import Unavailable
 
 ALL = (0, 1, 2)
 
@@ -254,9 +252,7 @@ async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None
         pods.extra += [f"--set={section}.key-file={key}", f"--set={section}.client-cert-auth=true"]
 
     async def started() -> set[int]:
-        with contextlib.suppress(Unavailable):
-            return {member.id for member in await pods.named() if member.name}
-        return set()
+        return {member.id for member in await pods.named() if member.name}
 
     async def all_started() -> bool:
         # The cluster names the members of a new cluster before they have started.
