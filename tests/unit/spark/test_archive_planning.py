@@ -104,8 +104,9 @@ def test_steps_cover_every_offset_once(partitions: dict[int, tuple[int, int]], s
 
 
 def test_partitions_of_different_sizes_come_to_their_ends_together() -> None:
-    assert next_until({0: 0, 1: 0, 2: 7}, {0: 9000, 1: 900, 2: 7}, 1000) == {0: 908, 1: 91, 2: 7}
-    sent, steps = {0: 0, 1: 0}, 0
-    while (until := next_until(sent, {0: 9000, 1: 900}, 1000)) != sent:
+    assert next_until({0: 0, 1: 0, 2: 7}, {0: 9000, 1: 900, 2: 7}, 1000) == {0: 908, 1: 92, 2: 7}
+    sent, ends = dict.fromkeys(range(7), 0), {number: 1429 + 10 * number for number in range(7)}
+    steps = 0
+    while (until := next_until(sent, ends, 1000)) != sent:
         sent, steps = until, steps + 1
-    assert steps == 10
+    assert steps == 11  # of 10,213: no more than it takes

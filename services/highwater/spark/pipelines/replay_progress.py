@@ -82,6 +82,9 @@ def next_until(sent: PartitionOffsets, ends: PartitionOffsets, offsets: int) -> 
     all_further = sum(left.values()) - len(left)
     until = {partition: max(end, sent[partition]) for partition, end in ends.items()}
     if further < all_further:
+        seen = taken = 0  # rounded together: what each loses by itself would be a step at the end
         for partition, count in left.items():
-            until[partition] = sent[partition] + 1 + (count - 1) * further // all_further
+            seen += count - 1
+            until[partition] = sent[partition] + 1 + seen * further // all_further - taken
+            taken = seen * further // all_further
     return until
