@@ -6,6 +6,7 @@ pipelines  the jobs on Spark, where Spark itself is there already
 spark      the same, with Spark
 local      a whole cluster on one machine: server, cli and an etcd
 avro       `valueFormat avro`
+kube       `highwater kube`, for whoever runs Highwater on Kubernetes
 """
 
 from __future__ import annotations
