@@ -196,6 +196,7 @@ async def test_administration_by_a_client_listener_while_controllers_come_and_go
         async with Admin(cluster[0].client_address) as admin:
             (described,) = (await admin.describe_cluster()).brokers
             assert described.address == cluster[0].client_address
+            assert [one.problem for one in await admin.check_brokers()] == [None]
             assert (await admin.create_topic("before", 1, 1)).error is None
             failing_over = asyncio.create_task(first.stop())
             creating = (admin.create_topic(f"during-{number}", 1, 1) for number in range(5))

@@ -12,6 +12,7 @@ from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection, NotServedError
 from highwater.client.descriptions import (
+    BrokerReach,
     ClusterDescription,
     ConfigValue,
     LogDirDescription,
@@ -29,6 +30,7 @@ from highwater.client.exceptions import (
 )
 from highwater.client.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from highwater.client.offset_lookup import lookup_offsets
+from highwater.client.reachability import check_brokers
 from highwater.client.replica_verification import PartitionVerification, verify_partition
 from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
@@ -263,6 +265,12 @@ class Admin:
         request = controller_pb2.DescribeClusterRequest()
         response = await self._controller(lambda stub: stub.DescribeCluster, request, timeout_ms)
         return cluster_description(response, self._cluster.metadata.controller_id)
+
+    async def check_brokers(self, *, timeout_ms: float = 5_000) -> list[BrokerReach]:
+        """Whether this client reaches each broker at the address that it is told to use, and finds that very broker
+        there; by broker. An address that other clients are told (of another listener) is not tried."""
+        described = await self.describe_cluster()
+        return await check_brokers(described, timeout_ms / 1000)
 
     async def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
         """The log directories of these brokers (all that are registered), by broker and path."""

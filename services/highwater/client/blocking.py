@@ -30,6 +30,7 @@ from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.consumer_record import ConsumerRecord
 from highwater.client.delivery import Delivery, RecordMetadata, TableMetadata
 from highwater.client.descriptions import (
+    BrokerReach,
     ClusterDescription,
     ConfigValue,
     LogDirDescription,
@@ -535,6 +536,9 @@ class Admin(_Blocking[async_admin.Admin]):
 
     def describe_cluster(self) -> ClusterDescription:
         return self._run(self._client.describe_cluster)
+
+    def check_brokers(self, *, timeout_ms: float = 5_000) -> list[BrokerReach]:
+        return self._run(lambda: self._client.check_brokers(timeout_ms=timeout_ms))
 
     def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
         return self._run(lambda: self._client.describe_log_dirs(brokers))

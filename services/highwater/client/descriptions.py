@@ -86,6 +86,16 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerReach:
+    """Whether a broker answers at the address that clients are told."""
+
+    broker_id: int
+    address: str  # of the listener that this client came in by; empty: the broker does not have it
+    seconds: float | None  # until it answered
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LogDirReplica:
     """A replica in a log directory, or the copy of one that moves there."""
 

@@ -322,6 +322,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             topics=topics,
             controller_id=cache.controller_id,
             controller_address=cache.controller_address,
+            broker_id=self._broker.broker_id,
         )
 
     def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
