@@ -52,3 +52,29 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "highwater.bootstrap" -}}
 {{- printf "%s.%s.svc.%s:9092" (include "highwater.fullname" .) .Release.Namespace .Values.clusterDomain -}}
 {{- end }}
+
+{{/* What the services that speak with etcd are told of it. */}}
+{{- define "highwater.etcdSettings" -}}
+cluster={{ .Values.clusterName }}
+etcd={{ include "highwater.etcd" . }}
+{{- if .Values.etcd.tls.secretName }}
+etcd.ca.file=/etc/highwater-etcd/ca.crt
+{{- if .Values.etcd.tls.clientCertificate }}
+etcd.certificate.file=/etc/highwater-etcd/tls.crt
+etcd.key.file=/etc/highwater-etcd/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "highwater.etcdMount" -}}
+{{- if .Values.etcd.tls.secretName }}
+- {name: etcd-tls, mountPath: /etc/highwater-etcd, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "highwater.etcdVolume" -}}
+{{- with .Values.etcd.tls.secretName }}
+- name: etcd-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}

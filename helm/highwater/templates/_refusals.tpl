@@ -26,6 +26,9 @@
 {{- if and $v.etcd.enabled $v.etcd.endpoints -}}
 {{- fail "etcd.endpoints names an etcd, and etcd.enabled makes another one: set etcd.enabled to false, or leave the endpoints out" -}}
 {{- end -}}
+{{- if and $v.etcd.enabled $v.etcd.tls.secretName -}}
+{{- fail "etcd.tls is for an external etcd; the chart's own speaks without TLS, kept to Highwater's pods by the NetworkPolicies: set etcd.enabled to false and name etcd.endpoints, or leave etcd.tls.secretName out" -}}
+{{- end -}}
 {{- if $v.etcd.enabled -}}
 {{- $tag := trimPrefix "v" $v.etcd.image.tag -}}
 {{- if not (regexMatch "^[0-9]+\\.[0-9]+\\.[0-9]+$" $tag) -}}

@@ -90,6 +90,8 @@ def test_the_chart_is_well_formed() -> None:
         ({"layout": "together"}, "layout"),
         ({"etcd": {"enabled": False}}, "etcd.endpoints is empty"),
         ({"etcd": {"endpoints": ["a:2379"]}}, "set etcd.enabled to false"),
+        ({"etcd": {"tls": {"secretName": "s"}}}, "etcd.tls is for an external etcd"),
+        ({"etcd": {"tls": {"secret": "s"}}}, "secret"),
         ({"etcd": {"image": {"tag": "v3.5.5"}}}, "take 3.5.6 or newer"),
         ({"etcd": {"image": {"tag": "latest"}}}, "name a version"),
         ({"externalAccess": {"enabled": True, "advertised": ["a"]}}, "1 addresses for 3 brokers"),
@@ -139,3 +141,28 @@ def test_a_broker_tells_clients_outside_its_own_address(tmp_path: Path) -> None:
         pod = f"release-highwater-broker-{number}.release-highwater-broker.here.svc.cluster.local"
         line = f"advertised.listeners=CLIENT://{pod}:9092,INTERNAL://{pod}:9090,EXTERNAL://{address}\n"
         assert line in rendered.stdout
+
+
+@with_helm
+@pytest.mark.parametrize("layout", ["colocated", "separate"])
+@pytest.mark.parametrize("certificate", [True, False])
+def test_tls_to_an_external_etcd(layout: str, certificate: bool, tmp_path: Path) -> None:
+    tls = {"secretName": "to-etcd", "clientCertificate": certificate}
+    etcd = {"enabled": False, "endpoints": ["a:2379"], "tls": tls}
+    rendered = render({"layout": layout, "etcd": etcd}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    files = dict(re.findall(r"^  ([\w-]+)\.properties: \|\n((?:    .*\n|\n)*)", rendered.stdout, re.MULTILINE))
+    for service in ("controller", "replica-manager"):
+        assert "etcd.ca.file=/etc/highwater-etcd/ca.crt\n" in files[service]
+        assert ("etcd.key.file=/etc/highwater-etcd/tls.key\n" in files[service]) == certificate
+    assert "etcd" not in files["log-storage"] + files["fetcher"]
+    pods = [one for one in rendered.stdout.split("\n---\n") if "kind: StatefulSet" in one]
+    with_secret = {
+        name
+        for one in pods
+        if "secretName: to-etcd" in one
+        for name in re.findall(r"^  name: release-highwater-(.+)$", one, re.MULTILINE)
+    }
+    broker = {"broker"} if layout == "colocated" else {"replica-manager", "fetcher", "log-storage"}
+    assert with_secret == {"controller", *broker}
+    assert rendered.stdout.count("mountPath: /etc/highwater-etcd") == 2  # of the two that speak with it

@@ -105,6 +105,7 @@ volumeMounts:
   - {name: run, mountPath: /run/highwater}
   - {name: temporary, mountPath: /tmp}
   - {name: settings, mountPath: /etc/highwater, readOnly: true}
+  {{- with include "highwater.etcdMount" . }}{{ . | nindent 2 }}{{ end }}
 command: [python, -m, highwater.replica_manager]
 args:
   - --config=/etc/highwater/replica-manager.properties
@@ -151,6 +152,7 @@ args:
   emptyDir: {}
 - name: settings
   configMap: {name: {{ include "highwater.fullname" . }}-broker}
+{{- include "highwater.etcdVolume" . }}
 {{- end }}
 
 {{- define "highwater.volumeClaims" -}}
