@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -12,9 +13,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILES = [ROOT / "Dockerfile", ROOT / "docker" / "etcd" / "Dockerfile"]
+OF_THE_REPOSITORY = [ROOT / "Dockerfile", ROOT / "docker" / "spark" / "Dockerfile"]  # which is their context
+DOCKERFILES = [*OF_THE_REPOSITORY, ROOT / "docker" / "etcd" / "Dockerfile"]
 PACKAGES = Path(sysconfig.get_path("platlib"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -105,12 +108,13 @@ def test_the_last_stage_runs_as_nobody_in_particular_and_hears_signals(dockerfil
 
 def test_the_build_finds_what_it_copies() -> None:
     let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    copied = [
+    copied = {
         source
-        for word, rest in instructions(DOCKERFILES[0])
+        for dockerfile in OF_THE_REPOSITORY
+        for word, rest in instructions(dockerfile)
         if word == "COPY" and not rest.startswith("--from")
         for source in rest.split()[:-1]
-    ]
+    }
     assert sorted(copied) == sorted(let_in)
     assert all((ROOT / source).exists() for source in copied)
 
@@ -119,3 +123,46 @@ def test_the_base_image_is_an_argument_with_a_version() -> None:
     arguments = [rest for word, rest in instructions(DOCKERFILES[0]) if word == "ARG"]
     assert re.fullmatch(r"BASE=docker\.io/library/python:3\.\d+-slim-\w+", arguments[0])
     assert {rest.split()[0] for word, rest in instructions(DOCKERFILES[0]) if word == "FROM"} == {"${BASE}"}
+
+
+def test_sparks_executor_is_started_with_what_spark_says(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    java.chmod(0o755)
+    said = {
+        "SPARK_HOME": "/spark",
+        "SPARK_JAVA_OPT_0": "-Da=with a space",
+        "SPARK_JAVA_OPT_1": "-Db=2",
+        "SPARK_EXECUTOR_MEMORY": "512m",
+        "SPARK_DRIVER_URL": "spark://driver:1",
+        "SPARK_EXECUTOR_ID": "3",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "spark-1",
+        "SPARK_EXECUTOR_POD_IP": "10.0.0.1",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "archive-exec-3",
+    }
+    started = [str(ROOT / "docker" / "spark" / "entrypoint.sh"), "executor"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(started, env={**path, **said}, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == [
+        *("-Da=with a space", "-Db=2", "-Xms512m", "-Xmx512m", "-cp", ":/spark/jars/*"),
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        *("--driver-url", "spark://driver:1", "--executor-id", "3", "--cores", "2", "--app-id", "spark-1"),
+        *("--hostname", "10.0.0.1", "--resourceProfileId", "0", "--podName", "archive-exec-3"),
+    ]
+    command = [started[0], "echo", "a command"]
+    assert subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout == "a command\n"
+
+
+def test_the_job_runs_a_pipeline_that_its_image_has() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "k8s" / "archive.yaml").read_text()))
+    (job,) = (one for one in documents if one["kind"] == "Job")
+    (driver,) = job["spec"]["template"]["spec"]["containers"]
+    assert f"--conf=spark.kubernetes.container.image={driver['image']}" in driver["command"]
+    assert driver["image"] == f"highwater-spark:{PROJECT['version']}"
+    (script,) = (argument for argument in driver["command"] if argument.endswith(".py"))
+    name = script.removeprefix("/opt/highwater/pipelines/")
+    assert (ROOT / "services" / "highwater" / "spark" / "pipelines" / name).exists()
+    template = yaml.safe_load(next(one for one in documents if one["kind"] == "ConfigMap")["data"]["executor.yaml"])
+    assert template["spec"]["securityContext"] == job["spec"]["template"]["spec"]["securityContext"]
