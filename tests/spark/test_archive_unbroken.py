@@ -303,3 +303,38 @@ def test_files_that_others_merge_and_remove_at_once(
         run(options(cluster, tmp_path, topic=[topic]))
     assert len(list(archive.glob("topic=*/**/*.parquet"))) == 1
     assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_compaction_that_finds_a_file_gone(
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    merged: bool,
+) -> None:
+    """Others have merged and removed what it was to merge: it is done. A file that nobody took out is lost."""
+    admin.create_topic(topic, 1, 1, FOREVER)
+    archive = tmp_path / "archive"
+
+    def overtaken(self: delta.DeltaArchive) -> None:
+        table = DeltaTable(archive)
+        before = spark.read.format("delta").option("versionAsOf", table.version()).load(str(archive))
+        if merged:
+            table.optimize.compact()
+            table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        else:
+            next(archive.glob("topic=*/**/*.parquet")).unlink()
+        before.collect()
+
+    given = options(cluster, tmp_path, topic=[topic], max_offsets_per_trigger=10, compact_every=2)
+    monkeypatch.setattr(delta.DeltaArchive, "compact", overtaken)
+    send(cluster, topic, range(40))
+    if merged:
+        run(given)
+        assert in_table(archive) == in_topic(cluster.bootstrap, topic)
+    else:
+        with pytest.raises(Exception, match="does not exist|FILE_NOT_EXIST"):
+            run(given)

@@ -56,14 +56,15 @@ class SoakTable:
         return None
 
     def overtaken(self, version: int) -> bool:
-        """Whether its last rows were written over a `RESTORE` that their writer had not read: it ends and says so, and
-        until then, and until somebody does what it says, they are there without what was taken away."""
+        """Whether its last rows were written over a `RESTORE` that their writer did not know of: it ends and says so,
+        and until then, and until somebody does what it says, they are there without what was taken away. (Delta may
+        have read it for the transaction: the writer looks before that.)"""
         for number in range(version, -1, -1):
             said = self._said(number)
             if said.get("operation") == "RESTORE":
                 return False
-            if _archived(number, said) is not None:
-                between = range(said["readVersion"] + 1, number)
+            if (archived := _archived(number, said)) is not None and archived.after is not None:
+                between = range(archived.after + 1, number)
                 return any(self._said(one).get("operation") == "RESTORE" for one in between)
         return False
 

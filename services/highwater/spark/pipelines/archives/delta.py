@@ -142,7 +142,7 @@ class DeltaArchive:
             try:
                 self.compact()
             except Exception as error:
-                if not _CONCURRENT.search(str(error)):
+                if not (_CONCURRENT.search(str(error)) or self._names_removed(str(error))):
                     raise
                 _log.warning("files of %s are merged later: %s", self._options.to, cause_of(str(error)))
 
@@ -322,6 +322,10 @@ class DeltaArchive:
         while self._files.exists(self._transaction(version := version + 1)):
             removed.update(unquote(one["remove"]["path"]) for one in self._actions(version) if "remove" in one)
         return removed
+
+    def _names_removed(self, problem: str) -> bool:
+        """Whether something failed for a file that others have merged, and a VACUUM removed, meanwhile."""
+        return any(path.rpartition("/")[2] in problem for path in self._removed_since(self._version))
 
     @property
     def _may_be_of_each_machine(self) -> bool:
