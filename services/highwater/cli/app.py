@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
+from highwater.cli.kube import app as kube
 
 app = typer.Typer(
     name="highwater",
@@ -24,3 +25,4 @@ app.add_typer(log.app, name="log")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(log_dirs.app, name="log-dirs")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(kube.app, name="kube")

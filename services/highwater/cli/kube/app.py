@@ -1,0 +1,13 @@
+"""The commands of `highwater kube`. None loads the Kubernetes client before it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from highwater.cli.kube import logs
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A release of the Helm chart on Kubernetes: its state, logs, a bundle for whoever helps, faults on purpose.",
+)
+app.command("logs")(logs.logs)
