@@ -109,8 +109,9 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
         ("cli", ["highwater.log_storage.dump", "highwater.log_storage.verify"]),
         ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
         ("pipelines", modules("highwater/spark/pipelines")),
+        ("kube", modules("highwater/kube")),
     ],
-    ids=["sdk", "server", "cli", "log", "local", "pipelines"],
+    ids=["sdk", "server", "cli", "log", "local", "pipelines", "kube"],
 )
 def test_an_extra_brings_all_that_is_imported_with_it(extra: str, names: list[str]) -> None:
     done = run(without(extra), IMPORT, *names)
@@ -145,6 +146,10 @@ def test_a_command_says_what_it_needs_besides() -> None:
     assert done.returncode == 1
     assert "highwater pipeline archive needs prometheus_client" in done.stderr
     assert done.stderr.endswith("pip install 'highwater[spark]'\n")
+    done = run(without("cli"), COMMAND, "kube", "status")
+    assert done.returncode == 1
+    assert "highwater: highwater kube needs " in done.stderr
+    assert done.stderr.endswith("which is not installed: pip install 'highwater[kube]'\n")
 
 
 @pytest.mark.parametrize("service", SERVICES)

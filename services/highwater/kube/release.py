@@ -119,9 +119,11 @@ class Release:
         ]
         return items
 
-    def replicas(self) -> dict[str, int]:
-        """How many pods each component is to have. Raises `KubernetesError`."""
-        found = {one["metadata"]["labels"][COMPONENT]: one["spec"]["replicas"] for one in self.objects("statefulsets")}
+    def replicas(self, sets: Iterable[Mapping[str, Any]] | None = None) -> dict[str, int]:
+        """How many pods each component is to have, by the StatefulSets, asked for unless given. Raises
+        `KubernetesError`."""
+        sets = self.objects("statefulsets") if sets is None else sets
+        found = {one["metadata"]["labels"][COMPONENT]: one["spec"]["replicas"] for one in sets}
         return {component: found[component] for component in COMPONENTS if component in found}
 
     @property

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from highwater.cli.kube import logs
+from highwater.cli.kube import logs, status
 
 app = typer.Typer(
     no_args_is_help=True,
     help="A release of the Helm chart on Kubernetes: its state, logs, a bundle for whoever helps, faults on purpose.",
 )
+app.command("status")(status.status)
 app.command("logs")(logs.logs)
