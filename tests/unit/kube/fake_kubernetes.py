@@ -38,6 +38,8 @@ class FakeKubernetes:
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """Verb and resource."""
     deleted: Callable[[str, str], None] = lambda kind, name: None
+    ephemeral: Callable[[str, Object], tuple[int, str]] = lambda pod, container: (0, "")
+    """Runs an ephemeral container: exit status and what it said."""
     refuses_evictions: int = 0
     """So many times."""
     server: ThreadingHTTPServer | None = None
@@ -222,6 +224,13 @@ class _Handler(BaseHTTPRequestHandler):
             del api.objects[kind][name]
             self._answer({"status": "Success"})
             api.deleted(kind, name)
+        elif part == "ephemeralcontainers":
+            [container] = body["spec"]["ephemeralContainers"]
+            status, said = api.ephemeral(name, container)
+            api.logs[name, container["name"], False] = said.encode()
+            ended = {"name": container["name"], "state": {"terminated": {"exitCode": status, "message": said}}}
+            there["status"].setdefault("ephemeralContainerStatuses", []).append(ended)
+            self._answer(there)
         elif self.command == "PATCH":
             _merge(there, body)
             self._answer(there)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from highwater.cli.kube import logs, status
+from highwater.cli.kube import chaos, logs, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,3 +12,4 @@ app = typer.Typer(
 )
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
+app.command("chaos")(chaos.chaos)

@@ -1,17 +1,22 @@
 """Sends a signal to the processes of this pod that run some modules, in their order; prints how many there were.
 
-Arguments: the signal's number, modules. The pod's containers have to share their processes.
+Arguments: the signal's number; seconds after which SIGCONT follows, 0 for none; modules. The pod's containers have to
+share their processes.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import signal
 import sys
+import time
+from contextlib import suppress
 
 
 def main(arguments: list[str]) -> None:
-    number, modules = int(arguments[0]), [module.encode() for module in arguments[1:]]
+    number, seconds = int(arguments[0]), float(arguments[1])
+    modules = [module.encode() for module in arguments[2:]]
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -24,6 +29,11 @@ def main(arguments: list[str]) -> None:
     print(len(found), flush=True)
     for _, pid in sorted(found):
         os.kill(pid, number)
+    if seconds:
+        time.sleep(seconds)
+        for _, pid in found:
+            with suppress(ProcessLookupError):  # its probe may have ended it
+                os.kill(pid, signal.SIGCONT)
 
 
 if __name__ == "__main__":
