@@ -6,26 +6,14 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from highwater.kube.release import Release as InstalledRelease
+
 CHART = Path(__file__).resolve().parents[2] / "helm" / "highwater"
-CONTAINERS = ("replica-manager", "fetcher", "log-storage")
-# The processes of a pod that run these modules get a signal, in their order; says how many there were.
-_SIGNAL = """
-import glob, os, sys
-number, modules = int(sys.argv[1]), [module.encode() for module in sys.argv[2:]]
-found = []
-for path in glob.glob("/proc/[0-9]*/cmdline"):
-    arguments = open(path, "rb").read().split(b"\\0")
-    if arguments[1:2] == [b"-m"] and arguments[2] in modules:
-        found.append((modules.index(arguments[2]), int(path.split("/")[2])))
-print(len(found), flush=True)
-for _, pid in sorted(found):
-    os.kill(pid, number)
-"""
 _POLL_S = 0.1
 
 
@@ -87,29 +75,13 @@ class Release:
     def pod(self, component: str, ordinal: int) -> str:
         return f"{self.name}-{component}-{ordinal}"
 
-    def is_ready(self, pod: str) -> bool:
-        conditions = self.get("pod", pod)["status"].get("conditions", ())
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-    def all_ready(self) -> bool:
-        sets = self.get("statefulsets")["items"]
-        return all(one["status"].get("readyReplicas", 0) == one["spec"]["replicas"] for one in sets)
+    @cached_property
+    def installed(self) -> InstalledRelease:
+        """What `highwater kube` works on, once it is installed."""
+        return InstalledRelease.open(namespace=self.namespace, name=self.name)
 
     def execute(self, pod: str, *arguments: str, container: str = "replica-manager", timeout_s: float = 60) -> str:
         return self.kubectl("exec", pod, "-c", container, "--", *arguments, timeout_s=timeout_s)
-
-    def signal(self, pod: str, containers: Sequence[str], number: int) -> None:
-        """Sends a signal to the containers' processes. The pod's containers have to share their processes: the first
-        process of a namespace takes none from within that ends or stops it."""
-        by = next((one for one in CONTAINERS if one not in containers), containers[-1])
-        modules = [f"highwater.{one.replace('-', '_')}" for one in containers]
-        with suppress(CommandError):  # it went with the last of them
-            sent = int(self.execute(pod, "python", "-c", _SIGNAL, str(int(number)), *modules, container=by))
-            assert sent >= len(containers), f"{sent} of the processes of {containers} in {pod} were found"
-
-    def delete_pod(self, pod: str, *, gracefully: bool) -> None:
-        how = ["--wait=false"] if gracefully else ["--wait=false", "--grace-period=0", "--force"]
-        self.kubectl("delete", "pod", pod, *how)
 
 
 def sharing_processes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from kubernetes_cluster import CONTAINERS, Release, RunningLoad, sharing_processes, until
+from kubernetes_cluster import Release, RunningLoad, sharing_processes, until
+
+from highwater.kube.chaos.injection import Injection
+from highwater.kube.release import SERVICES
 
 
 @pytest.mark.parametrize(("how", "limit_s"), [("container", 1.5), ("pod", 1.0)])
@@ -17,11 +20,11 @@ def test_others_lead_soon(how: str, limit_s: float, release: Release, values: di
     time.sleep(8)
     pod = release.pod("broker", 1)
     if how == "pod":
-        release.delete_pod(pod, gracefully=True)
+        release.installed.delete_pod(pod)
     else:
-        release.signal(pod, CONTAINERS, signal.SIGKILL)
+        Injection(release.installed, print).signal(pod, SERVICES, signal.SIGKILL)
     time.sleep(8)
-    until(release.all_ready, f"{pod} is back", 120)
+    until(release.installed.all_ready, f"{pod} is back", 120)
     load.stop()
     found = load.finish(300)
     print(f"k8s_failover_{how}: {found['seconds_without_acknowledgement']} s (aim {limit_s} s); {found}")
