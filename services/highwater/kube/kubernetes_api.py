@@ -69,8 +69,9 @@ class Completed:
 class KubernetesApi:
     """One cluster, and the namespace that is meant there. Usable from several threads."""
 
-    def __init__(self, configuration: Any, namespace: str) -> None:
+    def __init__(self, configuration: Any, namespace: str, context: str | None = None) -> None:
         self._configuration = configuration
+        self.context = context
         self.namespace = namespace
         self.host: str = configuration.host
         api = client.ApiClient(configuration)
@@ -99,7 +100,7 @@ class KubernetesApi:
         except ConfigException as error:
             raise KubernetesError(f"the Kubernetes configuration {files} is no use: {error}") from None
         configuration.retries = 1
-        return cls(configuration, namespace or current)
+        return cls(configuration, namespace or current, context)
 
     def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """One of the client's methods; its answer as JSON. Raises `KubernetesError`."""

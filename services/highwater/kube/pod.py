@@ -38,6 +38,7 @@ class Pod:
     phase: str
     ready: bool
     terminating: bool
+    address: str
     created: str
     uid: str
     containers: tuple[Container, ...]
@@ -61,6 +62,7 @@ class Pod:
             phase=status.get("phase", "Unknown"),
             ready=conditions.get("Ready", {}).get("status") == "True",
             terminating="deletionTimestamp" in metadata,
+            address=status.get("podIP", ""),
             created=metadata.get("creationTimestamp") or "",
             uid=metadata.get("uid", ""),
             containers=tuple(_containers(spec, status)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from highwater.cli.kube import chaos, logs, status
+from highwater.cli.kube import chaos, debug_bundle, logs, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,4 +12,5 @@ app = typer.Typer(
 )
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
+app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("chaos")(chaos.chaos)
