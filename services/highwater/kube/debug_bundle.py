@@ -31,6 +31,7 @@ from highwater.kube.pod import Pod
 from highwater.kube.redaction import redact, redact_text
 from highwater.kube.release import BROKER, CONTROLLER, ETCD, REPLICA_MANAGER, Release
 from highwater.kube.status import assemble, container_to_ask, metrics_urls, observe
+from highwater.metadata.keys import ROOT
 
 LOG_BYTES = 2 * 2**20
 """Of each container's log, and of each one before the last restart: the end of it."""
@@ -62,8 +63,8 @@ class Entry:
 
 def write(release: Release, out: Path, timeout_s: float, told: Callable[[Entry], None]) -> list[Entry]:
     """Writes the archive, which others than its owner cannot read, and gives what is in it. What has not been read when
-    the time is up is left out. Raises `UserError` where the file cannot be written, and `KubernetesError` where not even
-    the pods are told."""
+    the time is up is left out. Raises `UserError` where the file cannot be written, and `KubernetesError` where not
+    even the pods are told."""
     began = time.monotonic()
     created = datetime.now(UTC)
     parts = list(_parts(release))
@@ -199,7 +200,7 @@ def _ask(release: Release, asker: tuple[str, str] | None, command: Sequence[str]
 
 
 def _keys(release: Release, asker: tuple[str, str] | None) -> bytes:
-    lines = _ask(release, asker, python(etcd_report, "keys", "/highwater/", str(ETCD_BYTES))).splitlines()
+    lines = _ask(release, asker, python(etcd_report, "keys", f"{ROOT}/", str(ETCD_BYTES))).splitlines()
     return "".join(json.dumps(redact(json.loads(line))) + "\n" for line in lines).encode()
 
 

@@ -19,6 +19,7 @@ MAX_BYTES = 16 * 2**20
 """Of each container, where the logs are not followed."""
 _AT_ONCE = 8
 _QUEUED = 10_000
+_AGAIN_S = 1.0
 _LOOK_S = 2.0  # for containers that have been started since
 
 
@@ -68,14 +69,25 @@ class MergedLogs:
         followed: set[tuple[str, str, str]] = set()
 
         def follow(source: tuple[str, str], since_s: float | None, tail_lines: int | None) -> None:
-            rest = b""
-            try:
-                for piece in self._release.follow_logs(*source, since_s=since_s, tail_lines=tail_lines):
-                    *whole, rest = (rest + piece).split(b"\n")
-                    for line in _lines(source, whole):
-                        lines.put(line)
-            except KubernetesError as error:
-                lines.put(LogLine("", *source, f"(no more of it: {error})"))
+            last, rest, read = "", b"", time.monotonic()
+            while True:
+                try:
+                    for piece in self._release.follow_logs(*source, since_s=since_s, tail_lines=tail_lines):
+                        *whole, rest = (rest + piece).split(b"\n")
+                        read = time.monotonic()
+                        for line in _lines(source, whole):
+                            if line.time > last:
+                                lines.put(line)
+                                last = line.time
+                except KubernetesError as error:
+                    if error.status:
+                        lines.put(LogLine("", *source, f"(no more of it: {error})"))
+                        return
+                    # The connection broke off: on from there, what is told twice is left out.
+                    time.sleep(_AGAIN_S)
+                    since_s, tail_lines, rest = time.monotonic() - read + 2 * _AGAIN_S, None, b""
+                    continue
+                return
 
         looked = -_LOOK_S
         first = True

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections import Counter
-from itertools import islice
+from collections.abc import Callable
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,7 +297,7 @@ def test_the_command_asks_first_and_says_how_to_load(
 # What runs in the pods
 
 
-def test_a_signal_reaches_the_processes_of_a_module(tmp_path: Any) -> None:
+def test_a_signal_reaches_the_processes_of_a_module(tmp_path: Path) -> None:
     (tmp_path / "some_module.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "some_module"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -315,3 +319,91 @@ def test_a_signal_reaches_the_processes_of_a_module(tmp_path: Any) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def beating(path: Path) -> list[float]:
+    return [float(line) for line in path.read_text().split()]
+
+
+def test_a_process_is_held_goes_on_and_is_killed(tmp_path: Path) -> None:
+    beats = tmp_path / "beats"
+    code = f"""
+import threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+with open({str(beats)!r}, "w", buffering=1) as file:
+    while True:
+        print(time.monotonic(), file=file)
+        time.sleep(0.01)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+
+    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *python(hold_process, *arguments)[1:]]
+        environment = {**os.environ, "PROCESS": str(process.pid)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+
+    def beats_again(after: float) -> bool:
+        return beating(beats)[-1:] > [after]
+
+    try:
+        await_that(beats.exists)
+        await_that(lambda: beats_again(0))
+        done = script("hold", "0.5")
+        if "not permitted" in done.stderr:
+            pytest.skip(f"no process may be traced here: {done.stderr}")
+        assert done.stdout == f"held 2 threads of {process.pid}\n"
+        ended = time.monotonic()
+        await_that(lambda: beats_again(ended))
+        times = beating(beats)
+        assert max(later - earlier for earlier, later in pairwise(times)) >= 0.5
+        assert script("kill").returncode == 0
+        assert process.wait(5) == -9
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_all_that_is_sent_is_dropped_for_a_while(tmp_path: Path) -> None:
+    """In a network namespace of its own, where the loopback is all there is."""
+    code = f"""
+import os, socket, sys, threading, time
+sys.path.insert(0, {str(Path(cut_network.__file__).parent)!r})
+import cut_network, fcntl, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:  # the loopback is up: SIOCSIFFLAGS, IFF_UP
+    fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 1))
+cut_network.interface = lambda: "lo"
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(("127.0.0.1", 0))
+receiver.settimeout(0.2)
+def arrives():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"x", receiver.getsockname())
+    try:
+        return receiver.recv(1) == b"x"
+    except TimeoutError:
+        return False
+print(arrives(), flush=True)
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.dup2(write, 1)
+    cut_network.main(["60"])
+    os._exit(0)
+os.read(read, 1)
+print(arrives(), flush=True)
+os.kill(child, 15)
+os.waitpid(child, 0)
+print(arrives(), flush=True)
+"""
+    alone = ["unshare", "--map-root-user", "--net"]
+    done = subprocess.run([*alone, sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    if "unshare" in done.stderr or "not permitted" in done.stderr:
+        pytest.skip(f"no network namespace may be made here: {done.stderr}")
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

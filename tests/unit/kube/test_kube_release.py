@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fake_kubernetes import FakeKubernetes, kubeconfig, pod
 
 from highwater.errors import UserError
 from highwater.kube import kubernetes_api
-from highwater.kube.kubernetes_api import CommandTimeoutError, KubernetesError
+from highwater.kube.kubernetes_api import CommandTimeoutError, KubernetesApi, KubernetesError
 from highwater.kube.merged_logs import MergedLogs
 from highwater.kube.pod import Pod
 from highwater.kube.release import BROKER, CONTROLLER, NotInTimeError, Release
@@ -204,3 +205,34 @@ def test_followed_logs_are_those_of_new_containers_too(
     kubernetes.add("pods", pod(name, kubernetes.objects["pods"][name]["metadata"]["labels"], uid="u2"))
     assert next(following).text == "after"
     following.close()
+
+
+def test_followed_logs_go_on_where_the_connection_broke_off(
+    kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("highwater.kube.merged_logs._AGAIN_S", 0.0)
+    kubernetes.release(brokers=1)
+    calls: list[dict[str, object]] = []
+
+    def follow_logs(_: Release, *__: str, **bounds: object) -> Iterator[bytes]:
+        calls.append(bounds)
+        yield b"1 first\n2 sec"
+        if len(calls) == 1:
+            raise KubernetesError("reset by peer")
+        yield b"ond\n"
+
+    monkeypatch.setattr(Release, "follow_logs", follow_logs)
+    following = MergedLogs(Release.open(), ["fetcher"]).follow(3600, 10)
+    assert [next(following).text for _ in range(2)] == ["first", "second"]
+    following.close()
+    assert calls[0] == {"since_s": 3600, "tail_lines": 10}
+    assert calls[1]["tail_lines"] is None
+
+
+def test_an_api_that_never_answers_a_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, silent.getsockname()[1], "logs"))
+        began = time.monotonic()
+        with pytest.raises(CommandTimeoutError, match=r"true in p \(c\) did not end within 0.2 s"):
+            KubernetesApi.connect().execute("p", "c", ["true"], 0.2)
+    assert time.monotonic() - began < 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -39,6 +40,8 @@ def logs(
     for one in lines:
         if json:
             json_line({"time": one.time, "pod": one.pod, "container": one.container, "line": one.text})
+            if follow:
+                sys.stdout.flush()
         else:
             screen.print(f"{one.pod}/{one.container}", one.text, markup=False, soft_wrap=True)
     for complaint in merged.complaints:
