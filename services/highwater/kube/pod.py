@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 COMPONENT = "app.kubernetes.io/component"
+_GRACE_S = 30.0  # Kubernetes' own
 _BEING_MADE = ("ContainerCreating", "PodInitializing")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
 
@@ -46,6 +47,8 @@ class Pod:
     """Why no node takes it; empty where one did."""
     ephemeral: tuple[str, ...]
     shares_processes: bool
+    grace_s: float
+    """From being asked to end until it is killed."""
     volumes: tuple[str, ...]
     """Names of its claims."""
 
@@ -69,6 +72,7 @@ class Pod:
             unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
             ephemeral=tuple(one["name"] for one in spec.get("ephemeralContainers") or ()),
             shares_processes=bool(spec.get("shareProcessNamespace")),
+            grace_s=float(spec.get("terminationGracePeriodSeconds", _GRACE_S)),
             volumes=tuple(
                 one["persistentVolumeClaim"]["claimName"]
                 for one in spec.get("volumes") or ()

@@ -92,7 +92,10 @@ class Release:
         `KubernetesError`."""
         found = [Pod.of(one) for one in self.objects("pods")]
         wanted = components or COMPONENTS
-        chosen = [one for one in found if one.component in wanted and one.ordinal >= 0]
+        chosen = [
+            one for one in found
+            if one.component in wanted and one.name == self.pod_name(one.component, one.ordinal)  # a hook's has another
+        ]  # fmt: skip
         return sorted(chosen, key=lambda one: (COMPONENTS.index(one.component), one.ordinal))
 
     def pod(self, name: str) -> Pod | None:

@@ -27,6 +27,8 @@ def test_the_only_release_of_the_contexts_namespace_is_meant(
     release = Release.open()
     assert (release.namespace, release.name, release.fullname) == ("logs", name, fullname)
     assert release.replicas() == {"broker": 3, "controller": 2, "etcd": 3}
+    labels = kubernetes.objects["pods"][release.pod_name(BROKER, 0)]["metadata"]["labels"]
+    kubernetes.add("pods", pod(f"{fullname}-topics-12345", labels))  # of a hook
     assert [one.name for one in release.pods(BROKER)] == [release.pod_name(BROKER, n) for n in range(3)]
     assert Release.open(context="other").namespace == "elsewhere"
     assert Release.open(context="other", namespace="mine").namespace == "mine"

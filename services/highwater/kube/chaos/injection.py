@@ -19,7 +19,7 @@ from highwater.kube.release import BROKER, CONTROLLER, SERVICES, NotInTimeError,
 from highwater.kube.status import container_to_ask, metric, metrics_urls
 
 NOTICED_S = 90.0
-_GONE_S = 180.0
+_GONE_S = 90.0
 _STARTING_S = 60.0
 _LEADS_TOO_EARLY = 3  # times in succession: the two numbers are not of one moment
 _LOOK_S = 2.0
@@ -105,7 +105,7 @@ class Injection:
             now = self.release.pod(old.name)
             return now is None or now.uid != old.uid
 
-        self.release.wait_until(replaced, f"{old.name} is gone", _GONE_S)
+        self.release.wait_until(replaced, f"{old.name} is gone", _GONE_S + old.grace_s)
 
     def _existing(self, pod: str) -> Pod:
         found = self.release.pod(pod)
