@@ -7,7 +7,9 @@
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
 #   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7
-#   make test-k8s     the Helm chart on the Kubernetes cluster of KUBECONFIG, with the image of HIGHWATER_IMAGE
+#   make test-k8s     the Helm chart on the Kubernetes cluster of KUBECONFIG, with the image of HIGHWATER_IMAGE; without
+#                     KUBECONFIG on one that K8S_CLUSTER starts, with images of this checkout (PREVIOUS=COMMIT: and of that
+#                     one, for an upgrade). SHORT=1: an install, 90 s of chaos, a roll
 #   make chaos-k8s    its pods and containers die under load: SECONDS=600 unless said, SEED=7
 #   make check        ruff and mypy
 #   make bench        speed, into build/bench.json
@@ -21,6 +23,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 VENV := .venv
 # Starts Apache Kafka: `up` prints the bootstrap list, `create TOPIC`, `pid N`, `start N`, `spark-jars`, `down`.
 KAFKA_PEER ?= ../shared/peers/kafka
+# Starts Kubernetes: `up`, `env`, `base NAME`, `image NAME DIR OPTIONS`, `etcd`, `status`, `down`.
+K8S_CLUSTER ?= ../shared/k8s/cluster
 # Spark has an environment of its own: what it asks of other packages is not asked of Highwater.
 PYSPARK ?= 4.2.0
 SPARK_VENV := $(VENV)-spark-$(PYSPARK)
@@ -55,11 +59,15 @@ test-spark: $(SPARK_VENV)/java-classes.jsa
 test-stores: $(SPARK_VENV)-stores/.installed
 	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
 
+WITH_CLUSTER = $(if $(KUBECONFIG),,K8S_CLUSTER="$(K8S_CLUSTER)" $(BIN)/python tests/k8s/with_cluster.py \
+	$(if $(SHORT),--minutes 28) $(if $(PREVIOUS),--previous $(PREVIOUS)))
+
 test-k8s: $(VENV)/.dev
-	SECONDS=$(or $(SECONDS),90) $(BIN)/python -m pytest --timeout 900 tests/k8s $(PYTEST_ARGS)
+	SECONDS=$(or $(SECONDS),90) $(WITH_CLUSTER) $(BIN)/python -m pytest -s --timeout 900 tests/k8s \
+		$(if $(SHORT),-m short) $(PYTEST_ARGS)
 
 chaos-k8s: $(VENV)/.dev
-	SECONDS=$(or $(SECONDS),600) $(if $(SEED),SEED=$(SEED)) $(BIN)/python -m pytest -s --timeout 7200 tests/k8s/test_k8s_chaos.py
+	SECONDS=$(or $(SECONDS),600) $(if $(SEED),SEED=$(SEED)) $(WITH_CLUSTER) $(BIN)/python -m pytest -s --timeout 7200 tests/k8s/test_k8s_chaos.py
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \

@@ -64,6 +64,16 @@ AIMS = {
     "storage_lookup": Aim("ms", 1, False),
     "storage_lookup_pages": Aim("index pages", 2, False),
     "storage_lookup_ranges": Aim("data ranges", 1, False),
+    # tests/k8s: until all is ready; the longest time that any partition goes without an acknowledgement when a broker
+    # dies; from its death until it is back in its ISRs; controllers, etcd and brokers restarted; the image's files.
+    "k8s_ready": Aim("s", 45, False),
+    "k8s_failover_container": Aim("s", 1.5, False),
+    "k8s_failover_pod": Aim("s", 1.0, False),
+    "k8s_failover_network": Aim("s", 5.0, False),
+    "k8s_rejoin": Aim("s", 20, False),
+    "k8s_roll": Aim("s", 90, False),
+    "k8s_image": Aim("MB", None, False),
+    "k8s_image_base": Aim("MB", None, False),
 }
 
 
