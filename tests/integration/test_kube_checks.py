@@ -102,10 +102,14 @@ async def test_a_load_finds_nothing_wrong_while_a_broker_is_killed(deployed: Dep
     running = Load(LoadOptions(deployed.cluster.bootstrap, seconds=6, writers=4))
     loading = asyncio.create_task(running.run())
     await asyncio.sleep(3)
+    running.begin_round()
     deployed.cluster.kill_broker(2)
     await asyncio.sleep(1)
+    running.begin_round()
     deployed.cluster.start_broker(2)
     found = await loading
+    assert len(found["rounds"]) == 3  # type: ignore[arg-type]
+    assert found["seconds_without_acknowledgement"] == max(found["rounds"])  # type: ignore[call-overload]
     assert found["problems"] == []
     assert running.history.counts["acknowledged"] == running.history.counts["sent"] > 1000
     assert running.history.counts["read"] > 1000

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.results import publish, results
+from highwater.kube.load import ALL_ACKNOWLEDGED
 from highwater.kube.release import Release as InstalledRelease
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "highwater"
@@ -38,12 +42,21 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
+def record(**figures: float) -> None:
+    """Prints what was measured beside its aim, and puts it into build/bench.json."""
+    publish(results(figures))
+
+
 @dataclass(frozen=True)
 class Release:
     """`helm install`ed in a namespace, which `remove` takes away with its volumes."""
 
     namespace: str
     name: str = "highwater"
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.name}.{self.namespace}.svc.cluster.local:9092"
 
     def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 120) -> str:
         return command("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
@@ -83,6 +96,40 @@ class Release:
     def execute(self, pod: str, *arguments: str, container: str = "replica-manager", timeout_s: float = 60) -> str:
         return self.kubectl("exec", pod, "-c", container, "--", *arguments, timeout_s=timeout_s)
 
+    def isr_revision(self) -> int:
+        """What `fewest_in_sync` begins behind."""
+        return int(json.loads(self._isr_history())["revision"])
+
+    def fewest_in_sync(self, since: int, minimum: int = 2) -> int:
+        """Of any partition at any revision of etcd after `since`. Raises `AssertionError` where it is below."""
+        found = json.loads(self._isr_history(f"--since={since}", f"--minimum={minimum}"))
+        print(f"ISRs of revisions {since} to {found['until']}: {found['changes']}, the smallest of {found['smallest']}")
+        assert found["changes"] > 0
+        assert not found["below"], found
+        return int(found["smallest"])
+
+    def _isr_history(self, *arguments: str) -> str:
+        config = "--config=/etc/highwater/replica-manager.properties"
+        module = ("python", "-m", "highwater.kube.isr_history")
+        return self.execute(self.pod("broker", 0), *module, config, *arguments).splitlines()[-1]
+
+    def restarts(self) -> int:
+        """Of all containers of the pods that there are."""
+        return sum(
+            status["restartCount"]
+            for pod in self.get("pods")["items"]
+            for kind in ("containerStatuses", "initContainerStatuses")
+            for status in pod["status"].get(kind, ())
+        )
+
+    def state(self) -> str:
+        """For who reads why a test failed."""
+        said = []
+        for what in (["pods", "-o", "wide"], ["events", "--sort-by=.lastTimestamp"]):
+            with suppress(CommandError, subprocess.TimeoutExpired):
+                said += [*self.kubectl("get", *what).splitlines()[-30:], ""]
+        return "\n".join(said)
+
 
 def sharing_processes(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "broker": {**values["broker"], "shareProcessNamespace": True}}
@@ -98,7 +145,6 @@ class RunningLoad:
     @classmethod
     def start(cls, release: Release, image: str, *, seconds: float, arguments: Sequence[str] = ()) -> RunningLoad:
         pod = f"load-{int(time.time() * 1000)}"
-        bootstrap = f"{release.name}.{release.namespace}.svc.cluster.local:9092"
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -114,7 +160,7 @@ class RunningLoad:
                         "imagePullPolicy": "IfNotPresent",
                         "command": [
                             "python", "-m", "highwater.kube.load",
-                            f"--bootstrap={bootstrap}", f"--seconds={seconds:g}", *arguments,
+                            f"--bootstrap={release.bootstrap}", f"--seconds={seconds:g}", *arguments,
                         ],
                     }
                 ],
@@ -123,9 +169,23 @@ class RunningLoad:
         release.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         return cls(release, pod)
 
+    def wait_until_it_writes(self) -> None:
+        until(lambda: ALL_ACKNOWLEDGED in self.said(), f"{self.pod}: {ALL_ACKNOWLEDGED}", 60)
+
+    def said(self) -> str:
+        with suppress(CommandError):  # its container has not started
+            return self.release.kubectl("logs", self.pod)
+        return ""
+
+    def begin_round(self) -> None:
+        self._signal(signal.SIGUSR1)
+
     def stop(self) -> None:
         """Its check begins now."""
-        self.release.execute(self.pod, "python", "-c", "import os; os.kill(1, 15)", container="load")
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        self.release.execute(self.pod, "python", "-c", f"import os; os.kill(1, {int(number)})", container="load")
 
     def finish(self, timeout_s: float) -> dict[str, Any]:
         """What it found. Raises `AssertionError` where it did not end, or found something wrong."""

@@ -6,6 +6,7 @@ import os
 import random
 from typing import Any
 
+import pytest
 from kubernetes_cluster import Release, RunningLoad
 
 from highwater.kube.chaos.deck import checked
@@ -17,6 +18,7 @@ KINDS = [one for one in os.environ.get("KINDS", "").split(",") if one]
 _AFTER_S = 1200.0  # the last fault may take long; the load is stopped before
 
 
+@pytest.mark.short
 def test_nothing_acknowledged_is_lost_while_pods_die(release: Release, values: dict[str, Any], image: str) -> None:
     release.install(values)
     load = RunningLoad.start(release, image, seconds=SECONDS + _AFTER_S)

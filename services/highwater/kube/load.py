@@ -2,8 +2,9 @@
 
 At the end it says whether every acknowledged record is where it was acknowledged.
 
-Single records and tables, `acks=all`, with the SDK's retries; SIGTERM ends it early, with the same check. The last line
-on standard output is a JSON object; the exit status is 0 where nothing was wrong.
+Single records and tables, `acks=all`, with the SDK's retries; SIGTERM ends it early, with the same check. SIGUSR1
+begins a round: of each, the longest time that a partition went without an acknowledgement is told. The last line on
+standard output is a JSON object; the exit status is 0 where nothing was wrong.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from highwater.client.exceptions import HighwaterError
 from highwater.kube.history import Checker, History, record_value
 
 TABLE_ROWS = 50
+ALL_ACKNOWLEDGED = "every partition has acknowledged a record"
 _WINDOW = 64  # of a writer's records that are not acknowledged
 _FILLER = b"x" * 80
 _SETTLED_S = 180.0
@@ -49,11 +51,14 @@ class Load:
     def __init__(self, options: LoadOptions) -> None:
         self.history = History(2 * options.writers)
         self.stopping = asyncio.Event()
+        self.rounds_s: list[float] = []
+        """The longest silence of a partition in each round that has ended."""
         self._options = options
         self._topic = f"load-{uuid.uuid4().hex[:12]}"
         self._latencies_ms: list[float] = []
         self._acknowledged_at = [time.monotonic()] * options.partitions
-        self._longest_s = [0.0] * options.partitions
+        self._longest_s = [0.0] * options.partitions  # in this round
+        self._silent = set(range(options.partitions))
 
     async def run(self) -> dict[str, object]:
         """What was found, for the last line. Raises `HighwaterError` where the cluster never took the topic."""
@@ -69,14 +74,27 @@ class Load:
             if not self.history.problems:
                 await admin.delete_topic(self._topic)
         latencies = sorted(self._latencies_ms)
+        self.end_round()
         return {
             "problems": self.history.problems,
             **self.history.counts,
             **replicas,
-            "seconds_without_acknowledgement": round(max(self._longest_s), 3),
+            "seconds_without_acknowledgement": round(max(self.rounds_s), 3),
+            "rounds": [round(longest_s, 3) for longest_s in self.rounds_s],
             "p50_ms": round(latencies[len(latencies) // 2], 1) if latencies else None,
             "p99_ms": round(latencies[len(latencies) * 99 // 100], 1) if latencies else None,
         }
+
+    def begin_round(self) -> None:
+        """A silence that lasts belongs to the round that ends and to the one that begins."""
+        now = time.monotonic()
+        for partition, acknowledged_at in enumerate(self._acknowledged_at):
+            self._longest_s[partition] = max(self._longest_s[partition], now - acknowledged_at)
+        self.end_round()
+
+    def end_round(self) -> None:
+        self.rounds_s.append(max(self._longest_s))
+        self._longest_s = [0.0] * len(self._longest_s)
 
     # Writing
 
@@ -102,7 +120,7 @@ class Load:
             except HighwaterError as error:
                 self.history.failed(writer, number, error)
             else:
-                self._acknowledged(writer, number, metadata.partition, metadata.offset, began)
+                self.acknowledged(writer, number, metadata.partition, metadata.offset, began)
             finally:
                 window.release()
 
@@ -135,15 +153,19 @@ class Load:
                     for row in range(batch.records)
                 ]
                 for number, place in zip(numbers, places, strict=True):
-                    self._acknowledged(writer, number, *place, began)
+                    self.acknowledged(writer, number, *place, began)
             await self._pause(TABLE_ROWS)
 
-    def _acknowledged(self, writer: int, number: int, partition: int, offset: int, began: float) -> None:
+    def acknowledged(self, writer: int, number: int, partition: int, offset: int, began: float) -> None:
         now = time.monotonic()
         self.history.acknowledged(writer, number, partition, offset)
         self._latencies_ms.append((now - began) * 1000)
         self._longest_s[partition] = max(self._longest_s[partition], now - self._acknowledged_at[partition])
         self._acknowledged_at[partition] = now
+        if self._silent:
+            self._silent.discard(partition)
+            if not self._silent:
+                print(ALL_ACKNOWLEDGED, file=sys.stderr, flush=True)
 
     async def _pause(self, records: int) -> None:
         await asyncio.sleep(self._options.pause_s * records)
@@ -249,6 +271,7 @@ async def _until_done(options: LoadOptions) -> dict[str, object]:
     load = Load(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, load.stopping.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, load.begin_round)
     return await load.run()
 
 
