@@ -31,6 +31,7 @@ HIGHWATER = str(Path(sys.executable).with_name("highwater"))  # the command
 HEAL_S = 30.0
 _GROUP = 5  # records, at once, to each partition
 _PACE_S = 0.01  # between two groups
+_KEYS = 7
 _OUTSTANDING = 500  # records of a partition that may be without an acknowledgement
 
 
@@ -162,6 +163,8 @@ class Traffic:
     topic: str
     partitions: int = 1
     acked: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    offsets: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """Of each partition: where each acknowledged record was said to be."""
     longest_pause_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Of each partition: how long it was without an acknowledgement while one was due."""
     _stopping: bool = False
@@ -190,7 +193,8 @@ class Traffic:
         while not self._stopping and self._failure is None:
             for _ in range(_GROUP):
                 value = f"{partition}:{number}".encode()
-                await outstanding.put(await producer.send(self.topic, value, partition=partition))
+                key = b"%d" % (number % _KEYS)
+                await outstanding.put(await producer.send(self.topic, value, key=key, partition=partition))
                 number += 1
             await asyncio.sleep(_PACE_S)
         await outstanding.put(None)
@@ -199,10 +203,11 @@ class Traffic:
         while (delivery := await outstanding.get()) is not None:
             begun = monotonic()
             try:
-                await delivery
+                metadata = await delivery
             except HighwaterError as error:
                 self._failure = self._failure or error
             else:
+                self.offsets[partition][self.acked[partition]] = metadata.offset
                 self.acked[partition] += 1
                 self.longest_pause_s[partition] = max(self.longest_pause_s[partition], monotonic() - begun)
             self._progress.set()
@@ -221,6 +226,7 @@ class Traffic:
                     assert record.value is not None
                     partition, number = map(int, record.value.split(b":"))
                     assert partition == record.partition
+                    assert self.offsets[partition].get(number, record.offset) == record.offset
                     found[partition].append(number)
         return found
 
@@ -238,10 +244,12 @@ class Traffic:
 
 
 @asynccontextmanager
-async def traffic(bootstrap: str, topic: str, partitions: int = 1) -> AsyncGenerator[Traffic]:
+async def traffic(
+    bootstrap: str, topic: str, partitions: int = 1, *, delivery_timeout_ms: int = 30_000
+) -> AsyncGenerator[Traffic]:
     """Records flow while the body runs. At its end all that was sent is acknowledged, read back and compared."""
     running = Traffic(bootstrap, topic, partitions)
-    async with Producer(bootstrap, acks="all", delivery_timeout_ms=30_000) as producer:
+    async with Producer(bootstrap, acks="all", delivery_timeout_ms=delivery_timeout_ms) as producer:
         sending = asyncio.create_task(running._run(producer))
         try:
             await running.until_acked(100)

@@ -3,10 +3,11 @@ on disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 
 from highwater.errors import ErrorCode
+from highwater.metadata.models import NO_EPOCH
 
 
 class Role(IntEnum):
@@ -29,6 +30,18 @@ class Fence:
     # Random ids of the starts that set it. For FOLLOWER the first is empty.
     replica_manager_incarnation: str
     log_storage_incarnation: str
+    # For FOLLOWER: the last leader epoch that this log was fenced to lead under before; NO_EPOCH: none; None: a version
+    # that did not keep it wrote the fence. No part of what a fence admits or refuses.
+    led_before: int | None = field(default=NO_EPOCH, compare=False)
+
+    @property
+    def last_led_epoch(self) -> int | None:
+        """The last leader epoch that this log was fenced to lead under (RULES 7.9); NO_EPOCH: none; None: not known."""
+        return self.leader_epoch if self.role is Role.LEADER else self.led_before
+
+    def after(self, current: Fence | None) -> Fence:
+        """This fence as it takes the place of `current`, of which it keeps what the log has led."""
+        return self if current is None else replace(self, led_before=current.last_led_epoch)
 
     def admits(self, role: Role, leader_epoch: int, log_storage_incarnation: str) -> ErrorCode:
         """Whether a write under this role and leader epoch may go on: NONE or STALE_FENCE. A fence to lead that an

@@ -2,9 +2,9 @@
 costs one write and one fdatasync.
 
 A line for each call: the CRC-32C of the rest in hex, a space, a JSON list of entries `[topic id in hex, partition,
-leader epoch, role, replica-manager's incarnation, log-storage's incarnation]`. An epoch of -1 forgets a deleted log's
-fence. The last line may be torn by a crash: it was not answered for, and is dropped. The file is written anew at
-every start."""
+leader epoch, role, replica-manager's incarnation, log-storage's incarnation, the last leader epoch that it led under]`;
+entries of six are those of earlier versions. An epoch of -1 forgets a deleted log's fence. The last line may be torn by
+a crash: it was not answered for, and is dropped. The file is written anew at every start."""
 
 from __future__ import annotations
 
@@ -145,6 +145,7 @@ def _entry(key: PartitionKey, fence: Fence) -> list[object]:
         int(fence.role),
         fence.replica_manager_incarnation,
         fence.log_storage_incarnation,
+        fence.last_led_epoch,
     ]
 
 
@@ -184,9 +185,10 @@ def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]
 
 def _take(fences: dict[PartitionKey, Fence], entries: list[Any]) -> None:
     """Raises `ValueError`, `TypeError`."""
-    for topic_id, partition, leader_epoch, role, replica_manager, log_storage in entries:
+    for topic_id, partition, leader_epoch, role, replica_manager, log_storage, *last_led in entries:
         key = PartitionKey(bytes.fromhex(topic_id), partition)
         if leader_epoch == _FORGOTTEN:
             fences.pop(key, None)
         else:
-            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage)
+            led_before = last_led[0] if last_led else None
+            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage, led_before)

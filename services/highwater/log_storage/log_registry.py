@@ -56,6 +56,12 @@ class LogRegistry:
         with self._changing:
             return misnamed + len(self._unidentified.keys() - self._names.keys())
 
+    @property
+    def unidentified(self) -> list[TopicPartition]:
+        """Those of them that have no topic id at all."""
+        with self._changing:
+            return sorted(self._unidentified)
+
     def find(self, key: PartitionKey) -> HostedLog | None:
         return self._hosted.get(key)
 

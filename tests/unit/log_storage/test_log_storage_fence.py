@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
 from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
-from highwater.metadata.models import PartitionKey
+from highwater.metadata.models import NO_EPOCH, PartitionKey
+from highwater.records.header import crc32c
 
 KEY = PartitionKey(b"t" * 16, 0)
 OTHER = PartitionKey(b"u" * 16, 3)
@@ -132,3 +134,30 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
 
 def _fails(descriptor: int) -> None:
     raise OSError("no disk")
+
+
+def test_what_a_log_has_led_outlives_later_fences(tmp_path: Path) -> None:
+    """RULES 7.9."""
+    path = tmp_path / "fence-journal"
+    journal = FenceJournal(path)
+    assert follower(1).last_led_epoch == NO_EPOCH
+    for fence in (follower(1), leader(2), follower(3), follower(4)):
+        journal.record({KEY: fence.after(journal.get(KEY))})
+    journal.close()
+    kept = FenceJournal(path).get(KEY)
+    assert kept == follower(4)
+    assert kept.last_led_epoch == 2
+    assert leader(5).after(kept).last_led_epoch == 5
+
+
+def test_a_fence_of_an_earlier_version_does_not_say_what_was_led(tmp_path: Path) -> None:
+    path = tmp_path / "fence-journal"
+    entries = [[KEY.topic_id.hex(), 0, 4, 2, "", "ls"], [OTHER.topic_id.hex(), 3, 4, 1, "rm", "ls"]]
+    body = json.dumps(entries).encode()
+    path.write_bytes(b"%08x %s\n" % (crc32c(body), body))
+    read = FenceJournal(path)
+    assert read.get(KEY) == follower(4)
+    assert read.fences[KEY].last_led_epoch is None
+    assert read.fences[KEY].after(None).last_led_epoch is None
+    assert follower(5).after(read.fences[KEY]).last_led_epoch is None
+    assert read.fences[OTHER].last_led_epoch == 4

@@ -88,6 +88,7 @@ class Fencing(ServicerCore):
                 f"{proposed} is refused: the fence is {hosted.fence}, the log's last epoch {log.last_epoch}",
             )
         if verdict is FenceVerdict.RAISED or not hosted.log_dir.fences.written(hosted.key):
+            proposed = proposed.after(hosted.fence)
             hosted.log_dir.fences.fences[hosted.key] = proposed
             raised.setdefault(hosted.log_dir, {})[hosted.key] = proposed
 

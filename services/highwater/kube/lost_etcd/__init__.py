@@ -1,0 +1,1 @@
+"""What etcd held, made again from a backup and from the brokers' volumes. `choice` and `plan` decide, and are pure."""

@@ -1,0 +1,138 @@
+"""A backup of a cluster's metadata: every key that no lease holds, as it stood at one revision of etcd.
+
+Lines of JSON, compressed with gzip: a head (format, cluster, cluster id, revision, time), a line for each key, and the
+SHA-256 of all lines before it. The values are what etcd had, so any version that reads those reads a backup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.errors import UserError
+from highwater.log_storage.durable import fsync_directory, replace_file
+
+FORMAT = "highwater-metadata-backup"
+VERSION = 1
+SUFFIX = ".backup.gz"
+_NAME = re.compile(r"(?P<cluster>.+)-(?P<id>[0-9a-f]{8})-(?P<time>\d{8}T\d{6}Z)-r(?P<revision>\d+)\.backup\.gz")
+
+
+@dataclass(frozen=True)
+class Backup:
+    """`entries`: values by key, the keys without the cluster's prefix, from the slash on."""
+
+    cluster: str
+    cluster_id: str
+    revision: int
+    taken_ms: int  # since the epoch
+    entries: dict[str, bytes]
+
+    @property
+    def file_name(self) -> str:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.taken_ms / 1000))
+        return f"{self.cluster}-{_short(self.cluster_id)}-{stamp}-r{self.revision}{SUFFIX}"
+
+    @property
+    def taken(self) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.taken_ms / 1000))
+
+    def to_bytes(self) -> bytes:
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "cluster": self.cluster,
+            "cluster_id": self.cluster_id,
+            "revision": self.revision,
+            "taken_ms": self.taken_ms,
+            "keys": len(self.entries),
+        }
+        lines = [_line(head)]
+        lines += (
+            _line({"key": key, "value": base64.b64encode(value).decode()})
+            for key, value in sorted(self.entries.items())
+        )
+        body = b"".join(lines)
+        return gzip.compress(body + _line({"sha256": hashlib.sha256(body).hexdigest()}), mtime=0)
+
+
+def read(path: Path) -> Backup:
+    """Raises `UserError`: it is none, or is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the backup {path}: {error.strerror or error}") from error
+    try:
+        body = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"the backup {path} is cut short or damaged: take another one") from error
+    try:
+        return _parse(body)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the backup {path} is damaged, or is none ({error}): take another one") from error
+
+
+def _parse(body: bytes) -> Backup:
+    """Raises `ValueError`, `KeyError`, `TypeError`."""
+    lines = body.splitlines(keepends=True)
+    if len(lines) < 2 or json.loads(lines[-1])["sha256"] != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
+        raise ValueError("its checksum is wrong")
+    head = json.loads(lines[0])
+    if (head["format"], head["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"format {head['format']}, version {head['version']}")
+    entries = {each["key"]: base64.b64decode(each["value"]) for each in map(json.loads, lines[1:-1])}
+    if len(entries) != head["keys"]:
+        raise ValueError(f"{len(entries)} keys and not {head['keys']}")
+    return Backup(head["cluster"], head["cluster_id"], head["revision"], head["taken_ms"], entries)
+
+
+def write(backup: Backup, directory: Path) -> Path:
+    """Durable when it returns, and never there in part. Raises `OSError`."""
+    path = directory / backup.file_name
+    replace_file(path, backup.to_bytes())
+    return path
+
+
+def rotate(backup: Backup, directory: Path, keep: int) -> list[Path]:
+    """Removes the oldest of this cluster's backups but for `keep`; those that went. Backups of another cluster id stay:
+    an etcd that has lost everything begins a cluster anew, and must not take the backups with it. Raises `OSError`."""
+    mine = sorted(
+        (found["time"], int(found["revision"]), name)
+        for name in os.listdir(directory)
+        if (found := _NAME.fullmatch(name)) is not None
+        and (found["cluster"], found["id"]) == (backup.cluster, _short(backup.cluster_id))
+    )
+    gone = [directory / name for _, _, name in mine[:-keep]]
+    for path in gone:
+        path.unlink(missing_ok=True)
+    if gone:
+        fsync_directory(directory)
+    return gone
+
+
+def latest(directory: Path) -> Path:
+    """The newest backup in the directory, of any cluster id. Raises `UserError` where there is none."""
+    found = [
+        (match["time"], int(match["revision"]), name)
+        for name in os.listdir(directory)
+        if (match := _NAME.fullmatch(name)) is not None
+    ]
+    if not found:
+        raise UserError(f"there is no backup in {directory}: its name would end in {SUFFIX}")
+    return directory / max(found)[2]
+
+
+def _short(cluster_id: str) -> str:
+    return hashlib.sha256(cluster_id.encode()).hexdigest()[:8]
+
+
+def _line(value: dict[str, object]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode() + b"\n"
