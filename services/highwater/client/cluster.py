@@ -308,6 +308,8 @@ class Cluster:
     def _merge(self, answer: MetadataAnswer) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
         self.metadata.merge(answer)
+        if self.metadata.began_anew:  # all are other registrations
+            self._broker_epochs = dict.fromkeys(self._broker_epochs, 0)
         present = {broker.address: broker.broker_epoch for broker in self.metadata.brokers.values()}
         gone = former - present.keys() - set(self._bootstrap)
         # RULES 8.8: a registration may be another process's, on another host of the same name. What a host that was

@@ -63,6 +63,8 @@ class Metadata:
     def __init__(self) -> None:
         self.cluster_id = ""
         self.brokers: dict[int, BrokerInfo] = {}
+        self.began_anew = False
+        """Whether the latest answer shows broker epochs that are not to be compared with those before."""
         self.missing: dict[str, ErrorCode] = {}  # topics as of the latest answer that spoke of them
         self.controller_id = -1
         self.controller_address = ""
@@ -76,6 +78,9 @@ class Metadata:
     def merge(self, answer: MetadataAnswer) -> None:
         self.cluster_id = answer.cluster_id or self.cluster_id
         if answer.brokers:
+            self.began_anew = self._began_anew(answer.brokers)
+            if self.began_anew:
+                self.brokers = {}
             self.brokers = {broker.broker_id: self._newer_broker(broker) for broker in answer.brokers}
         self.controller_id = answer.controller_id
         self.controller_address = answer.controller_address
@@ -86,6 +91,15 @@ class Metadata:
                 continue  # a broker that has not heard that the topic was made again
             self.missing.pop(topic.topic, None)
             self._topics[topic.topic] = self._newer_topic(topic)
+
+    def _began_anew(self, brokers: Iterable[BrokerInfo]) -> bool:
+        """Whether broker epochs count from the beginning again: in an etcd that was made again (RULES 7.9) each of them
+        is lower than before. One that merely lags knows of some broker, itself if no other, what was last heard."""
+        epochs = {broker.broker_id: broker.broker_epoch for broker in brokers}
+        before = self.brokers.values()
+        return bool(before) and all(
+            epochs.get(known.broker_id, known.broker_epoch) < known.broker_epoch for known in before
+        )
 
     def _newer_broker(self, broker: BrokerInfo) -> BrokerInfo:
         known = self.brokers.get(broker.broker_id)

@@ -66,3 +66,24 @@ def test_partitions_that_were_added_are_not_lost_to_a_broker_that_lags() -> None
     assert known is not None
     assert len(known.partitions) == 3
     assert metadata.partition("t", 3) is None
+
+
+def brokers(*epochs: int) -> MetadataAnswer:
+    found = (BrokerInfo(number, epoch, f"host:{epoch}") for number, epoch in enumerate(epochs) if epoch)
+    return MetadataAnswer("c", tuple(found), (), {}, 1, "host:1")
+
+
+def test_broker_epochs_that_begin_anew_are_believed() -> None:
+    """RULES 7.9: in an etcd that was made again revisions are small."""
+    metadata = Metadata()
+    metadata.merge(brokers(700, 800, 900))
+    metadata.merge(brokers(500, 800, 900))  # of a broker that lags
+    assert not metadata.began_anew
+    assert metadata.brokers[0].address == "host:700"
+    metadata.merge(brokers(30, 40, 0))  # one is not registered yet
+    metadata.merge(brokers(30, 40, 50))
+    assert metadata.began_anew
+    assert [metadata.brokers[number].address for number in range(3)] == ["host:30", "host:40", "host:50"]
+    metadata.merge(brokers(60, 40, 50))
+    metadata.merge(brokers(30, 40, 50))
+    assert metadata.brokers[0].address == "host:60"
