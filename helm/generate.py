@@ -192,6 +192,15 @@ def schema() -> dict[str, Any]:
                         **placement,
                     }
                 ),
+                "backup": closed(
+                    {
+                        "enabled": flag,
+                        "schedule": {**text, "minLength": 1},
+                        "keep": count(1, 10_000),
+                        "storage": closed({"size": size, "storageClass": text, "claim": text}),
+                        "resources": free,
+                    }
+                ),
                 "externalAccess": closed(
                     {
                         "enabled": flag,

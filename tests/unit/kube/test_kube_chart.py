@@ -133,6 +133,42 @@ def test_each_service_gets_the_settings_that_it_has(layout: str, tmp_path: Path)
 
 
 @with_helm
+@pytest.mark.parametrize("claim", ["", "mine"])
+def test_backups_are_taken_by_a_pod_that_may_reach_etcd(claim: str, tmp_path: Path) -> None:
+    rendered = render({"backup": {"enabled": True, "keep": 7, "storage": {"claim": claim}}}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    documents = rendered.stdout.split("\n---\n")
+    [job] = [each for each in documents if "kind: CronJob" in each]
+    etcd = "release-highwater-etcd-0.release-highwater-etcd.here.svc.cluster.local:2379,"
+    for line in (
+        f"- --etcd={etcd}",
+        "- --cluster=highwater\n",
+        "- --keep=7\n",
+        "automountServiceAccountToken: false\n",
+        "runAsNonRoot: true\n",
+        "capabilities: {drop: [ALL]}\n",
+        "            app.kubernetes.io/instance: release\n",  # which etcd's NetworkPolicy lets in
+        f"claimName: {claim or 'release-highwater-backup'}}}",
+    ):
+        assert line in job
+    claims = [each for each in documents if "kind: PersistentVolumeClaim" in each]
+    assert len(claims) == (not claim)
+    assert all("helm.sh/hook: pre-install,pre-upgrade\n" in each for each in claims)
+    assert "CronJob" not in render({}, tmp_path).stdout
+
+
+@with_helm
+def test_backups_of_an_etcd_with_tls(tmp_path: Path) -> None:
+    etcd = {"enabled": False, "endpoints": ["etcd.example:2379"], "tls": {"secretName": "etcd-client"}}
+    rendered = render({"backup": {"enabled": True}, "etcd": etcd}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    [job] = [each for each in rendered.stdout.split("\n---\n") if "kind: CronJob" in each]
+    assert "- --etcd-key-file=/etc/highwater-etcd/tls.key\n" in job
+    assert "- {name: etcd-tls, mountPath: /etc/highwater-etcd, readOnly: true}\n" in job
+    assert "secretName: etcd-client" in job
+
+
+@with_helm
 def test_a_broker_tells_clients_outside_its_own_address(tmp_path: Path) -> None:
     values = {"externalAccess": {"enabled": True, "advertised": ["a.example", "b.example:31000", "c.example"]}}
     rendered = render(values, tmp_path)
