@@ -17,7 +17,7 @@ from highwater.kube import etcd_arguments
 from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.inventory import BrokerInventory, from_lines
 from highwater.kube.lost_etcd.metadata import write_plan
-from highwater.kube.lost_etcd.plan import Plan, plan
+from highwater.kube.lost_etcd.plan import Plan, cluster_id_of, plan
 from highwater.metadata.cluster_view import CorruptMetadataError
 from highwater.metadata.etcd_errors import StoreError
 
@@ -64,7 +64,9 @@ def _plan(given: argparse.Namespace) -> Plan:
         inventories += from_lines((sys.stdin.read() if str(path) == "-" else path.read_text()).splitlines())
     backup = None
     if given.backup is not None:
-        backup = backup_file.read(backup_file.latest(given.backup) if given.backup.is_dir() else given.backup)
+        in_directory = given.backup.is_dir()
+        path = backup_file.latest(given.backup, cluster_id_of(inventories)) if in_directory else given.backup
+        backup = backup_file.read(path)
     try:
         brokers = [int(each) for each in given.brokers.split(",") if each]
         topic_ids = {

@@ -40,6 +40,8 @@ class FakeKubernetes:
     deleted: Callable[[str, str], None] = lambda kind, name: None
     ephemeral: Callable[[str, Object], tuple[int, str]] = lambda pod, container: (0, "")
     """Runs an ephemeral container: exit status and what it said."""
+    created: Callable[[str, Object], None] = lambda kind, found: None
+    patched: Callable[[str, str], None] = lambda kind, name: None
     refuses_evictions: int = 0
     """So many times."""
     server: ThreadingHTTPServer | None = None
@@ -197,6 +199,10 @@ class _Handler(BaseHTTPRequestHandler):
         resource = f"{kind}/{part}" if part else kind
         if (verb, resource) in self.kubernetes.forbidden:
             return self._refuse(403, f'{kind} is forbidden: User "me" cannot {verb} resource "{resource}"')
+        if name is None and self.command == "POST":
+            self.kubernetes.add(kind, body)
+            self._answer(body, 201)
+            return self.kubernetes.created(kind, body)
         if name is None:
             selector = query.get("labelSelector", [""])[0]
             items = list(self.kubernetes.objects.get(kind, {}).values())
@@ -233,6 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(there)
         elif self.command == "PATCH":
             _merge(there, body)
+            api.patched(kind, name)
             self._answer(there)
         else:
             self._answer(there)

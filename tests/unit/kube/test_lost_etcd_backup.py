@@ -29,7 +29,8 @@ def test_the_oldest_go_and_other_clusters_stay(tmp_path: Path) -> None:
     (tmp_path / "highwater-notes.txt").touch()
     assert backup_file.rotate(BACKUP, tmp_path, 2) == paths[:3]
     assert set(tmp_path.glob("*.gz")) == {*paths[3:], *emptied}
-    assert backup_file.latest(tmp_path) == emptied[-1]
+    assert backup_file.latest(tmp_path, "one") == paths[-1]
+    assert backup_file.latest(tmp_path, "two") == emptied[-1]
 
 
 def test_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -48,4 +49,4 @@ def test_a_damaged_one_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_without_any(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no backup"):
-        backup_file.latest(tmp_path)
+        backup_file.latest(tmp_path, "one")

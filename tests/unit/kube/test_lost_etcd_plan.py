@@ -229,7 +229,14 @@ def test_what_does_not_belong_together_is_refused() -> None:
 
 def test_an_inventory_comes_back_from_its_json() -> None:
     made = inventory(1, log(highest_producer_id=4), log(1, led_epoch=None), unidentified=(("a", 3),), tail_lost=True)
-    assert from_lines([made.to_json(), "", inventory(2).to_json()]) == [made, inventory(2)]
-    for text in ("", "{}", "[]", made.to_json().replace('"version":1', '"version":2')):
+    assert from_lines([made.to_json(), "", inventory(2).to_compressed()]) == [made, inventory(2)]
+    for text in (
+        "inventory:aa",
+        made.to_compressed()[:-9],
+        "",
+        "{}",
+        "[]",
+        made.to_json().replace('"version":1', '"version":2'),
+    ):
         with pytest.raises(UserError, match="no inventory"):
             from_json(text)

@@ -142,13 +142,14 @@ def test_a_directory_that_was_there_and_is_not(tmp_path: Path) -> None:
     inventory = take_inventory(paths)
     assert (inventory.missing_directories, len(inventory.directories)) == (1, 2)
     with pytest.raises(UserError, match="no directory"):
-        take_inventory([tmp_path / "2"])
+        take_inventory([tmp_path / "2" / "log"])
+    assert take_inventory([paths[0], paths[1], tmp_path / "2"]).directories[2].directory_id == ""
 
 
 def test_volumes_that_were_never_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--broker-id"):
         take_inventory([tmp_path])
-    inventory = take_inventory([tmp_path], 4)
+    inventory = take_inventory([tmp_path / "log"], 4)
     assert (inventory.broker_id, inventory.cluster_id, inventory.replicas, inventory.tail_lost) == (4, "", (), True)
     assert not list(tmp_path.iterdir())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from highwater.cli.kube import chaos, debug_bundle, logs, status
+from highwater.cli.kube import chaos, debug_bundle, logs, metadata, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,3 +14,6 @@ app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("chaos")(chaos.chaos)
+app.command("backup")(metadata.backup)
+app.command("restore")(metadata.restore)
+app.command("rebuild")(metadata.rebuild)

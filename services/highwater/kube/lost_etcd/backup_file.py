@@ -70,14 +70,15 @@ def read(path: Path) -> Backup:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the backup {path}: {error.strerror or error}") from error
+    return parse(content, f"the backup {path}")
+
+
+def parse(content: bytes, what: str) -> Backup:
+    """`what` it is, for the message. Raises `UserError`."""
     try:
-        body = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"the backup {path} is cut short or damaged: take another one") from error
-    try:
-        return _parse(body)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the backup {path} is damaged, or is none ({error}): take another one") from error
+        return _parse(gzip.decompress(content))
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{what} is damaged, or is no backup ({error}): take another one") from error
 
 
 def _parse(body: bytes) -> Backup:
@@ -118,15 +119,15 @@ def rotate(backup: Backup, directory: Path, keep: int) -> list[Path]:
     return gone
 
 
-def latest(directory: Path) -> Path:
-    """The newest backup in the directory, of any cluster id. Raises `UserError` where there is none."""
+def latest(directory: Path, cluster_id: str) -> Path:
+    """The newest backup of that cluster in the directory. Raises `UserError` where there is none."""
     found = [
         (match["time"], int(match["revision"]), name)
         for name in os.listdir(directory)
-        if (match := _NAME.fullmatch(name)) is not None
+        if (match := _NAME.fullmatch(name)) is not None and match["id"] == _short(cluster_id)
     ]
     if not found:
-        raise UserError(f"there is no backup in {directory}: its name would end in {SUFFIX}")
+        raise UserError(f"there is no backup of cluster {cluster_id} in {directory}: its name would end in {SUFFIX}")
     return directory / max(found)[2]
 
 

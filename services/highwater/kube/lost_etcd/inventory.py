@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +17,8 @@ from highwater.metadata.models import PartitionKey
 
 FORMAT = "highwater-inventory"
 VERSION = 1
+COMPRESSED = "inventory:"
+"""Begins a line that is compressed."""
 NO_PRODUCER_ID = -1
 
 
@@ -76,10 +81,17 @@ class BrokerInventory:
             made["topic_id"] = replica.topic_id.hex()
         return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
+    def to_compressed(self) -> str:
+        """The same in less: the log of a pod, and a ConfigMap, hold only so much."""
+        packed = gzip.compress(self.to_json().encode(), mtime=0)
+        return COMPRESSED + base64.b64encode(packed).decode()
 
-def from_json(text: str | bytes) -> BrokerInventory:
-    """Raises `UserError`."""
+
+def from_json(text: str) -> BrokerInventory:
+    """Of either form. Raises `UserError`."""
     try:
+        if text.startswith(COMPRESSED):
+            text = gzip.decompress(base64.b64decode(text.removeprefix(COMPRESSED))).decode()
         value: dict[str, Any] = json.loads(text)
         if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
             raise ValueError("another format or version")
@@ -96,7 +108,7 @@ def from_json(text: str | bytes) -> BrokerInventory:
         directories = tuple(Directory(**each) for each in value.pop("directories"))
         unidentified = tuple((str(topic), int(partition)) for topic, partition in value.pop("unidentified"))
         return BrokerInventory(**value, replicas=replicas, directories=directories, unidentified=unidentified)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"this is no inventory of a broker's log directories ({error!r}): make it with "
             "python -m highwater.kube.inventory, of the same version"

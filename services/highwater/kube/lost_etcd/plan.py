@@ -108,7 +108,7 @@ def plan(
     """
     by_id = _by_id(inventories)
     known = None if backup is None else _decode(backup)
-    cluster_id = _cluster_id(inventories, backup)
+    cluster_id = cluster_id_of(inventories, backup)
     expected = {*brokers, *by_id}
     if known is not None:
         expected |= {broker for topic in known.topics.values() for each in topic.assignment.replicas for broker in each}
@@ -295,7 +295,8 @@ def _decode(backup: Backup) -> ClusterSnapshot:
     return decode_snapshot(keys, Listing(tuple(entries), backup.revision))
 
 
-def _cluster_id(inventories: Sequence[BrokerInventory], backup: Backup | None) -> str:
+def cluster_id_of(inventories: Sequence[BrokerInventory], backup: Backup | None = None) -> str:
+    """Raises `UserError`: there is none, or there are several."""
     found = {f"broker {each.broker_id}": each.cluster_id for each in inventories if each.cluster_id}
     if backup is not None:
         found["the backup"] = backup.cluster_id

@@ -28,7 +28,8 @@ def take_inventory(
     Raises `UserError`: a directory is missing, in use, or of another broker; none can be used.
     """
     for path in paths:
-        if not path.is_dir():
+        # On a volume that was never used there is none yet.
+        if not path.is_dir() and (path.exists() or not path.parent.is_dir()):
             raise UserError(f"{path} is no directory: name those that log.dirs names")
     used = [path for path in paths if (path / LOCK).exists() or (path / meta_properties.FILE_NAME).exists()]
     found_id = _broker_id(used)
