@@ -120,7 +120,9 @@ async def test_all_is_rebuilt_from_the_volumes_alone(doomed: Deployment, tmp_pat
             seen += len(await consumer.poll(timeout_ms=5_000))
 
 
-async def test_a_backup_older_than_some_topics_and_configurations(doomed: Deployment, tmp_path: Path) -> None:
+async def test_a_backup_older_than_some_topics_and_configurations(
+    doomed: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster, backups = doomed.cluster, tmp_path / "backups"
     await doomed.admin.create_topics(
         [
@@ -143,11 +145,15 @@ async def test_a_backup_older_than_some_topics_and_configurations(doomed: Deploy
         lose_etcd(cluster)
         # Broker 3 does not come back: the topic that the backup knows can do without, of the other one nobody can tell.
         some = take_inventories(cluster, tmp_path, BROKERS[:2])
-        assert await rebuilt(cluster, some, f"--backup={backups}", "--min-insync-replicas=2") == rebuild.REFUSED
+        options = [f"--backup={backups}", "--min-insync-replicas=2"]
+        assert await rebuilt(cluster, some, *options, "--without-broker=3", "--dry-run") == rebuild.REFUSED
+        said = capsys.readouterr().err
+        assert "  late-0: " in said
+        assert "early" not in said
         every = [*some, *take_inventories(cluster, tmp_path, BROKERS[2:])]
-        assert await rebuilt(cluster, every, f"--backup={backups}", "--min-insync-replicas=2", "--dry-run") == 0
+        assert await rebuilt(cluster, every, *options, "--dry-run") == 0
         for _ in range(2):  # a second run finds it done
-            assert await rebuilt(cluster, every, f"--backup={backups}", "--min-insync-replicas=2") == 0
+            assert await rebuilt(cluster, every, *options) == 0
         start(cluster)
         async with Store([cluster.etcd]) as store:
             again = Deployment(cluster, store, doomed.admin)

@@ -32,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--inventories", type=Path, nargs="+", required=True, metavar="FILE", help="-: standard input")
     parser.add_argument("--backup", type=Path, help="a backup, or a directory of backups, of which it takes the newest")
     parser.add_argument("--brokers", default="", help="ids of all brokers there are, separated by commas")
+    parser.add_argument(
+        "--without-broker", type=int, action="append", default=[], metavar="ID", help="its volumes are gone for good"
+    )
     parser.add_argument("--min-insync-replicas", type=int, default=1, help="what the brokers are set to")
     parser.add_argument(
         "--topic", action="append", default=[], metavar="NAME=ID", help="which of two topics of one name"
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         made = _plan(given)
         print(_as_json(made) if given.json else _report(made), flush=True)
-        if made.doubtful and not given.accept_loss:
+        if (made.doubts or made.doubtful) and not given.accept_loss:
             print(_refusal(made), file=sys.stderr)
             return REFUSED
         if given.dry_run:
@@ -75,7 +78,12 @@ def _plan(given: argparse.Namespace) -> Plan:
     except ValueError as error:
         raise UserError(f"--brokers takes numbers, --topic takes NAME=ID with 32 hex digits: {error}") from error
     return plan(
-        inventories, backup, brokers=brokers, min_insync_replicas=given.min_insync_replicas, topic_ids=topic_ids
+        inventories,
+        backup,
+        brokers=brokers,
+        without=given.without_broker,
+        min_insync_replicas=given.min_insync_replicas,
+        topic_ids=topic_ids,
     )
 
 
@@ -104,12 +112,13 @@ def _report(made: Plan) -> str:
 
 
 def _refusal(made: Plan) -> str:
-    doubtful = made.doubtful
-    lines = [f"{len(doubtful)} partitions may lack records that were acknowledged, so nothing is written:"]
+    doubtful, lines = made.doubtful, list(made.doubts)
+    if doubtful:
+        lines.append(f"{len(doubtful)} partitions may lack records that were acknowledged:")
     lines += (f"  {each.topic}-{each.partition}: {'; '.join(each.doubts)}" for each in doubtful[:_NAMED])
     if len(doubtful) > _NAMED:
         lines.append(f"  and {len(doubtful) - _NAMED} more (--json has all)")
-    lines.append("Bring what is missing, and take its inventory; or give --accept-loss to go on with what there is")
+    lines.append("Nothing is written. Bring what is missing, and take its inventory; or give --accept-loss")
     return "\n".join(lines)
 
 
@@ -119,6 +128,7 @@ def _as_json(made: Plan) -> str:
             "cluster_id": made.cluster_id,
             "controller_epoch": made.controller_epoch,
             "next_producer_id": made.next_producer_id,
+            "doubts": made.doubts,
             "notes": made.notes,
             "topics": [
                 {

@@ -295,7 +295,7 @@ class Liveness:
         if strange:
             raise UserError(
                 f"the log directories belong to cluster {min(strange)} and etcd holds cluster {cluster_id}: "
-                "point the broker at its own etcd, or restore etcd from a backup"
+                "point the broker at its own etcd, or make its metadata again (docs/operations.md, Restoring etcd)"
             )
         if "" in described.cluster_ids:
             await self._broker.storage.record_cluster(cluster_id)

@@ -177,6 +177,7 @@ def _selected(found: Object, selector: str) -> bool:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     kubernetes: FakeKubernetes
 
     def log_message(self, *_: object) -> None:

@@ -178,6 +178,16 @@ def test_a_missing_broker_counts_against_what_the_configuration_promises() -> No
     assert only(plan(there, own, min_insync_replicas=2)).doubts
 
 
+def test_what_only_a_missing_broker_knows_is_a_doubt_until_it_is_gone_for_good() -> None:
+    known = backup({"orders": (ORDERS, [[1, 2, 3]])})
+    there = [inventory(1, log()), inventory(2, log())]
+    [doubt] = plan(there, known, min_insync_replicas=2).doubts
+    assert "--without-broker 3" in doubt
+    assert not plan(there, known, without=[3], min_insync_replicas=2).doubts
+    assert plan(there, brokers=[1, 2, 3, 4], without=[3]).doubts
+    assert not plan([*there, inventory(3)], known).doubts
+
+
 def test_of_a_topic_without_a_backup_a_missing_broker_may_have_had_the_only_copy() -> None:
     there = [inventory(1, log()), inventory(2, log())]
     assert not plan(there).doubtful

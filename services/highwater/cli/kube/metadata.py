@@ -19,6 +19,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="write nothing, print wh
 Topic = Annotated[
     list[str] | None, typer.Option(metavar="NAME=ID", help="which of two topics of one name there is; may be repeated")
 ]
+Without = Annotated[
+    list[int] | None, typer.Option("--without-broker", help="its volumes are gone for good; may be repeated")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask before brokers and controllers are stopped")]
 Timeout = Annotated[float, typer.Option(help="seconds that the inventory of a broker may take: it recovers its logs")]
 Claim = Annotated[
@@ -53,6 +56,7 @@ def rebuild(
     backup: Annotated[Path | None, typer.Option(help="a backup on this machine")] = None,
     backup_claim: Claim = None,
     no_backup: Annotated[bool, typer.Option("--no-backup", help="take no backup, though there are some")] = False,
+    without_broker: Without = None,
     accept_loss: AcceptLoss = False,
     dry_run: DryRun = False,
     topic: Topic = None,
@@ -67,7 +71,7 @@ def rebuild(
         raise UserError("--no-backup and a backup exclude each other")
     found = release_of(namespace, release, context)
     claim = None if no_backup else backup_claim or _default_claim(found, backup)
-    _run(found, backup, claim, _options(accept_loss, topic), dry_run=dry_run, yes=yes, timeout=timeout)
+    _run(found, backup, claim, _options(accept_loss, without_broker, topic), dry_run=dry_run, yes=yes, timeout=timeout)
 
 
 def restore(
@@ -75,6 +79,7 @@ def restore(
         Path | None, typer.Argument(help="a backup on this machine; by default the newest of a claim")
     ] = None,
     backup_claim: Claim = None,
+    without_broker: Without = None,
     accept_loss: AcceptLoss = False,
     dry_run: DryRun = False,
     topic: Topic = None,
@@ -89,7 +94,7 @@ def restore(
     claim = backup_claim or _default_claim(found, backup)
     if backup is None and claim is None:
         raise UserError("there is no backup: name a file, or a claim with --backup-claim")
-    options = ["--replace", *_options(accept_loss, topic)]
+    options = ["--replace", *_options(accept_loss, without_broker, topic)]
     _run(found, backup, claim, options, dry_run=dry_run, yes=yes, timeout=timeout)
 
 
@@ -119,8 +124,9 @@ def _run(
         raise typer.Exit(status)
 
 
-def _options(accept_loss: bool, topics: list[str] | None) -> list[str]:
-    return [*(["--accept-loss"] if accept_loss else []), *(f"--topic={each}" for each in topics or ())]
+def _options(accept_loss: bool, without: list[int] | None, topics: list[str] | None) -> list[str]:
+    brokers = [f"--without-broker={each}" for each in without or ()]
+    return [*(["--accept-loss"] if accept_loss else []), *brokers, *(f"--topic={each}" for each in topics or ())]
 
 
 def _default_claim(release: Release, backup: Path | None) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from highwater.errors import UserError
 from highwater.kube.lost_etcd.backup_file import Backup
@@ -69,7 +69,9 @@ class Plan:
     next_producer_id: int
     doubted_dirs: tuple[str, ...]
     tail_lost: tuple[int, ...]  # brokers that are known to start as such
-    notes: tuple[str, ...] = field(default=())
+    doubts: tuple[str, ...] = ()
+    """Why topics that nobody knows of may be missing."""
+    notes: tuple[str, ...] = ()
 
     @property
     def partitions(self) -> list[PlannedPartition]:
@@ -98,11 +100,13 @@ def plan(
     backup: Backup | None = None,
     *,
     brokers: Collection[int] = (),
+    without: Collection[int] = (),
     min_insync_replicas: int = 1,
     topic_ids: Mapping[str, bytes] | None = None,
 ) -> Plan:
-    """`brokers` are those that there are, as far as the caller knows; those of the backup's assignments count too.
-    `min_insync_replicas`: the brokers' setting. `topic_ids` decides between two topics of one name.
+    """`brokers` are those that there are, as far as the caller knows; those of the backup's assignments count too. Of
+    those in `without` the volumes are gone for good. `min_insync_replicas`: the brokers' setting. `topic_ids` decides
+    between two topics of one name.
 
     Raises `UserError` where the parts do not go together.
     """
@@ -122,6 +126,7 @@ def plan(
         _next_producer_id(inventories, backup),
         _doubted_dirs(backup),
         tuple(sorted(planner.tail_lost)),
+        tuple(_unknown(broker) for broker in sorted(planner.not_whole - set(without))),
         tuple(_notes(inventories, sorted(expected - by_id.keys()), topics, backup, planner.deleted)),
     )
 
@@ -137,7 +142,7 @@ class _Planner:
         self._known = known
         self._inventories = inventories
         self._min_insync_replicas = min_insync_replicas
-        self._not_whole = {broker for broker in expected if not _whole(inventories.get(broker))}
+        self.not_whole = {broker for broker in expected if not _whole(inventories.get(broker))}
         self.tail_lost = {broker for broker, inventory in inventories.items() if inventory.tail_lost}
         self.deleted: list[str] = []
         """Topics whose deletion had begun when the backup was taken."""
@@ -230,8 +235,8 @@ class _Planner:
         replicas = _replicas(key.partition, assigned, logs, hosts)
         read = {broker: log for broker, log in logs.items() if not log.failure}
         # Whoever might have a replica, and of whom it is not known what is in it.
-        might = {*assigned} if assigned else {*self._not_whole}
-        absent = (might & self._not_whole) - read.keys() | (logs.keys() - read.keys())
+        might = {*assigned} if assigned else {*self.not_whole}
+        absent = (might & self.not_whole) - read.keys() | (logs.keys() - read.keys())
         absent |= self._unidentified.get((name, key.partition), set()) - read.keys()
         before = None
         if assigned and self._known is not None:
@@ -272,6 +277,13 @@ def _replicas(
     found = sorted(logs) or list(hosts)
     turn = partition % len(found)
     return (*found[turn:], *found[:turn])
+
+
+def _unknown(broker: int) -> str:
+    return (
+        f"it is not known what broker {broker} has: of a topic that nobody else knows it would delete the logs, once "
+        f"it is back. Bring its volumes, or give --without-broker {broker} if they are gone for good"
+    )
 
 
 def _whole(inventory: BrokerInventory | None) -> bool:
