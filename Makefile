@@ -109,7 +109,7 @@ $(VENV)/.demo: $(VENV)/.installed
 
 # All at once: the stubs are made once.
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt hatch_build.py $(PROTOS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,kube,dev]'
 	touch $(VENV)/.installed $@
 
 $(VENV)/.bench: $(VENV)/.installed
