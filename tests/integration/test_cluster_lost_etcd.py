@@ -35,9 +35,11 @@ SETTINGS = {
     "log.retention.ms": "1000",  # whose configuration is not known loses everything at once, if nobody takes care
     "log.retention.check.interval.ms": "300",
     "log.roll.ms": "500",
+    "replica.high.watermark.checkpoint.interval.ms": "300",  # retention stops at it
     "file.delete.delay.ms": "0",
 }
 KEPT = {"retention.ms": "-1"}
+RETENTION_S = 2.0  # it has looked at every log by then
 
 
 @pytest.fixture
@@ -114,6 +116,7 @@ async def test_all_is_rebuilt_from_the_volumes_alone(doomed: Deployment, tmp_pat
             assert all(new.leader_epoch > old.leader_epoch for new, old in zip(after, epochs, strict=True))
             assert (await read_topic_config(store, KEYS, "orders")).config == UNKNOWN_CONFIG
             assert (await allocate_block(store, KEYS)).start > 1_000_000
+        await asyncio.sleep(RETENTION_S)
         await flow.until_acked(100)
         assert all(flow.acked[partition] > before[partition] for partition in before)
         while seen < sum(before.values()):  # it goes on where it was
@@ -166,5 +169,6 @@ async def test_a_backup_older_than_some_topics_and_configurations(
             early_config = (await read_topic_config(store, KEYS, "early")).config
             assert early_config == {**KEPT, "min.insync.replicas": "2"}
             assert (await read_topic_config(store, KEYS, "late")).config == UNKNOWN_CONFIG
+        await asyncio.sleep(RETENTION_S)
         await early.until_acked(50)
         await late.until_acked(50)

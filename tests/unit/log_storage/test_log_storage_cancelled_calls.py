@@ -122,6 +122,15 @@ async def test_a_fence_whose_caller_gives_up_at_once_still_reaches_the_disk(stor
     assert storage.fence_on_disk() == Fence(5, Role.LEADER, "rm", "ls")
 
 
+async def test_a_fence_to_follow_keeps_what_was_led(storage: Storage) -> None:
+    """RULES 7.9."""
+    for role, epoch in ((log_storage_pb2.LEADER, 5), (log_storage_pb2.FOLLOWER, 6), (log_storage_pb2.FOLLOWER, 7)):
+        assert not (await storage.fence(role, epoch)).error.code
+    kept = storage.fence_on_disk()
+    assert kept is not None
+    assert (kept.leader_epoch, kept.last_led_epoch) == (7, 5)
+
+
 async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_for(storage: Storage) -> None:
     await storage.fence(log_storage_pb2.LEADER, 5)
     assert not (await storage.append(5, 0, batch(5))).error.code
