@@ -104,7 +104,13 @@ class KubernetesApi:
 
     def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """One of the client's methods; its answer as JSON. Raises `KubernetesError`."""
-        return json.loads(self.open(method, *arguments, **options).data)
+        response = self.open(method, *arguments, **options)
+        try:
+            return json.loads(response.data)
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error) from None
+        except ValueError:
+            raise KubernetesError(f"what answers at {self.host} is no Kubernetes API: it sends no JSON") from None
 
     def open(
         self, method: Callable[..., Any], *arguments: Any, read_timeout_s: float = READ_TIMEOUT_S, **options: Any

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,31 @@ def test_an_api_that_never_answers_a_command_is_given_up(tmp_path: Path, monkeyp
         with pytest.raises(CommandTimeoutError, match=r"true in p \(c\) did not end within 0.2 s"):
             KubernetesApi.connect().execute("p", "c", ["true"], 0.2)
     assert time.monotonic() - began < 5
+
+
+class Page(BaseHTTPRequestHandler):
+    """A page, of which more is promised than comes where the path has `broken`."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "999" if "broken" in self.path else "6")
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_is_no_kubernetes_api_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, server.server_port, "logs"))
+        try:
+            with pytest.raises(KubernetesError, match=r"is no Kubernetes API: it sends no JSON"):
+                Release.open()
+            with pytest.raises(KubernetesError, match=r"cannot be reached: .*IncompleteRead"):
+                Release.open(namespace="broken")
+        finally:
+            server.shutdown()
+            thread.join()
