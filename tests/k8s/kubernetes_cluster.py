@@ -67,10 +67,12 @@ class Release:
     def helm(self, *arguments: str, timeout_s: float = 300) -> str:
         return command("helm", "-n", self.namespace, *arguments, timeout_s=timeout_s)
 
-    def install(self, values: Mapping[str, Any], *, verb: str = "install", timeout_s: float = 240) -> float:
-        """The seconds until everything is ready."""
+    def install(
+        self, values: Mapping[str, Any], *, verb: str = "install", timeout_s: float = 240, wait: bool = True
+    ) -> float:
+        """The seconds until everything is ready, where that is waited for."""
         began = time.monotonic()
-        given = ("--create-namespace", "--wait", f"--timeout={timeout_s:g}s", "--values=-")
+        given = ("--create-namespace", *(["--wait"] if wait else []), f"--timeout={timeout_s:g}s", "--values=-")
         command(
             "helm", "-n", self.namespace, verb, self.name, str(CHART), *given,
             stdin=json.dumps(values), timeout_s=timeout_s + 30,

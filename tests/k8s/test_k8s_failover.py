@@ -59,7 +59,9 @@ def cut_off(release: Release, load: RunningLoad, broker: int) -> None:
         print(said)
         load.begin_round()
 
-    fault = Fault(Kind.NETWORK, (Victim(BROKER, broker),), container="", gracefully=False, seconds=_CUT_S, node=0)
+    fault = Fault(
+        Kind.NETWORK, (Victim(BROKER, broker),), container="", gracefully=False, seconds=_CUT_S, pause_s=0, node=0
+    )
     Injection(release.installed, begun).inject(fault)
 
 

@@ -164,7 +164,12 @@ class Disk:
         if not self.full:
             self.full = True
             told = str(error)  # the error itself holds on to who met it, with all its open files
-            _log.error("%s is full: appends to its logs are refused until there is space: %s", self._directory, told)
+            _log.error(
+                "%s is full: appends to its logs are refused until there is space (expand its volume, or let retention "
+                "delete more; no restart is needed): %s",
+                self._directory,
+                told,
+            )
         with suppress(OSError):  # it is noticed by whoever writes next
             self.release_reserve()
 

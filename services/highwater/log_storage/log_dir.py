@@ -86,7 +86,8 @@ class LogDir:
         if self.record is not None and self.record.broker_id != self._broker_id:
             raise UserError(
                 f"data dir {self.path} belongs to broker {self.record.broker_id}, this is {self._broker_id}: set "
-                f"log.dirs to directories of its own"
+                f"log.dirs to directories of its own, or where the volumes of two brokers were swapped, give each "
+                f"broker its own back"
             )
         self._claims_every = self.record is not None and self.record.flush_every_message
         self.clean = (self.path / CLEAN_SHUTDOWN).exists()

@@ -174,8 +174,8 @@ class Connections:
                     return member
                 self.failed(member)
             if time.monotonic() + RETRY_PAUSE_S >= deadline:
-                why = f": {self._diagnosis}" if self._diagnosis else ""
-                raise Unavailable(f"etcd cannot be reached at {', '.join(self.endpoints)}{why}")
+                why = self._diagnosis or "see that it runs, or name its members in the setting etcd"
+                raise Unavailable(f"etcd cannot be reached at {', '.join(self.endpoints)}: {why}")
             self._begin_diagnosis()
             await asyncio.sleep(RETRY_PAUSE_S)
 
