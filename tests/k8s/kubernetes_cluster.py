@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,20 @@ from highwater.kube.release import Release as InstalledRelease
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "highwater"
 _POLL_S = 0.1
+
+# 1 GB in tables of 1 MB that do not compress.
+_FILL = """
+import os, sys
+import pyarrow as pa
+from highwater.client.blocking import Admin, Producer
+bootstrap, topic = sys.argv[1:]
+with Admin(bootstrap) as admin:
+    admin.create_topic(topic, partitions=6)
+table = pa.table({"value": [os.urandom(1000) for _ in range(1000)]})
+with Producer(bootstrap, acks="all") as producer:
+    for number in range(1000):
+        producer.send_table(topic, table, partition=number % 6)
+"""
 
 
 class CommandError(AssertionError):
@@ -131,6 +146,20 @@ class Release:
             with suppress(CommandError, subprocess.TimeoutExpired):
                 said += [*self.kubectl("get", *what).splitlines()[-30:], ""]
         return "\n".join(said)
+
+
+def gigabyte_of_records(release: Release, topic: str) -> float:
+    """The seconds until all brokers had it."""
+    began = time.monotonic()
+    release.execute(release.pod("broker", 0), "python", "-c", _FILL, release.bootstrap, topic, timeout_s=600)
+    return time.monotonic() - began
+
+
+def highwater(release: Release, *arguments: str) -> str:
+    """What the command says, whatever its status."""
+    given = [sys.executable, "-m", "highwater.cli.main", *arguments, f"--namespace={release.namespace}"]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout + done.stderr
 
 
 def sharing_processes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes_cluster import CommandError, Release, RunningLoad, command, until
+from kubernetes_cluster import CommandError, Release, RunningLoad, command, highwater, until
 from small_volume import may_mount, mounted
 
 _SEEN_S = 120.0
@@ -22,12 +20,7 @@ _MEGABYTE = 1 << 20
 
 
 def status(release: Release) -> str:
-    """What `highwater kube status` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "highwater.cli.main", "kube", "status", f"--namespace={release.namespace}"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+    return highwater(release, "kube", "status")
 
 
 def until_said(ask: Any, *wanted: str) -> None:
