@@ -15,7 +15,7 @@ from highwater.metadata.brokers import expel_broker, read_brokers
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.etcd_errors import ControllerDeposed
 from highwater.metadata.keys import Keys
-from highwater.metadata.leased_key import boottime_ms
+from highwater.metadata.leased_key import LeasedKey, boottime_ms
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration, LiveBroker
 from highwater.metadata.registration import BrokerRegistrar, DuplicateBrokerIdError
@@ -40,6 +40,20 @@ async def registrar(
         yield made
     finally:
         await made.close()
+
+
+async def test_a_registration_that_is_held_no_longer_is_lost_whatever_ended_it(
+    store: Store, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_by_itself(held: LeasedKey) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(LeasedKey, "hold", cancelled_by_itself)
+    lost: list[str] = []
+    async with registrar(store, keys, lost) as broker:
+        await broker.register(FIRST_START)
+        await until(lambda: lost)
+        assert broker.broker_epoch is None
 
 
 async def test_a_registration_outlives_its_ttl_by_being_renewed(store: Store, keys: Keys) -> None:

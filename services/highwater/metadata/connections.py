@@ -55,7 +55,7 @@ class Stream(Protocol):
 
 
 class Retired(Exception):  # noqa: N818
-    """The member that a stream was on is not used any more: the next one has what is to come."""
+    """The connection that a call or a stream was on is not used any more: the next one has what is to come."""
 
 
 class Member:
@@ -221,7 +221,9 @@ class Connections:
         not used any more: it gives no sign of life, or was connected to with certificates that have been replaced.
         Calls keep the time that they have: an answer may yet come.
 
-        A closed channel cancels its calls, which looks as if the caller were cancelled: `StoreClosed` instead."""
+        A closed channel cancels its calls, which looks as if the caller were cancelled: `StoreClosed` instead, and
+        `Retired` where the channel was replaced, as that of a member that says goodbye and goes: its streams live on
+        while nothing new can connect."""
         member.calls += 1
         if stream is not None:
             member.streams.add(stream)
@@ -234,8 +236,7 @@ class Connections:
             if task is None or not task.cancelling():
                 if self._closed:
                     raise StoreClosed("the connection to etcd was closed") from None
-                if member.retired:
-                    raise Retired from None
+                raise Retired(f"the connection to etcd's member {member.endpoint} was replaced") from None
             raise
         finally:
             member.calls -= 1

@@ -161,9 +161,11 @@ class BrokerRegistrar:
     async def _hold(self, held: LeasedKey) -> None:
         try:
             await held.hold()
-        except (
-            Exception
-        ):  # a mistake of ours: who does not know that it is registered stops leading, and registers anew
+        except (Exception, asyncio.CancelledError):
+            # A mistake of ours: who does not know that it is registered stops leading, and registers anew. What was
+            # awaited may have been cancelled by itself.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
             _log.exception("the registration cannot be held %s", pairs(epoch=held.create_revision))
         if self._held is held:
             self._held = None

@@ -16,7 +16,7 @@ from typing import Any, Self
 from aetcd import rpc
 from grpc.aio import AioRpcError
 
-from highwater.metadata.connections import RETRY_PAUSE_S, Connections, Member
+from highwater.metadata.connections import RETRY_PAUSE_S, Connections, Member, Retired
 from highwater.metadata.etcd_errors import (
     Compacted,
     LeaseNotFound,
@@ -267,6 +267,8 @@ class Store:
                     return await method(member)(request, timeout=attempt_s, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=False), deadline, broken)
+            except Retired as retired:
+                await self._fail_over(member, Unavailable(str(retired)), deadline, retired)
 
     async def _write(self, method: Callable[[Member], Any], request: Any, timeout_s: float | None) -> Any:
         """A call that is sent at most once, unless etcd says that it did nothing."""
@@ -279,8 +281,10 @@ class Store:
                     return await method(member)(request, timeout=remaining, metadata=HAS_LEADER)
             except AioRpcError as broken:
                 await self._fail_over(member, classify(broken, wrote=True), deadline, broken)
+            except Retired as retired:
+                await self._fail_over(member, OutcomeUnknown(str(retired)), deadline, retired)
 
-    async def _fail_over(self, member: Member, error: StoreError, deadline: float, cause: AioRpcError) -> None:
+    async def _fail_over(self, member: Member, error: StoreError, deadline: float, cause: Exception) -> None:
         """Returns where the call may be repeated, at the next member; raises `error` otherwise."""
         if isinstance(error, Unavailable | OutcomeUnknown):
             self._connections.failed(member)

@@ -82,7 +82,7 @@ async def watch_range(
             await refusals.pause(error, math.inf)
             raise
         except Retired:
-            continue  # another member is the current one already
+            continue  # the next connection stands in its place
         except asyncio.InvalidStateError:
             pass  # grpc.aio: the stream ended before the first request was written
         finally:
