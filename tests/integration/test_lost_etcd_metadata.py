@@ -113,12 +113,12 @@ async def test_no_controller_acts_on_a_part_of_it(store: Store, keys: Keys, monk
 async def test_who_is_registered_or_acts_is_to_be_stopped_first(
     store: Store, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(metadata, "ELECTED_S", 0.3)
     lease, _ = await store.lease_grant(60)
     await store.put(keys.broker(3), b"{}", lease=lease)
     with pytest.raises(UserError, match="brokers 3 are registered"):
         await write_plan(store, keys, made())
     await store.lease_revoke(lease)
-    monkeypatch.setattr(metadata, "ELECTED_S", 0.3)
     election = candidate(store, keys)
     await election.campaign()
     with pytest.raises(UserError, match="another controller acts"):

@@ -201,6 +201,7 @@ def test_of_a_topic_without_a_backup_a_missing_broker_may_have_had_the_only_copy
     [
         inventory(2, log(failure="a disk error")),
         inventory(2, missing_directories=1),
+        inventory(2, cluster_id="", tail_lost=True),  # an empty volume in the place of another one
         inventory(2, directories=(Directory("/data/0", "dir-2", "a disk error"),)),
         inventory(2, unidentified=(("orders", 0),)),
     ],

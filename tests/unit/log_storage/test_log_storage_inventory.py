@@ -133,6 +133,7 @@ def test_a_directory_that_was_there_and_is_not(tmp_path: Path) -> None:
     manager.load()
     for log_dir in manager.log_dirs:
         log_dir.record_boot()
+        log_dir.record_cluster("cluster")
     manager.close()
     assert take_inventory(paths).whole
     inventory = take_inventory(paths[:1])
@@ -150,6 +151,7 @@ def test_volumes_that_were_never_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--broker-id"):
         take_inventory([tmp_path])
     inventory = take_inventory([tmp_path / "log"], 4)
+    assert not inventory.whole
     assert (inventory.broker_id, inventory.cluster_id, inventory.replicas, inventory.tail_lost) == (4, "", (), True)
     assert not list(tmp_path.iterdir())
 

@@ -71,8 +71,10 @@ class BrokerInventory:
 
     @property
     def whole(self) -> bool:
-        """Whether every log that the broker has is listed."""
-        return not self.missing_directories and not any(each.failure for each in self.directories)
+        """Whether every log that the broker had is listed. Of volumes that no broker ever used it is not known what
+        was on those in whose place they are."""
+        used = bool(self.cluster_id)
+        return used and not self.missing_directories and not any(each.failure for each in self.directories)
 
     def to_json(self) -> str:
         """One line."""

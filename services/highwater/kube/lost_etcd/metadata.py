@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -50,11 +51,9 @@ async def write_plan(store: Store, keys: Keys, plan: Plan, *, replace: bool = Fa
     a marker: run it again with the same input. Raises `UserError`, `StoreError`.
     """
     digest = _digest(plan, keys)
-    listing = await store.get_prefix(keys.everything)
-    present = {entry.key: entry for entry in listing.entries}
+    present = await _when_stopped(store, keys)
     if _is_there(present, plan, keys):
         return False
-    _check_stopped(present, keys)
     marker = present.get(keys.prefix + MARKER)
     if marker is None or marker.value != digest:
         if not replace:
@@ -100,13 +99,20 @@ def _is_there(present: dict[str, Entry], plan: Plan, keys: Keys) -> bool:
     )
 
 
-def _check_stopped(present: dict[str, Entry], keys: Keys) -> None:
-    registered = sorted(key.removeprefix(keys.broker_ids) for key in present if key.startswith(keys.broker_ids))
-    if registered:
-        raise UserError(
-            f"brokers {', '.join(registered)} are registered in this etcd: stop all brokers and controllers, and wait "
-            "until their leases have run out (10 s)"
-        )
+async def _when_stopped(store: Store, keys: Keys) -> dict[str, Entry]:
+    """All keys, once the leases of brokers that were killed have run out. Raises `UserError`, `StoreError`."""
+    deadline = time.monotonic() + ELECTED_S
+    while True:
+        listing = await store.get_prefix(keys.everything)
+        present = {entry.key: entry for entry in listing.entries}
+        registered = sorted(key.removeprefix(keys.broker_ids) for key in present if key.startswith(keys.broker_ids))
+        if not registered:
+            return present
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"brokers {', '.join(registered)} are registered in this etcd: stop all brokers and controllers first"
+            )
+        await asyncio.sleep(PAUSE_S)
 
 
 def _check_empty(present: dict[str, Entry], keys: Keys, *, begun: bool) -> None:

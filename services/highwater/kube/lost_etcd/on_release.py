@@ -235,7 +235,12 @@ class ReleaseMetadata:
                 "python -m highwater.kube.inventory and highwater.kube.rebuild in pods by hand"
             )
         self._delete_map(name)
-        body = {"metadata": {"name": name, "labels": self._labels(REBUILD)}, "binaryData" if binary else "data": data}
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "labels": self._labels(REBUILD)},
+            "binaryData" if binary else "data": data,
+        }
         api = self._release.api
         api.call(api.core.create_namespaced_config_map, self._release.namespace, body)
 
@@ -281,6 +286,8 @@ class ReleaseMetadata:
             **{key: model[key] for key in ("image", "imagePullPolicy", "securityContext", "resources") if key in model},
         }
         return {
+            "apiVersion": "v1",
+            "kind": "Pod",
             "metadata": {"name": name, "labels": self._labels(component)},
             "spec": {
                 **spec,
@@ -326,9 +333,12 @@ class ReleaseMetadata:
             why = pod.reason(release.warnings()) if pod is not None else ""
             raise UserError(f"{late}{f'; {why}' if why else ''}") from late
         found = release.api.call(release.api.core.read_namespaced_pod, name, release.namespace)
-        [status] = found["status"]["containerStatuses"]
+        told = found["status"]
+        ends = [one["state"]["terminated"] for one in told.get("containerStatuses", ()) if "terminated" in one["state"]]
+        if not ends:  # it was evicted, say
+            raise UserError(f"{name} did not come to its end: {told.get('message') or told.get('reason')}; try again")
         log = release.logs(name, container).decode(errors="replace")
-        return Ended(int(status["state"]["terminated"]["exitCode"]), log)
+        return Ended(int(ends[0]["exitCode"]), log)
 
     def _properties(self, component: str, service: str) -> dict[str, str]:
         """The settings that the chart gives a service. Raises `UserError`."""

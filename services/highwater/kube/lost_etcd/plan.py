@@ -281,8 +281,8 @@ def _replicas(
 
 def _unknown(broker: int) -> str:
     return (
-        f"it is not known what broker {broker} has: of a topic that nobody else knows it would delete the logs, once "
-        f"it is back. Bring its volumes, or give --without-broker {broker} if they are gone for good"
+        f"it is not known what broker {broker} has, or had: of a topic that nobody else knows it would delete the "
+        f"logs, once it is back. Bring its volumes, or give --without-broker {broker} if they are gone for good"
     )
 
 
@@ -318,7 +318,10 @@ def cluster_id_of(inventories: Sequence[BrokerInventory], backup: Backup | None 
         )
     if len(set(found.values())) > 1:
         told = ", ".join(f"{what} is of {cluster_id}" for what, cluster_id in found.items())
-        raise UserError(f"these are of several clusters: {told}; give what belongs to one")
+        raise UserError(
+            f"these are of several clusters: {told}. Give what belongs to one; a broker that was started with empty "
+            "volumes beside an emptied etcd has taken the id that it found there: empty its directories again"
+        )
     return next(iter(found.values()))
 
 
