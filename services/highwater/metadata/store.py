@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aetcd import rpc
 from grpc.aio import AioRpcError
@@ -45,7 +45,9 @@ from highwater.metadata.transactions import (
     check_size,
 )
 from highwater.metadata.watch_stream import HAS_LEADER, entry_of, prefix_end, watch_range
-from highwater.rpc.settings import EtcdSettings
+
+if TYPE_CHECKING:
+    from highwater.rpc.settings import EtcdSettings
 
 DEFAULT_TIMEOUT_S = 5.0
 PAGE_ENTRIES = 2_000
