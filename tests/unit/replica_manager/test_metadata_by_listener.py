@@ -29,7 +29,7 @@ async def metadata(listener: str, *brokers: Endpoint) -> broker_pb2.MetadataResp
         for number in range(4)
     }
     cache.update([CachedTopic("t", b"t" * 16, {}, partitions)], full=True)
-    nothing, broker = cast(Any, None), cast(Any, SimpleNamespace(metadata=cache))
+    nothing, broker = cast(Any, None), cast(Any, SimpleNamespace(metadata=cache, broker_id=1))
     creation = cast(Any, SimpleNamespace(enabled=False))
     servicer = BrokerServicer(
         broker,
