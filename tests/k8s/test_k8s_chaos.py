@@ -28,6 +28,6 @@ def test_nothing_acknowledged_is_lost_while_pods_die(release: Release, values: d
         print(f"{event.at_s:7.1f} s {event.kind}: {event.said}", flush=True)
 
     print(f"SEED={SEED}")
-    done = Chaos(release.installed, SEED, checked(KINDS, wanted), tell).run(SECONDS, wanted)
+    done = Chaos(release.installed, SEED, checked(KINDS, wanted), wanted, tell).run(SECONDS)
     load.stop()
     print(f"SEED={SEED}: {done} faults; {load.finish(600)}")

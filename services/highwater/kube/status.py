@@ -153,6 +153,12 @@ def observe(release: Release) -> Observed:
     return seen
 
 
+def cluster(release: Release) -> Mapping[str, Any]:
+    """What `highwater cluster --json` says in one of the brokers; `error` where none could say. Raises
+    `KubernetesError`."""
+    return _first(release, _serving(release.pods(), BROKER, REPLICA_MANAGER), _CLUSTER)
+
+
 _CLUSTER = ["highwater", "cluster", "--json", "--bootstrap=127.0.0.1:9092"]
 _ETCD = python(etcd_report)
 

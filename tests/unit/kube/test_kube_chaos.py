@@ -103,9 +103,19 @@ def fault(kind: Kind, *victims: tuple[str, int], **more: Any) -> Fault:
     return Fault(kind, tuple(Victim(*one) for one in victims), **given)
 
 
+def told(*brokers: int, offline: int = 0, under: int = 0) -> dict[str, Any]:
+    registered = [{"broker_id": number} for number in brokers]
+    return {"brokers": registered, "offline_partitions": offline, "under_replicated_partitions": under}
+
+
+def whole(*_: object) -> tuple[int, str, str]:
+    return 0, json.dumps(told(0, 1, 2)), ""
+
+
 @pytest.fixture
 def reborn(kubernetes: FakeKubernetes) -> Reborn:
     kubernetes.release()
+    kubernetes.command = whole
     return Reborn(kubernetes)
 
 
@@ -245,11 +255,11 @@ def test_a_broker_without_its_volume_must_not_lead(reborn: Reborn, monkeypatch: 
 def test_chaos_ends_at_the_first_that_does_not_come_back(reborn: Reborn) -> None:
     reborn.gone = {"highwater-controller-0", "highwater-controller-1"}
     events: list[Event] = []
-    chaos = Chaos(Release.open(), 3, [Kind.CONTROLLER], events.append, back_s=0.2)
+    chaos = Chaos(Release.open(), 3, [Kind.CONTROLLER], WANTED, events.append, back_s=0.2)
     with pytest.raises(
         NotBackError, match=r"highwater-controller-\d deleted .*not ready: highwater-controller-\d\. .*seed is 3"
     ):
-        chaos.run(60, WANTED)
+        chaos.run(60)
     assert len(reborn.deleted) == 1
     assert [one.kind for one in events] == ["controller"]
 
@@ -257,20 +267,45 @@ def test_chaos_ends_at_the_first_that_does_not_come_back(reborn: Reborn) -> None
 def test_nothing_is_broken_where_something_is_broken_already(reborn: Reborn) -> None:
     del reborn.kubernetes.objects["pods"]["highwater-etcd-1"]
     with pytest.raises(NotBackError, match="after: nothing yet: .*not ready: highwater-etcd-1"):
-        Chaos(Release.open(), 3, [Kind.CONTROLLER], lambda _: None, back_s=0.1).run(60, WANTED)
+        Chaos(Release.open(), 3, [Kind.CONTROLLER], WANTED, lambda _: None, back_s=0.1).run(60)
     assert reborn.deleted == []
+
+
+def test_a_broker_that_is_not_registered_is_not_back_though_its_pod_is_ready(reborn: Reborn) -> None:
+    reborn.kubernetes.command = lambda *_: (
+        0, json.dumps(told(0, 2) if reborn.deleted else told(0, 1, 2)), ""
+    )  # fmt: skip
+    chaos = Chaos(Release.open(), 3, [Kind.ETCD], WANTED, lambda _: None, back_s=0.5)
+    with pytest.raises(
+        NotBackError, match=r"after: highwater-etcd-\d deleted.*: brokers that are not registered: 1\. "
+    ):
+        chaos.run(60)
+    assert len(reborn.deleted) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "lacking"),
+    [
+        (told(0, 1, 2), ""),
+        ({"error": "refused"}, "no broker tells of the cluster: refused"),
+        (told(0, 1, 2, offline=1, under=2), "1 partitions have no leader"),
+        (told(0, 1, 2, under=2), "2 partitions are under-replicated"),
+    ],
+)
+def test_what_is_still_to_come(found: dict[str, Any], lacking: str) -> None:
+    assert run.not_whole(found, 3) == lacking
 
 
 def test_what_cannot_be_done_is_left_out(reborn: Reborn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.time, "sleep", lambda _: None)
     reborn.kubernetes.ephemeral = lambda name, container: (1, "no way")
     events: list[Event] = []
-    done = Chaos(Release.open(), 5, [Kind.NETWORK, Kind.ETCD], events.append).run(1.0, WANTED)
+    done = Chaos(Release.open(), 5, [Kind.NETWORK, Kind.ETCD], WANTED, events.append).run(1.0)
     assert done > 1
     [left_out] = [one.said for one in events if one.kind == "network"]
     assert left_out.startswith("left out from here on: ")
     with pytest.raises(UserError, match="none of network can be done here: .*no way"):
-        Chaos(Release.open(), 5, [Kind.NETWORK], events.append).run(10, WANTED)
+        Chaos(Release.open(), 5, [Kind.NETWORK], WANTED, events.append).run(10)
 
 
 def test_the_command_asks_first_and_says_how_to_load(

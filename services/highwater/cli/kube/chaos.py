@@ -28,14 +28,14 @@ def chaos(
             "etcd-pause, network, drain, volume, etcd-volume; by default all but the last three"
         ),
     ] = "",
-    back: Annotated[float, typer.Option(min=1, help="seconds in which all has to be ready again")] = 180,
+    back: Annotated[float, typer.Option(min=1, help="seconds in which all has to be ready and in sync again")] = 180,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     namespace: Namespace = None,
     release: ReleaseName = None,
     context: Context = None,
     json: AsJson = False,
 ) -> None:
-    """Delete, kill, pause and cut off parts of a release, drawn by a seed, each when all is ready again after the last.
+    """Delete, kill, pause and cut off parts of a release, drawn by a seed, each when all is back from the last.
     Ends at the first that does not come back. For clusters whose users have been told."""
     found = release_of(namespace, release, context)
     from highwater.kube.chaos.deck import checked
@@ -60,7 +60,7 @@ def chaos(
         else:
             screen.print(f"{event.time} {event.kind}: {event.said}", markup=False, soft_wrap=True)
 
-    done = Chaos(found, seed, kinds, tell, back).run(duration, wanted)
+    done = Chaos(found, seed, kinds, wanted, tell, back).run(duration)
     if json:
         json_line({"faults": done, "seed": seed})
     else:

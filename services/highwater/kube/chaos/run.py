@@ -1,4 +1,7 @@
-"""Faults one after the other, each when all has come back from the last; ends at the first that does not."""
+"""Faults one after the other, each when all has come back from the last; ends at the first that does not.
+
+That all pods are ready is not enough: every broker has to be registered too, and every replica in sync.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from highwater.errors import UserError
 from highwater.kube.chaos.deck import Fault, Kind, draw
 from highwater.kube.chaos.ephemeral import ImpossibleError
 from highwater.kube.chaos.injection import Injection, WrongStateError
 from highwater.kube.kubernetes_api import KubernetesError
-from highwater.kube.release import NotInTimeError, Release
+from highwater.kube.release import BROKER, REPLICA_MANAGER, NotInTimeError, Release
+from highwater.kube.status import cluster
 
 BACK_S = 180.0
 LOAD = "highwater.kube.load"
@@ -39,16 +44,18 @@ class Chaos:
     release: Release
     seed: int
     kinds: Collection[Kind]
+    wanted: Mapping[str, int]
+    """How many pods each component has."""
     tell: Callable[[Event], None]
     back_s: float = BACK_S
 
-    def run(self, duration_s: float, wanted: Mapping[str, int]) -> int:
+    def run(self, duration_s: float) -> int:
         """How many faults there were. Raises `NotBackError` and `UserError`."""
         began = time.monotonic()
         self._until_back("nothing yet", lambda: None)
         done = 0
         impossible: set[Kind] = set()
-        for fault in draw(self.seed, self.kinds, wanted):
+        for fault in draw(self.seed, self.kinds, self.wanted):
             if time.monotonic() - began >= duration_s:
                 break
             if fault.kind in impossible:
@@ -78,19 +85,26 @@ class Chaos:
             raise
         except (KubernetesError, NotInTimeError) as error:
             raise self._not_back("; ".join(said) or "nothing yet", str(error)) from None
-        self._tell(began, fault.kind, f"all is ready again after {took_s:.1f} s")
+        self._tell(began, fault.kind, f"all is as it was after {took_s:.1f} s")
 
     def _until_back(self, what: str, check: Callable[[], None]) -> float:
-        """The seconds that it took. Raises `NotBackError`."""
+        """The seconds that it took until all pods are ready, all brokers registered and all replicas in sync. Raises
+        `NotBackError`."""
+        brokers = self.wanted.get(BROKER) or self.wanted.get(REPLICA_MANAGER, 0)
+        lacking = ""
 
         def back() -> bool:
+            nonlocal lacking
             check()
-            return self.release.all_ready()
+            lacking = "pods are not ready"
+            if self.release.all_ready():
+                lacking = not_whole(cluster(self.release), brokers)
+            return not lacking
 
         try:
-            return self.release.wait_until(back, "all pods are ready", self.back_s)
+            return self.release.wait_until(back, "all is as it was", self.back_s)
         except (WrongStateError, NotInTimeError) as error:
-            raise self._not_back(what, str(error)) from None
+            raise self._not_back(what, f"{error}: {lacking}") from None
 
     def _not_back(self, what: str, why: str) -> NotBackError:
         try:
@@ -110,6 +124,24 @@ class Chaos:
 
 def _since(began: float) -> float:
     return round(time.monotonic() - began, 1)
+
+
+def not_whole(found: Mapping[str, Any], brokers: int) -> str:
+    """What is still to come before another fault may be made; empty: nothing.
+
+    Args:
+        found: as `cluster` gives it.
+    """
+    if "error" in found:
+        return f"no broker tells of the cluster: {found['error']}"
+    registered = {one["broker_id"] for one in found["brokers"]}
+    if missing := [str(number) for number in range(brokers) if number not in registered]:
+        return f"brokers that are not registered: {', '.join(missing)}"
+    if offline := found["offline_partitions"]:
+        return f"{offline} partitions have no leader"
+    if under := found["under_replicated_partitions"]:
+        return f"{under} partitions are under-replicated"
+    return ""
 
 
 def loads(release: Release) -> Iterator[str]:
