@@ -493,12 +493,7 @@ def _of_cluster(seen: Observed, acting: str) -> Iterator[Finding]:
 def _of_brokers(seen: Observed, brokers: Sequence[BrokerRow]) -> Iterator[Finding]:
     for one in brokers:
         if one.registered is False and one.state != "no pod":
-            remedy = (
-                "its log-storage recovers: wait, do not restart it"
-                if one.state == "recovering"
-                else f"highwater kube logs -n {seen.namespace} --component replica-manager says what it waits for"
-            )
-            yield Finding(f"broker {one.broker_id} is not registered ({one.state})", remedy)
+            yield _not_registered(seen, one)
         elif one.said and one.state != "no pod":
             yield Finding(f"broker {one.broker_id} does not tell of itself: {one.said}", "see its pod and its logs")
         if one.state == "tail lost":
@@ -515,6 +510,20 @@ def _of_brokers(seen: Observed, brokers: Sequence[BrokerRow]) -> Iterator[Findin
                 f"{int(damaged)} logs of broker {pod.ordinal} are damaged",
                 "`highwater replicas verify` says which records; docs/operations.md, scrubbing",
             )
+
+
+def _not_registered(seen: Observed, one: BrokerRow) -> Finding:
+    wrong = f"broker {one.broker_id} is not registered ({one.state})"
+    if one.state == "recovering":
+        return Finding(wrong, "its log-storage recovers: wait, do not restart it")
+    name = f"{seen.fullname}-{BROKER if BROKER in seen.wanted else REPLICA_MANAGER}-{one.broker_id}"
+    if metric(_metrics(seen, name, REPLICA_MANAGER), "highwater_replica_manager_ready") == 1:
+        return Finding(
+            f"{wrong}, and takes itself for ready",
+            f"look again in a minute; if it stays so, kubectl -n {seen.namespace} delete pod {name}: it registers when "
+            "it starts",
+        )
+    return Finding(wrong, f"highwater kube logs -n {seen.namespace} --component replica-manager says what it waits for")
 
 
 def _of_log_dirs(log_dirs: Sequence[LogDirRow]) -> Iterator[Finding]:

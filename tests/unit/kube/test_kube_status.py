@@ -106,6 +106,18 @@ def test_a_broker_that_recovers_is_to_be_waited_for() -> None:
     )
 
 
+def test_a_broker_that_lost_its_registration_and_does_not_know_is_said() -> None:
+    seen = observed()
+    seen.cluster = {**seen.cluster, "brokers": [registered(0)]}
+    assert wrong(assemble(seen, NOW)).startswith("broker 1 is not registered (not registered) -> highwater kube logs")
+    ready = report()
+    ready["metrics"][RM] = MANAGER + "highwater_replica_manager_ready 1.0\n"
+    seen.reports["highwater-broker-1"] = ready
+    told = wrong(assemble(seen, NOW))
+    assert told.startswith("broker 1 is not registered (not registered), and takes itself for ready -> look again")
+    assert "delete pod highwater-broker-1" in told
+
+
 def test_what_is_known_is_said_while_nothing_answers() -> None:
     seen = observed(cluster={"error": "no broker"}, etcd={"error": "no pod"})
     seen.reports = {name: {"error": "exec failed"} for name in seen.reports}
