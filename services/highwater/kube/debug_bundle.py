@@ -30,7 +30,9 @@ from highwater.kube.kubernetes_api import KubernetesError
 from highwater.kube.pod import Pod
 from highwater.kube.redaction import redact, redact_text
 from highwater.kube.release import BROKER, CONTROLLER, ETCD, REPLICA_MANAGER, Release
-from highwater.kube.status import assemble, container_to_ask, metrics_urls, observe
+from highwater.kube.status.assembly import assemble
+from highwater.kube.status.observation import container_to_ask, observe
+from highwater.kube.status.values import metrics_urls
 from highwater.metadata.keys import ROOT
 
 LOG_BYTES = 2 * 2**20

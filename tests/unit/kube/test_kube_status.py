@@ -16,7 +16,9 @@ from highwater.cli.exit_status import exit_status
 from highwater.kube.in_pod import etcd_report, pod_report
 from highwater.kube.pod import Pod
 from highwater.kube.release import Release
-from highwater.kube.status import Observed, Status, assemble, metric, observe
+from highwater.kube.status.assembly import assemble
+from highwater.kube.status.observation import observe
+from highwater.kube.status.values import Observed, Status, metric
 from highwater.metadata.local import LocalEtcd
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)

@@ -16,7 +16,8 @@ def status(
     """Show the pods of a release, its brokers, volumes and members of etcd, and what is wrong with what to do. Exit
     status 1 where something is."""
     found = release_of(namespace, release, context)
-    from highwater.kube.status import assemble, observe
+    from highwater.kube.status.assembly import assemble
+    from highwater.kube.status.observation import observe
 
     told = assemble(observe(found), datetime.now(UTC))
     if json:

@@ -16,7 +16,8 @@ from highwater.kube.in_pod import cut_network, hold_process, pod_report, python,
 from highwater.kube.kubernetes_api import KubernetesError
 from highwater.kube.pod import Pod
 from highwater.kube.release import BROKER, CONTROLLER, SERVICES, NotInTimeError, Release
-from highwater.kube.status import container_to_ask, metric, metrics_urls
+from highwater.kube.status.observation import container_to_ask
+from highwater.kube.status.values import metric, metrics_urls
 
 NOTICED_S = 90.0
 _GONE_S = 90.0

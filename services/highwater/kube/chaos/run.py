@@ -17,7 +17,7 @@ from highwater.kube.chaos.ephemeral import ImpossibleError
 from highwater.kube.chaos.injection import Injection, WrongStateError
 from highwater.kube.kubernetes_api import KubernetesError
 from highwater.kube.release import BROKER, REPLICA_MANAGER, NotInTimeError, Release
-from highwater.kube.status import cluster
+from highwater.kube.status.observation import cluster
 
 BACK_S = 180.0
 LOAD = "highwater.kube.load"
