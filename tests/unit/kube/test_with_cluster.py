@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ case $1 in
 esac
 """
 ETCD = "#!/bin/sh\necho etcd Version: 3.6.16\n"
+# Others on the machine mount what they like meanwhile.
+ALONE = ["unshare", "--mount", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
 LINE = 'echo "$KUBECONFIG $HIGHWATER_IMAGE $HIGHWATER_ETCD_IMAGE"'
 
 
@@ -49,7 +52,7 @@ class Tool:
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, REPOSITORY / "tests" / "k8s" / "with_cluster.py", *arguments],
+            [*ALONE, sys.executable, REPOSITORY / "tests" / "k8s" / "with_cluster.py", *arguments],
             env=self.environment(more),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
