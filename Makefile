@@ -60,7 +60,7 @@ test-stores: $(SPARK_VENV)-stores/.installed
 	HIGHWATER_TEST_STORES=1 $(SPARK_VENV)-stores/bin/python -m pytest tests/spark/test_archive_stores.py $(PYTEST_ARGS)
 
 WITH_CLUSTER = $(if $(KUBECONFIG),,K8S_CLUSTER="$(K8S_CLUSTER)" $(BIN)/python tests/k8s/with_cluster.py \
-	$(if $(SHORT),--minutes 28) $(if $(PREVIOUS),--previous $(PREVIOUS)))
+	$(if $(SHORT),--minutes 15) $(if $(PREVIOUS),--previous $(PREVIOUS)))
 
 test-k8s: $(VENV)/.dev
 	SECONDS=$(or $(SECONDS),90) $(WITH_CLUSTER) $(BIN)/python -m pytest -s --timeout 900 tests/k8s \
