@@ -3,6 +3,9 @@
 A task of asyncio that raises dies in silence; whoever depends on it then waits for ever, while the process says that it
 is healthy. Here a loop that fails, or ends although nobody asked it to, is logged and counted, and begun anew after a
 pause; what cannot be begun anew tells its owner, which ends the process.
+
+So is what ends by a `CancelledError` that nobody asked for: gRPC cancels the calls of a channel that is closed, and an
+executor what it does not begin any more; whoever awaits them sees a cancellation of its own (RULES 8.8).
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from highwater.telemetry.log import get_logger, pairs
 
@@ -24,6 +28,47 @@ LONGEST_PAUSE_S = 30.0
 SOUND_AFTER_S = 60.0  # a task that ran this long begins with the first pause again
 
 Work = Callable[[], Awaitable[None]]
+Answer = TypeVar("Answer")
+
+
+class UnaskedCancellationError(Exception):
+    """What a task awaited was cancelled, and not the task: the channel of a call was closed, say."""
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was asked to end. Where it was not, a `CancelledError` is that of what it awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def uncancelled(work: Awaitable[Answer]) -> Answer:
+    """Awaits `work`. Raises `UnaskedCancellationError` where that ends by a cancellation and nobody cancelled the
+    running task."""
+    try:
+        return await work
+    except asyncio.CancelledError as cancelled:
+        if is_cancelled():
+            raise
+        raise UnaskedCancellationError("what it awaited was cancelled, as the calls of a closed channel") from cancelled
+
+
+class TaskGroup(asyncio.TaskGroup):
+    """A group that fails, too, where one of its tasks ends by a cancellation that nobody asked for: asyncio's goes on
+    without that task, in silence."""
+
+    def create_task(  # type: ignore[override]  # of a coroutine only
+        self, coro: Coroutine[Any, Any, Answer], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Answer]:
+        """Raises `RuntimeError` where the group is ending; `coro` is closed then."""
+        watched = uncancelled(coro)
+        try:
+            task = super().create_task(watched, name=name, context=context)
+        except RuntimeError:
+            watched.close()
+            coro.close()
+            raise
+        task.add_done_callback(lambda _: coro.close())  # it may have been cancelled before it began
+        return task
 
 
 class TaskSupervisor:
@@ -78,7 +123,7 @@ class TaskSupervisor:
         while True:
             began_s = self._clock_s()
             try:
-                await work()
+                await uncancelled(work())
             except Exception as error:
                 self._failed(name, error, expected)
             else:
@@ -93,7 +138,7 @@ class TaskSupervisor:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                await work()
+                await uncancelled(work())
             except Exception as error:
                 self._failed(name, error, expected)
                 pause_s = max(interval_s, min(2 * max(pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S))
@@ -102,7 +147,7 @@ class TaskSupervisor:
 
     async def _run_once(self, name: str, work: Work, on_failure: Callable[[Exception], None] | None) -> None:
         try:
-            await work()
+            await uncancelled(work())
         except Exception as error:
             self._failed(name, error, ())
             if on_failure is not None:

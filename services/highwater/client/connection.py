@@ -20,6 +20,7 @@ from highwater.client.exceptions import HighwaterError, NetworkError, RequestTim
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.channel import ReplaceableChannel, open_channel
+from highwater.supervision import is_cancelled
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
@@ -256,8 +257,7 @@ class Connection:
             raise transport_error(error, self.address) from None
         except asyncio.CancelledError:
             # A closed channel cancels its calls, which looks as if the caller were cancelled.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             raise NetworkError(f"the connection to {self.address} was closed") from None
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
