@@ -1,6 +1,7 @@
 """No task of asyncio is started by itself that nobody would miss: long-lived ones run under a `TaskSupervisor`
 (`highwater.supervision`); the others, which whoever starts them awaits, stand here with the reason. Tasks of a
-`TaskGroup` need none: the group awaits them, and fails with them."""
+`TaskGroup` need none: the group awaits them, and fails with them. That is `highwater.supervision.TaskGroup`: asyncio's
+goes on without a task that was cancelled by nobody (RULES 8.8)."""
 
 from __future__ import annotations
 
@@ -37,6 +38,12 @@ ALLOWED: dict[str, str] = {
     "replica_manager/fencer.py Fencer._flush": "one call; whatever it raises is logged and answered as a failure",
     "rpc/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses any more; `close` awaits it",
     "replica_manager/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",
+}
+
+# asyncio's groups.
+ALLOWED_GROUPS: dict[str, str] = {
+    "kube/load.py": "of a command that ends by itself, and tells what was not acknowledged",
+    "log_storage/serving/data_path.py": "as long as the call, which the peer ends where it is not answered",
 }
 
 
@@ -98,6 +105,11 @@ def test_a_task_is_supervised_or_awaited_by_who_starts_it() -> None:
 def test_the_table_names_nothing_that_is_gone() -> None:
     gone = ALLOWED.keys() - found().keys()
     assert not gone, f"no task is started there any more, take it out of the table: {sorted(gone)}"
+
+
+def test_a_group_fails_with_each_of_its_tasks() -> None:
+    groups = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "asyncio.TaskGroup()" in path.read_text()}
+    assert groups == ALLOWED_GROUPS.keys(), "use highwater.supervision.TaskGroup"
 
 
 def test_it_sees_a_task_that_is_started() -> None:

@@ -16,6 +16,7 @@ from highwater.metadata.keys import Keys
 from highwater.metadata.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
 from highwater.metadata.store import Store
 from highwater.metadata.topics import create_states, delete_states, finish_deletion
+from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -52,7 +53,7 @@ class EtcdWriter:
         for write in states:
             if not write.compare_revision:
                 creations[write.topic].append(write)
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             if elections:
                 tasks.create_task(self._write_states(elections))
             for topic, created in creations.items():

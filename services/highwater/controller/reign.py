@@ -46,6 +46,7 @@ from highwater.metadata.isr_notifications import QUIET_MS, IsrNotificationCollec
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import LiveBroker, PartitionKey
 from highwater.metadata.store import Store
+from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -99,7 +100,7 @@ class Reign:
         self._clock_ms = clock_ms
         self._rebalancing = rebalancing
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
         self._endpoints = wire.Endpoints()
         self._fast_paths: dict[int, FastPath] = {}
@@ -110,7 +111,7 @@ class Reign:
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 self._tasks = tasks
                 tasks.create_task(self._follow_etcd())
                 tasks.create_task(self._tick())
@@ -166,13 +167,13 @@ class Reign:
         self._progress = asyncio.Event()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        if self._tasks is None:
+            work.close()
+            return None
         try:
-            if self._tasks is not None:
-                return self._tasks.create_task(work)
+            return self._tasks.create_task(work)
         except RuntimeError:
-            pass  # the term is ending, its tasks are being cancelled
-        work.close()
-        return None
+            return None  # the term is ending, its tasks are being cancelled
 
     # etcd
 

@@ -16,6 +16,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import LiveBroker, PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
+from highwater.supervision import TaskGroup, UnaskedCancellationError, uncancelled
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
 
@@ -23,6 +24,9 @@ _log = get_logger(__name__)
 
 CONTROL_TIMEOUT_S = 10.0
 METADATA_TIMEOUT_S = 5.0
+# The other of the two requests may have replaced the channel, as that of a broker that says goodbye and stays: what is
+# under way on it then is cancelled (RULES 8.8).
+_UNANSWERED = (grpc.aio.AioRpcError, UnaskedCancellationError)
 
 
 class Answers(Protocol):
@@ -81,7 +85,7 @@ class BrokerSender:
     async def run(self) -> None:
         link = ReplaceableChannel(lambda: open_channel(self.broker.registration.address))
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 tasks.create_task(self._send_control(link))
                 tasks.create_task(self._send_metadata(link))
         finally:
@@ -96,10 +100,10 @@ class BrokerSender:
                 continue
             stub = _stub(link)
             try:
-                done = await (
+                done = await uncancelled(
                     self._instruct(stub, batch) if isinstance(batch, InstructionBatch) else self._stop(stub, batch)
                 )
-            except grpc.aio.AioRpcError as error:
+            except _UNANSWERED as error:
                 self._unreachable(error)
                 done = False
             if not done:
@@ -153,9 +157,11 @@ class BrokerSender:
                 await self._sleep(self._metadata_woken, self.outbox.metadata_due_ms())
                 continue
             try:
-                response = await _stub(link).UpdateMetadata(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
+                response = await uncancelled(
+                    _stub(link).UpdateMetadata(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
+                )
                 done = self._accepted(from_proto(response.error), response.error.message)
-            except grpc.aio.AioRpcError as error:
+            except _UNANSWERED as error:
                 self._unreachable(error)
                 done = False
             if done:
@@ -198,9 +204,10 @@ class BrokerSender:
         self._reachable = True
         return True
 
-    def _unreachable(self, error: grpc.aio.AioRpcError) -> None:
+    def _unreachable(self, error: grpc.aio.AioRpcError | UnaskedCancellationError) -> None:
         if self._reachable:  # once an outage
-            _log.warning("broker does not answer %s", pairs(broker=self.outbox.broker_id, reason=error.details()))
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "the connection was replaced"
+            _log.warning("broker does not answer %s", pairs(broker=self.outbox.broker_id, reason=reason))
         self._reachable = False
 
     async def _sleep(self, woken: asyncio.Event, due_ms: int | None) -> None:
