@@ -13,9 +13,13 @@ import grpc.aio
 import pytest
 from aetcd import rpc
 
+from highwater.metadata.connections import Member
+from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.etcd_errors import OutcomeUnknown
+from highwater.metadata.keys import Keys
+from highwater.metadata.leased_key import LeasedKey
 from highwater.metadata.store import Store
-from highwater.metadata.transactions import Put, WatchBatch
+from highwater.metadata.transactions import Entry, Put, WatchBatch
 from highwater.rpc.local_process import free_ports
 
 _GRACE_S = 20.0
@@ -28,6 +32,7 @@ class FakeEtcd:
     def __init__(self, address: str, *, answers: bool) -> None:
         self._address = address
         self._answers = answers
+        self.healthy = True  # it gives signs of life
         self.called = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -65,6 +70,9 @@ class FakeEtcd:
         return answer
 
     async def _healthy(self, request: bytes, context: Any) -> bytes:
+        self.called.set()
+        if not self.healthy:
+            await asyncio.sleep(_GRACE_S)
         return b"\x08\x01"
 
     async def _watch(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -125,3 +133,32 @@ async def test_a_write_is_one_of_unknown_outcome(gone_store: tuple[str, Store]) 
     address, store = gone_store
     with pytest.raises(OutcomeUnknown, match="was replaced"):
         await after_a_goodbye(address, store, store.txn((), (Put("/k", b""),), timeout_s=15.0))
+
+
+async def test_who_asks_for_signs_of_life_goes_on_asking() -> None:
+    """Otherwise the watches over the next connection would hang on a member that is never asked."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    etcd, member = FakeEtcd(address, answers=True), Member(address, None)
+    etcd.healthy = False
+    async with etcd.serving():
+        asking = asyncio.create_task(member.answers())
+        await asyncio.wait_for(etcd.called.wait(), _SOON_S)
+        member._link.replace()
+        assert await asyncio.wait_for(asking, _SOON_S)
+        await member.close()
+
+
+async def test_a_term_whose_key_is_held_no_more_ends_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """By whatever was cancelled below it."""
+
+    class Held(LeasedKey):
+        async def hold(self) -> Entry | None:
+            raise asyncio.CancelledError
+
+    store: Any = None
+    election = ControllerElection(
+        store, Keys("c"), controller_id=1, address="c:1", incarnation="i", session_timeout_ms=1_000
+    )
+    election._holding = asyncio.create_task(election._hold(Held(store, "/k", session_timeout_ms=1_000)))
+    await asyncio.wait_for(election.lost(), _SOON_S)
+    assert "the controller key cannot be held" in caplog.text

@@ -22,6 +22,7 @@ from highwater.errors import UserError
 from highwater.metadata.etcd_errors import StoreClosed, Unavailable
 from highwater.metadata.tls import Certificates, TlsSettings, diagnose
 from highwater.rpc.channel import NAME_OPTIONS, ReplaceableChannel
+from highwater.supervision import UnaskedCancellationError, is_cancelled, uncancelled
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -92,10 +93,13 @@ class Member:
 
     async def answers(self) -> bool:
         """Whether it gives a sign of life within 2 s. A refusal is one; so is what ends the connection, which ends
-        its streams as well. Time in which this process stood still tells nothing of the member."""
+        its streams as well, and its replacement (RULES 8.8). Time in which this process stood still tells nothing of
+        the member."""
         asked_s = time.monotonic()
         try:
-            await self._health.Check(health_pb2.HealthCheckRequest(), timeout=SILENT_S)
+            await uncancelled(self._health.Check(health_pb2.HealthCheckRequest(), timeout=SILENT_S))
+        except UnaskedCancellationError:
+            return True
         except AioRpcError as broken:
             silent = broken.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return not silent or time.monotonic() - asked_s > 1.5 * SILENT_S
@@ -232,8 +236,7 @@ class Connections:
         try:
             yield
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():
+            if not is_cancelled():
                 if self._closed:
                     raise StoreClosed("the connection to etcd was closed") from None
                 raise Retired(f"the connection to etcd's member {member.endpoint} was replaced") from None

@@ -13,6 +13,7 @@ from highwater.metadata.leased_key import RETRY_PAUSE_S, LeasedKey, boottime_ms
 from highwater.metadata.models import ControllerRegistration
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Entry, Put, modified_at
+from highwater.supervision import uncancelled
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -139,8 +140,12 @@ class ControllerElection:
             return None
         self.acting = registration
         self._held = held
-        self._holding = asyncio.create_task(held.hold())
+        self._holding = asyncio.create_task(self._hold(held))
         return ControllerTerm(self._controller_id, epoch, held.create_revision)
+
+    @staticmethod
+    async def _hold(held: LeasedKey) -> Entry | None:
+        return await uncancelled(held.hold())
 
     async def _until_vacant(self, revision: int) -> None:
         async with contextlib.aclosing(self._store.watch(self._keys.controller, revision + 1)) as batches:

@@ -11,6 +11,7 @@ from highwater.metadata.leased_key import RETRY_PAUSE_S, LeasedKey, boottime_ms
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete, Entry, Put, created_at
+from highwater.supervision import uncancelled
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
@@ -160,12 +161,9 @@ class BrokerRegistrar:
 
     async def _hold(self, held: LeasedKey) -> None:
         try:
-            await held.hold()
-        except (Exception, asyncio.CancelledError):
-            # A mistake of ours: who does not know that it is registered stops leading, and registers anew. What was
-            # awaited may have been cancelled by itself.
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
+            await uncancelled(held.hold())
+        except Exception:
+            # A mistake of ours: who does not know that it is registered stops leading, and registers anew.
             _log.exception("the registration cannot be held %s", pairs(epoch=held.create_revision))
         if self._held is held:
             self._held = None
