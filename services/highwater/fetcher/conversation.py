@@ -59,6 +59,8 @@ async def converse(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         # Where several ended at once, the reader knows why.
         for task in sorted(done, key=tasks.index, reverse=True):
+            if task.cancelled():
+                raise ConversationEndedError("the connection was closed")  # which cancels what is under way on it
             task.result()
     except grpc.aio.AioRpcError as error:
         raise ConversationEndedError(f"{error.code().name}: {error.details()}") from error
