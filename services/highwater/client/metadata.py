@@ -94,12 +94,12 @@ class Metadata:
 
     def _began_anew(self, brokers: Iterable[BrokerInfo]) -> bool:
         """Whether broker epochs count from the beginning again: in an etcd that was made again (RULES 7.9) each of them
-        is lower than before. One that merely lags knows of some broker, itself if no other, what was last heard."""
+        is lower than before. One that merely lags knows of some broker, itself if no other, what was last heard; where
+        it does not, the next answer has the higher epochs again. The other way round nothing would mend it: beside
+        epochs of the new etcd one of the old would be taken for the latest for good."""
         epochs = {broker.broker_id: broker.broker_epoch for broker in brokers}
-        before = self.brokers.values()
-        return bool(before) and all(
-            epochs.get(known.broker_id, known.broker_epoch) < known.broker_epoch for known in before
-        )
+        both = self.brokers.keys() & epochs.keys()
+        return bool(both) and all(epochs[broker_id] < self.brokers[broker_id].broker_epoch for broker_id in both)
 
     def _newer_broker(self, broker: BrokerInfo) -> BrokerInfo:
         known = self.brokers.get(broker.broker_id)

@@ -81,9 +81,29 @@ def test_broker_epochs_that_begin_anew_are_believed() -> None:
     assert not metadata.began_anew
     assert metadata.brokers[0].address == "host:700"
     metadata.merge(brokers(30, 40, 0))  # one is not registered yet
-    metadata.merge(brokers(30, 40, 50))
     assert metadata.began_anew
+    metadata.merge(brokers(30, 40, 50))
     assert [metadata.brokers[number].address for number in range(3)] == ["host:30", "host:40", "host:50"]
     metadata.merge(brokers(60, 40, 50))
     metadata.merge(brokers(30, 40, 50))
     assert metadata.brokers[0].address == "host:60"
+
+
+def test_broker_epochs_begin_anew_while_some_are_missing() -> None:
+    """A broker that was away before, beside one that is not back yet: what is old must not stay beside what is new."""
+    metadata = Metadata()
+    metadata.merge(brokers(700, 800, 0))
+    metadata.merge(brokers(30, 0, 40))
+    metadata.merge(brokers(30, 50, 40))
+    assert [metadata.brokers[number].address for number in range(3)] == ["host:30", "host:50", "host:40"]
+
+
+def test_who_believed_a_broker_that_lags_does_not_for_long() -> None:
+    metadata = Metadata()
+    metadata.merge(brokers(700, 0, 0))
+    metadata.merge(brokers(500, 600, 0))  # as if in an etcd that was made again
+    metadata.merge(brokers(700, 0, 0))
+    assert metadata.brokers[0].address == "host:700"
+    metadata.merge(brokers(500, 600, 0))
+    metadata.merge(brokers(700, 600, 0))
+    assert metadata.brokers[0].address == "host:700"
