@@ -33,11 +33,23 @@ class Fence:
     # For FOLLOWER: the last leader epoch that this log was fenced to lead under before; NO_EPOCH: none; None: a version
     # that did not keep it wrote the fence. No part of what a fence admits or refuses.
     led_before: int | None = field(default=NO_EPOCH, compare=False)
+    # Not for a fence to lead, where the log has lost something since.
+    whole: bool = field(default=True, compare=False)
 
     @property
     def last_led_epoch(self) -> int | None:
-        """The last leader epoch that this log was fenced to lead under (RULES 7.9); NO_EPOCH: none; None: not known."""
-        return self.leader_epoch if self.role is Role.LEADER else self.led_before
+        """The last leader epoch that this log was fenced to lead under (RULES 7.9); NO_EPOCH: none; None: not known, or
+        the log has not all any more that it had then."""
+        if self.role is Role.LEADER:
+            return self.leader_epoch if self.whole else None
+        return self.led_before
+
+    @property
+    def after_loss(self) -> Fence:
+        """This fence of a log that has lost its tail, or what was damaged: having led says nothing of it any more."""
+        if self.last_led_epoch in (None, NO_EPOCH):
+            return self
+        return replace(self, whole=False) if self.role is Role.LEADER else replace(self, led_before=None)
 
     def after(self, current: Fence | None) -> Fence:
         """This fence as it takes the place of `current`, of which it keeps what the log has led."""

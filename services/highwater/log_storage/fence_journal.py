@@ -2,9 +2,10 @@
 costs one write and one fdatasync.
 
 A line for each call: the CRC-32C of the rest in hex, a space, a JSON list of entries `[topic id in hex, partition,
-leader epoch, role, replica-manager's incarnation, log-storage's incarnation, the last leader epoch that it led under]`;
-entries of six are those of earlier versions. An epoch of -1 forgets a deleted log's fence. The last line may be torn by
-a crash: it was not answered for, and is dropped. The file is written anew at every start."""
+leader epoch, role, replica-manager's incarnation, log-storage's incarnation, the last leader epoch that it led under]`
+(null: not known, or the log has lost something since); entries of six are those of earlier versions. An epoch of -1
+forgets a deleted log's fence. The last line may be torn by a crash: it was not answered for, and is dropped. The file
+is written anew at every start."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ class FenceJournal:
         """Reads the file and writes it anew; `clean` as for `read_fences`. Raises `OSError`, `FenceJournalError`."""
         self._path = path
         self.fences = read_fences(path, clean=clean)
+        self._led_at_start = {key: fence.last_led_epoch for key, fence in self.fences.items()}
         self._failure: OSError | None = None
         self._unwritten: dict[PartitionKey, Fence] = {}
         self._descriptor = -1
@@ -66,6 +68,15 @@ class FenceJournal:
             self._append(_entry(key, fence) for key, fence in due.items())
             for key in due:
                 del self._unwritten[key]
+
+    def after_loss(self) -> dict[PartitionKey, Fence]:
+        """The fences to be recorded where the logs had lost their tails at the start: of those that have not led
+        since. None may be raised until they are."""
+        return {
+            key: after
+            for key, fence in self.fences.copy().items()
+            if (after := fence.after_loss) is not fence and fence.last_led_epoch == self._led_at_start.get(key)
+        }
 
     def forget(self, keys: Iterable[PartitionKey]) -> None:
         """Drops the fences of deleted logs. Raises `OSError`."""
@@ -191,4 +202,5 @@ def _take(fences: dict[PartitionKey, Fence], entries: list[Any]) -> None:
             fences.pop(key, None)
         else:
             led_before = last_led[0] if last_led else None
-            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage, led_before)
+            whole = led_before is not None or not last_led
+            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage, led_before, whole)

@@ -142,8 +142,11 @@ class LogDir:
         replace_file(self.path / CLEAN_SHUTDOWN, b"")
 
     def record_boot(self) -> None:
-        """Ends `tail_lost`: this boot and mount are the ones last used. Everything must be on disk; what is not,
-        because a write has failed since the start, the next start has lost. Raises `OSError`."""
+        """Ends `tail_lost`: this boot and mount are the ones last used, and no fence says of a log whose tail is lost
+        that it led (RULES 7.9). Everything must be on disk; what is not, because a write has failed since the start,
+        the next start has lost. No fence may be raised meanwhile. Raises `OSError`."""
+        if self.tail_lost and (short := self.fences.after_loss()):
+            self.record_fences(short)
         with self._record_lock:
             self._replace_record(self._flush_every_message, bool(self.disk.doubt))
             self.tail_lost = False

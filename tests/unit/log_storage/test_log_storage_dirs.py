@@ -174,6 +174,21 @@ def test_a_lost_tail_is_told_until_the_boot_is_recorded(tmp_path: Path) -> None:
     manager.unlock()
 
 
+def test_what_the_logs_led_is_not_said_once_their_lost_tails_are_settled(tmp_path: Path) -> None:
+    """RULES 7.9. Before, the inventory tells both."""
+    fence = Fence(4, Role.LEADER, "rm", "ls")
+    manager = opened(tmp_path)
+    manager.log_dirs[0].record_fences({KEY: fence})
+    manager.unlock()
+    manager = opened(tmp_path)
+    assert manager.log_dirs[0].fences.fences[KEY].last_led_epoch == 4
+    confirm(manager)
+    manager.unlock()
+    manager = opened(tmp_path)
+    assert manager.log_dirs[0].fences.fences[KEY].last_led_epoch is None
+    manager.unlock()
+
+
 def test_a_clean_start_under_a_new_boot_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = opened(tmp_path)
     confirm(manager)

@@ -161,3 +161,31 @@ def test_a_fence_of_an_earlier_version_does_not_say_what_was_led(tmp_path: Path)
     assert read.fences[KEY].after(None).last_led_epoch is None
     assert follower(5).after(read.fences[KEY]).last_led_epoch is None
     assert read.fences[OTHER].last_led_epoch == 4
+
+
+def test_of_a_log_that_has_lost_something_it_is_not_said_what_it_led(tmp_path: Path) -> None:
+    """RULES 7.9. What it is fenced to lead under since says something again."""
+    keys = [PartitionKey(b"v" * 16, number) for number in range(4)]
+    path = tmp_path / "fence-journal"
+    journal = FenceJournal(path)
+    journal.record({keys[0]: leader(2), keys[1]: leader(2), keys[2]: leader(2), keys[3]: follower(2)})
+    journal.close()
+    journal = FenceJournal(path)
+    for key, fence in ((keys[1], follower(3)), (keys[2], leader(3))):
+        journal.record({key: fence.after(journal.get(key))})
+    short = journal.after_loss()
+    assert short.keys() == {keys[0], keys[1]}
+    journal.record(short)
+    journal.close()
+    journal = FenceJournal(path)
+    assert [journal.fences[key] for key in keys] == [leader(2), follower(3), leader(3), follower(2)]
+    assert [journal.fences[key].last_led_epoch for key in keys] == [None, None, 3, NO_EPOCH]
+    assert follower(4).after(journal.fences[keys[0]]).last_led_epoch is None
+    assert leader(4).after(journal.fences[keys[0]]).last_led_epoch == 4
+
+
+def test_a_fence_to_lead_of_an_earlier_version_led(tmp_path: Path) -> None:
+    path = tmp_path / "fence-journal"
+    body = json.dumps([[KEY.topic_id.hex(), KEY.partition, 3, 1, "rm", "ls"]]).encode()
+    path.write_bytes(b"%08x %s\n" % (crc32c(body), body))
+    assert FenceJournal(path).fences[KEY].last_led_epoch == 3

@@ -20,6 +20,7 @@ from highwater.log_storage import examining
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence_journal import FILE_NAME, read_fences
 from highwater.log_storage.hosted import HostedLog
 from highwater.log_storage.log import Log
 from highwater.log_storage.log_manager import LogManager
@@ -223,7 +224,7 @@ async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, numbe
     segment = world.log.segments[number]
     flip(segment, 16)
     await world.scrubber.scrub(world.hosted)
-    world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.FOLLOWER, "", "one")
+    world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.FOLLOWER, "", "one", led_before=1)
 
     async def drop(leader_epoch: int) -> log_storage_pb2.DropDamagedResponse:
         request = log_storage_pb2.DropDamagedRequest(partition=key_proto(KEY), leader_epoch=leader_epoch)
@@ -236,6 +237,8 @@ async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, numbe
     assert dropped.log.high_watermark == segment.base_offset
     assert world.hosted.known_damage == []
     assert world.manager.damaged_logs == 0
+    # What it has led is not in it any more (RULES 7.9).
+    assert read_fences(world.hosted.log_dir.path / FILE_NAME)[KEY].last_led_epoch is None
     # It goes on from there, and is sound.
     world.log.become_leader(4)
     world.log.append_as_leader(batch(RECORDS), 4, world.log.log_end_offset, 0)

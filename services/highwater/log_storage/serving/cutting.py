@@ -59,9 +59,21 @@ class Cutting(ServicerCore):
                         ErrorCode.STALE_FENCE,
                         f"{hosted.directory} is not cut under epoch {request.leader_epoch}: the fence is {fence}",
                     )
+                if hosted.known_damage and fence is not None and fence.after_loss is not fence:
+                    await self._record_loss(hosted)
                 await self._in_thread(self._manager.drop_damaged, hosted)
                 self._manager.count_offline()
         return response
+
+    async def _record_loss(self, hosted: HostedLog) -> None:
+        """Before the log is cut, its fence ceases to say what it has led (RULES 7.9). Raises `LogError`."""
+        async with self._fencing:
+            fence = hosted.fence
+            assert fence is not None
+            try:
+                await self._in_thread(hosted.log_dir.record_fences, {hosted.key: fence.after_loss})
+            except OSError as error:
+                raise hosted.log_dir.disk.refusal(error, f"cannot write the fence of {hosted.directory}") from error
 
     async def RaiseLogStart(
         self, request: log_storage_pb2.RaiseLogStartRequest, context: Any

@@ -48,7 +48,8 @@ class Durability(ServicerCore):
             try:
                 await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
                 if request.record_boot and log_dir not in failed:
-                    await self._in_thread(log_dir.record_boot)
+                    async with self._fencing:
+                        await self._in_thread(log_dir.record_boot)
                 if request.cluster_id:
                     await self._in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
             except (LogError, OSError) as error:
