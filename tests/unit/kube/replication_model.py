@@ -10,6 +10,7 @@ from highwater.kube.lost_etcd.inventory import Replica
 from highwater.log_storage.epochs import NO_EPOCH, EpochEntry
 
 TOPIC_ID = b"t" * 16
+NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,12 @@ class Volume:
     log: list[Batch] = field(default_factory=list)
     fence: int = NO_EPOCH
     leads: bool = False  # the fence is one to lead
-    led: int = NO_EPOCH
+    led: int | None = NO_EPOCH  # None: its tail was lost since
     high_watermark: int = 0
+
+    def lose_tail(self, end: int) -> None:
+        del self.log[end:]
+        self.high_watermark = min(self.high_watermark, end)
 
     @property
     def last_epoch(self) -> int:
@@ -49,12 +54,16 @@ class Volume:
 
 
 class Partition:
-    """`brokers` of them, all in the ISR at first; elections are clean ones."""
+    """`brokers` of them, all in the ISR at first; elections are clean ones. `losses`: machines are lost, too, with what
+    their volumes had not on disk, but fewer than the minimum before they are back in the ISR (RULES 7.5)."""
 
-    def __init__(self, brokers: int, minimum: int, chance: random.Random) -> None:
+    def __init__(self, brokers: int, minimum: int, chance: random.Random, *, losses: bool = False) -> None:
         self.volumes = [Volume() for _ in range(brokers)]
         self.minimum = minimum
         self.acknowledged: dict[int, Batch] = {}  # by offset
+        self.lost = set[int]()  # and not in the ISR again
+        self.tail_lost = set[int]()  # of these: they have not registered since
+        self._losses = losses
         self._chance = chance
         self._alive = set(range(brokers))
         self._leader, self._epoch = 0, 0
@@ -76,6 +85,7 @@ class Partition:
             + [self.come_back] * 5
             + [self.fail] * 4
             + [self.checkpoint]
+            + ([self.lose_tail] + [self.append] * 4 + [self.elect] * 4 if self._losses else [])
         )
         self._chance.choice(moves)()
 
@@ -120,6 +130,7 @@ class Partition:
                 self._elr = self._elr | {broker}
         elif self._acked.get(broker, -1) >= max(self.volumes[self._leader].high_watermark, self._epoch_start):
             self._isr = self._isr | {broker}
+            self.lost.discard(broker)
             self._elr = self._elr - {broker}
         if len(self._isr) >= self.minimum:
             self._elr = set()
@@ -178,11 +189,27 @@ class Partition:
         self._alive.discard(broker)
         self._acked.pop(broker, None)
 
+    def lose_tail(self) -> None:
+        broker = self._chance.randrange(len(self.volumes))
+        if len(self.lost | {broker}) < self.minimum:
+            self.lost.add(broker)
+            self.tail_lost.add(broker)
+            self.volumes[broker].lose_tail(self._chance.randint(0, len(self.volumes[broker].log)))
+            self._alive.discard(broker)
+            self._acked.pop(broker, None)
+
     def come_back(self) -> None:
-        """A leader that was started anew is no leader before it was elected again (RULES 3.5)."""
+        """A leader that was started anew is no leader before it was elected again (RULES 3.5). Whoever has lost its
+        tail leaves ISR and elr, be it the last member, and its fence does not say any more what it led (RULES 7.2)."""
         broker = self._chance.randrange(len(self.volumes))
         if broker not in self._alive:
             self._alive.add(broker)
             self.volumes[broker].leads = False
-            if broker == self._leader:
+            if broker in self.tail_lost:
+                self.tail_lost.discard(broker)
+                self._isr, self._elr = self._isr - {broker}, self._elr - {broker}
+                self.volumes[broker].led = None
+                if broker == self._leader:  # whoever is elected next is elected without it
+                    self._leader, self._epoch, self._acked = NOBODY, self._epoch + 1, {}
+            if self._leader in (broker, NOBODY):
                 self.elect()

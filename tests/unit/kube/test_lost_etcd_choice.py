@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -25,10 +26,10 @@ def lacks(partition: Partition, volume: Volume) -> list[int]:
     return [offset for offset, batch in partition.acknowledged.items() if volume.log[offset : offset + 1] != [batch]]
 
 
-def history(seed: int, brokers: int, minimum: int) -> Partition:
+def history(seed: int, brokers: int, minimum: int, *, losses: bool = False) -> Partition:
     chance = random.Random(seed)
-    partition = Partition(brokers, minimum, chance)
-    for _ in range(chance.randrange(10, STEPS)):
+    partition = Partition(brokers, minimum, chance, losses=losses)
+    for _ in range(chance.randrange(50, 2 * STEPS) if losses else chance.randrange(10, STEPS)):
         partition.step()
     return partition
 
@@ -49,6 +50,43 @@ def test_nothing_acknowledged_is_lost_without_a_doubt(
         assert choice.doubts
     if not missing:  # whatever is doubted then: the last leader's log has everything
         assert not lacks(partition, partition.volumes[choice.broker_id])
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=st.integers(0, 2**32), brokers=st.integers(3, 4), minimum=st.integers(2, 3), data=st.data())
+def test_lost_tails_lose_nothing_without_a_doubt(seed: int, brokers: int, minimum: int, data: st.DataObject) -> None:
+    """Fewer volumes than the minimum are missing or have lost their ends; those that are back and not yet in the ISR
+    count, though nobody knows of them any more."""
+    partition = history(seed, brokers, minimum, losses=True)
+    spare = minimum - 1 - len(partition.lost)
+    missing = data.draw(st.sets(st.integers(0, brokers - 1), max_size=spare), label="missing")
+    check_with_lost_tails(partition, partition.volumes, missing, partition.tail_lost)
+
+
+def test_every_end_of_a_volume_is_lost() -> None:
+    """With the etcd."""
+    for seed in range(2300, 2600):
+        partition = history(seed, 3, 2, losses=True)
+        check_with_lost_tails(partition, partition.volumes, set(), partition.tail_lost)
+        if not partition.lost:
+            for broker, volume in enumerate(partition.volumes):
+                for end in range(len(volume.log)):
+                    left = copy.deepcopy(partition.volumes)
+                    left[broker].lose_tail(end)
+                    check_with_lost_tails(partition, left, set(), {broker})
+
+
+def check_with_lost_tails(
+    partition: Partition, volumes: Sequence[Volume], missing: set[int], tail_lost: set[int]
+) -> None:
+    left = {broker: volume for broker, volume in enumerate(volumes) if broker not in missing}
+    tails = tail_lost - missing
+    choice = choose(inventories(left), absent=missing, tail_lost=tails, min_insync_replicas=partition.minimum)
+    if not choice.doubts:
+        assert not lacks(partition, volumes[choice.broker_id])
+        if choice.broker_id in tails:  # the election that follows is one by log (RULES 7.4)
+            elected = max(left, key=lambda broker: (left[broker].last_epoch, len(left[broker].log)))
+            assert not lacks(partition, volumes[elected])
 
 
 def losses(chosen: Callable[[dict[int, Replica]], int]) -> int:
@@ -75,7 +113,7 @@ def test_doubts_are_rare_where_every_volume_is_there() -> None:
     assert doubted < 25
 
 
-def volume(*epochs: int, fence: int, led: int = -1, high_watermark: int = 0) -> Volume:
+def volume(*epochs: int, fence: int, led: int | None = -1, high_watermark: int = 0) -> Volume:
     """A log with a batch of each epoch; those of one epoch and offset are the same in all."""
     log = [Batch(epoch, epoch * 100 + offset) for offset, epoch in enumerate(epochs)]
     return Volume(log, fence, led=led, high_watermark=high_watermark)
@@ -113,6 +151,35 @@ def test_a_lost_tail_counts_as_missing_beside_one_that_is() -> None:
     assert not choose(
         left, absent=frozenset(), tail_lost={0, 2}, min_insync_replicas=2
     ).doubts  # there is nothing better
+
+
+def test_what_the_last_leader_lost_and_others_have_differently_is_a_doubt() -> None:
+    """Broker 0 led epoch 3 and had the second record of epoch 1 acknowledged by broker 1, without one of its own. With
+    its machine it lost that. Broker 2's record of epoch 2 is later, and nobody copied it."""
+    left = inventories({0: volume(1, fence=3, led=3), 1: volume(1, 1, fence=3), 2: volume(1, 2, fence=3, led=2)})
+    [doubt] = choose(left, absent=frozenset(), tail_lost={0}, min_insync_replicas=2).doubts
+    assert "may have lost what it wrote last" in doubt
+    # What is not as the rest of the leader's log was never acknowledged.
+    left[0] = volume(1, 1, fence=3, led=3).inventory()
+    choice = choose(left, absent=frozenset(), tail_lost={0}, min_insync_replicas=2)
+    assert choice.broker_id == 1
+    assert not choice.doubts
+
+
+def test_a_settled_loss_of_what_a_log_led_is_no_last_leader() -> None:
+    """Broker 0 is back from the same, in `lost`, and the partition waits for broker 1, which is down (RULES 7.2)."""
+    left = inventories({0: volume(1, fence=3, led=None), 1: volume(1, 1, fence=3), 2: volume(1, 2, fence=2, led=2)})
+    choice = choose(left, absent=frozenset(), min_insync_replicas=2)
+    assert "broker 1 may have followed a later leader" in choice.doubts[0]
+
+
+def test_a_chosen_log_that_an_election_by_log_would_not_choose_is_a_doubt() -> None:
+    """RULES 7.4: the only member of the ISR starts with its tail lost."""
+    left = inventories({0: volume(1, 1, 1, fence=3, led=3), 1: volume(1, 1, fence=3), 2: volume(1, 2, fence=2, led=2)})
+    assert not choose(left, absent=frozenset(), min_insync_replicas=2).doubts
+    choice = choose(left, absent=frozenset(), tail_lost={0}, min_insync_replicas=2)
+    assert choice.broker_id == 0
+    assert "broker 2 would win it" in choice.doubts[0]
 
 
 def test_a_longer_log_that_begins_with_the_leaders_is_taken() -> None:

@@ -178,6 +178,28 @@ def test_a_missing_broker_counts_against_what_the_configuration_promises() -> No
     assert only(plan(there, own, min_insync_replicas=2)).doubts
 
 
+def test_a_volume_in_the_place_of_another_one_counts_beside_a_missing_one() -> None:
+    """It was used since, so it is whole, and has no log of the partition (RULES 7.2)."""
+    known = backup({"orders": (ORDERS, [[1, 2, 3]])})
+    made = plan([inventory(1, log()), inventory(2, tail_lost=True)], known, without=[3], min_insync_replicas=2)
+    assert "what broker 2 wrote last may be gone" in only(made).doubts[0]
+    others = plan([inventory(1, log()), inventory(4, tail_lost=True)], known, without=[2, 3], min_insync_replicas=3)
+    assert not others.doubtful  # it has no replica
+
+
+def test_a_directory_in_doubt_is_one_with_a_lost_tail() -> None:
+    """Its broker is registered so (RULES 7.2), and the election is by log: broker 2 would win it."""
+    logs = [
+        log(end=3, epochs=(EpochEntry(1, 0),), last_epoch=1, fence_epoch=3, led_epoch=3),
+        log(end=2, epochs=(EpochEntry(1, 0), EpochEntry(2, 1)), last_epoch=2, fence_epoch=2, led_epoch=2),
+    ]
+    volumes = [inventory(broker, each) for broker, each in enumerate(logs, 1)]
+    known = backup({"orders": (ORDERS, [[1, 2]])}, more={"/brokers/doubted_dirs/dir-1": b""})
+    assert only(plan(volumes, known, min_insync_replicas=2)).leader_log == 1
+    assert "broker 2 would win it" in only(plan(volumes, known, min_insync_replicas=2)).doubts[0]
+    assert not plan(volumes, backup({"orders": (ORDERS, [[1, 2]])}), min_insync_replicas=2).doubtful
+
+
 def test_what_only_a_missing_broker_knows_is_a_doubt_until_it_is_gone_for_good() -> None:
     known = backup({"orders": (ORDERS, [[1, 2, 3]])})
     there = [inventory(1, log()), inventory(2, log())]

@@ -116,7 +116,8 @@ def plan(
     expected = {*brokers, *by_id}
     if known is not None:
         expected |= {broker for topic in known.topics.values() for each in topic.assignment.replicas for broker in each}
-    planner = _Planner(by_id, known, expected, min_insync_replicas)
+    doubted = _doubted_dirs(backup)
+    planner = _Planner(by_id, known, expected, min_insync_replicas, doubted)
     topics = planner.topics(topic_ids or {})
     known_epoch = 0 if known is None else known.controller_epoch
     return Plan(
@@ -124,10 +125,10 @@ def plan(
         topics,
         known_epoch + CONTROLLER_EPOCHS_UNSEEN,
         _next_producer_id(inventories, backup),
-        _doubted_dirs(backup),
+        doubted,
         tuple(sorted(planner.tail_lost)),
         tuple(_unknown(broker) for broker in sorted(planner.not_whole - set(without))),
-        tuple(_notes(inventories, sorted(expected - by_id.keys()), topics, backup, planner.deleted)),
+        tuple(_notes(inventories, sorted(expected - by_id.keys()), topics, backup, planner.deleted, planner.tail_lost)),
     )
 
 
@@ -138,12 +139,18 @@ class _Planner:
         known: ClusterSnapshot | None,
         expected: Collection[int],
         min_insync_replicas: int,
+        doubted_dirs: Collection[str],
     ) -> None:
         self._known = known
         self._inventories = inventories
         self._min_insync_replicas = min_insync_replicas
         self.not_whole = {broker for broker in expected if not _whole(inventories.get(broker))}
-        self.tail_lost = {broker for broker, inventory in inventories.items() if inventory.tail_lost}
+        # They register so, for what the inventory says or for what etcd will (RULES 7.2).
+        self.tail_lost = {
+            broker
+            for broker, inventory in inventories.items()
+            if inventory.tail_lost or any(each.directory_id in doubted_dirs for each in inventory.directories)
+        }
         self.deleted: list[str] = []
         """Topics whose deletion had begun when the backup was taken."""
         self._logs: dict[PartitionKey, dict[int, Replica]] = defaultdict(dict)
@@ -249,7 +256,9 @@ class _Planner:
         leader, log_end_offset, doubts = None, 0, tuple[str, ...]()
         if read:
             least = self._least_acknowledging(config, len(replicas))
-            choice = choose(read, absent=absent, tail_lost=self.tail_lost, min_insync_replicas=least)
+            # A volume that took the place of another one has lost all of the log.
+            tail_lost = self.tail_lost & {*replicas} if assigned else self.tail_lost
+            choice = choose(read, absent=absent, tail_lost=tail_lost, min_insync_replicas=least)
             log_end_offset, doubts = choice.replica.log_end_offset, choice.doubts
             leader = choice.broker_id if log_end_offset > 0 else None
         elif absent:
@@ -333,7 +342,7 @@ def _next_producer_id(inventories: Sequence[BrokerInventory], backup: Backup | N
 
 
 def _doubted_dirs(backup: Backup | None) -> tuple[str, ...]:
-    """Their disks may still lack what was written; that it is said once too often costs an election."""
+    """Their disks may still lack what was written; that it is said once too often costs an election by log."""
     prefix = "/brokers/doubted_dirs/"
     entries = {} if backup is None else backup.entries
     return tuple(sorted(key.removeprefix(prefix) for key in entries if key.startswith(prefix)))
@@ -345,6 +354,7 @@ def _notes(
     topics: Sequence[PlannedTopic],
     backup: Backup | None,
     deleted: Sequence[str],
+    tail_lost: Collection[int],
 ) -> Iterable[str]:
     """What whoever runs it should know, besides the doubts."""
     for broker in missing:
@@ -360,7 +370,7 @@ def _notes(
         for replica in each.replicas:
             if replica.failure:
                 yield f"broker {each.broker_id}: {replica.topic}-{replica.partition} cannot be read: {replica.failure}"
-        if each.tail_lost and each.replicas:
+        if each.broker_id in tail_lost and each.replicas:
             yield (
                 f"broker {each.broker_id}: its machine or disk was lost, or stopped; what it wrote last may be gone "
                 "(RULES 7.2), and its partitions begin with an election by log"
