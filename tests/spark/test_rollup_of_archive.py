@@ -368,13 +368,15 @@ def test_an_archive_that_is_put_back_under_a_rollup_that_follows_it(
     wait_until(lambda: read() == {"2"}, lambda: (read(), said))
     grow()
     wait_until(lambda: read() == {"3"}, lambda: (read(), said))
-    shutil.rmtree(tmp_path / "archive")
+    (tmp_path / "archive").rename(tmp_path / "away")
+    (tmp_path / "backup").rename(tmp_path / "archive")
     shutil.rmtree(tmp_path / "archive.checkpoint")
-    shutil.copytree(tmp_path / "backup", tmp_path / "archive")
     for _ in range(4):
         grow()
     wait_until(lambda: not thread.is_alive(), lambda: (read(), said))
-    assert "archive was put back to before version 3, as from a backup, and checkpoint" in said[0]
+    if "does not exist" in said[0]:  # it has looked between the two
+        follow()
+    assert "archive was put back to before version 3, as from a backup, and checkpoint" in said[-1]
 
 
 def test_a_crash_between_what_a_rollup_notes_and_what_it_writes(
