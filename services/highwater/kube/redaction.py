@@ -9,6 +9,7 @@ from typing import Any
 REDACTED = "[redacted]"
 
 _NAME = r"passw(?:or)?d|passphrase|secret|token|credential|private[._-]?key|api[._-]?key|access[._-]?key|authorization"
+_NAME += r"|(?<=_)(?:pass|pwd)(?![a-z])"  # DB_PASS, MYSQL_PWD
 _SECRET = re.compile(_NAME, re.I)
 # Kubernetes' own fields with such names: references and switches.
 _NO_SECRETS = frozenset(
@@ -24,12 +25,19 @@ _NO_SECRETS = frozenset(
 )
 _LEFT_OUT = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY[A-Z0-9 ]*)-----.*?(?:-----END \1-----|\Z)", re.S)
-_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@:]+:[^\s/@]+@", re.I)
+_USER = re.compile(r"""(://)[^\s/"'<>]+@""")  # a token stands there alone, too
 _BEARER = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.I)
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-# key=value, key: value and "key": "value", where a part of the key is such a name.
+# key=value, key: value and "key": "value", where a part of the key is such a name. What stands before that part in the
+# key is not looked for, and what comes after it is bounded: a line of a million letters takes no longer than others.
 _ASSIGNED = re.compile(
-    rf"""(?P<key>["']?[\w.-]*(?:{_NAME})[\w.-]*["']?\s*[=:]\s*)(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&]+)""", re.I
+    rf"""(?P<key>(?:{_NAME})[\w.-]{{0,100}}+["']?\s{{0,20}}+[=:]\s{{0,20}}+)"""
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;&]+)""",
+    re.I,
+)
+_OPTION = re.compile(rf"(?<![\w-])--?[\w.-]{{0,100}}?(?:{_NAME})[\w.-]{{0,100}}+\Z", re.I)
+_OPTION_AND_VALUE = re.compile(
+    rf"(?P<option>(?<![\w-])--[\w.-]{{0,100}}?(?:{_NAME})[\w.-]{{0,100}}+[ \t]{{1,20}}+)(?P<value>[^\s-]\S*)", re.I
 )
 
 
@@ -39,7 +47,12 @@ def redact(value: Any) -> Any:
         case str():
             return redact_text(value)
         case list():
-            return [redact(one) for one in value]
+            # ["--password", "its value"]
+            secret = [isinstance(one, str) and _OPTION.match(one) is not None for one in value]
+            return [
+                REDACTED if option and isinstance(one, str) and not one.startswith("-") else redact(one)
+                for option, one in zip([False, *secret], value, strict=False)
+            ]
         case dict():
             return _redact_object(value)
     return value
@@ -67,4 +80,5 @@ def redact_text(text: str) -> str:
     text = _USER.sub(rf"\1{REDACTED}@", text)
     text = _BEARER.sub(rf"\1 {REDACTED}", text)
     text = _JWT.sub(REDACTED, text)
+    text = _OPTION_AND_VALUE.sub(rf"\g<option>{REDACTED}", text)
     return _ASSIGNED.sub(rf"\g<key>{REDACTED}", text)
