@@ -26,6 +26,8 @@ SERVICES = (REPLICA_MANAGER, FETCHER, LOG_STORAGE)
 COMPONENTS = (BROKER, *SERVICES, CONTROLLER, ETCD)
 CHART = "highwater"
 NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+REMEMBERED = "highwater/replicas-before-rebuild"
+"""An annotation of a StatefulSet that a rebuild has stopped: how many pods it is to have again."""
 CLIENT_PORT = 9092
 COMMAND_TIMEOUT_S = 30.0
 _POLL_S = 0.5

@@ -62,7 +62,8 @@ def test_objects_lose_what_is_named_as_secrets_are() -> None:
         "metadata": {"name": "p", "managedFields": [{"f": 1}], "annotations": {"my/token": "hunter2"}},
         "spec": {
             "env": env, "imagePullSecrets": [{"name": "regcred"}], "automountServiceAccountToken": False,
-            "volumes": [{"secret": {"secretName": "tls"}}], "args": ["--etcd.password=hunter2", "--broker.id=1", "--token", "hunter2"],
+            "volumes": [{"secret": {"secretName": "tls"}}],
+            "args": ["--etcd.password=hunter2", "--broker.id=1", "--token", "hunter2"],
         },
         "data": {"password": ["hunter2"], "secret": "hunter2", "pin_token": 1234, "a.properties": f"x=1\nkey={PEM}\n"},
     }  # fmt: skip

@@ -15,7 +15,7 @@ from highwater.cli.app import app
 from highwater.cli.exit_status import exit_status
 from highwater.kube.in_pod import etcd_report, pod_report
 from highwater.kube.pod import Pod
-from highwater.kube.release import Release
+from highwater.kube.release import REMEMBERED, Release
 from highwater.kube.status.assembly import assemble
 from highwater.kube.status.observation import observe
 from highwater.kube.status.values import Observed, Status, metric
@@ -92,6 +92,17 @@ def test_a_release_that_is_well_has_no_finding(layout: str) -> None:
         assert (broker.replicas, broker.out_of_isr, broker.lag_records, broker.said) == (6, 1, 7, "")
     assert [one.leader for one in status.etcd] == [False, True, False]
     assert {(one.broker_id, one.used_bytes) for one in status.log_dirs} == {(0, 600), (1, 600)}
+
+
+def test_what_a_killed_rebuild_has_stopped_is_said(kubernetes: FakeKubernetes) -> None:
+    kubernetes.release(brokers=2)
+    for name in ("highwater-broker", "highwater-controller"):
+        one = kubernetes.objects["statefulsets"][name]
+        one["metadata"]["annotations"] = {REMEMBERED: "2"}
+        one["spec"]["replicas"] = 0
+    kubernetes.objects["statefulsets"]["highwater-etcd"]["metadata"]["annotations"] = {REMEMBERED: "3"}  # it runs
+    said = wrong(assemble(observe(Release.open()), NOW))
+    assert "rebuild or restore has stopped broker (2 pods), controller (2 pods) -> wait if it still runs; if" in said
 
 
 def test_a_broker_that_recovers_is_to_be_waited_for() -> None:

@@ -20,6 +20,7 @@ def findings(
     acting: str,
 ) -> Iterator[Finding]:
     """The nearest to Kubernetes first."""
+    yield from _of_a_rebuild(seen)
     yield from _of_pods(seen)
     yield from _of_etcd(seen, etcd)
     yield from _of_cluster(seen, acting)
@@ -27,6 +28,15 @@ def findings(
     yield from _of_log_dirs(log_dirs)
     for one in seen.unread:
         yield Finding(one, "without it the reasons of pods that wait are not all known")
+
+
+def _of_a_rebuild(seen: Observed) -> Iterator[Finding]:
+    if seen.stopped:
+        told = ", ".join(f"{component} ({count} pods)" for component, count in seen.stopped.items())
+        yield Finding(
+            f"highwater kube rebuild or restore has stopped {told}",
+            "wait if it still runs; if it was killed, run it again: whatever comes of it, it starts what was stopped",
+        )
 
 
 def _of_pods(seen: Observed) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from highwater.kube.in_pod import etcd_report, pod_report, python
 from highwater.kube.kubernetes_api import KubernetesError
-from highwater.kube.pod import Pod
-from highwater.kube.release import BROKER, CONTROLLER, ETCD, LOG_STORAGE, REPLICA_MANAGER, SERVICES, Release
+from highwater.kube.pod import COMPONENT, Pod
+from highwater.kube.release import BROKER, CONTROLLER, ETCD, LOG_STORAGE, REMEMBERED, REPLICA_MANAGER, SERVICES, Release
 from highwater.kube.status.values import Observed, metrics_urls
 
 REPORT_TIMEOUT_S = 25.0
@@ -38,6 +38,7 @@ def observe(release: Release) -> Observed:
         warnings=_or(unread, dict, release.warnings),
         claims=_or(unread, list, lambda: release.objects("claims")),
         quota_bytes=_quota(sets),
+        stopped=_stopped(sets),
         unread=unread,
     )
     asked = [pod for pod in seen.pods if pod.component != ETCD]
@@ -111,6 +112,15 @@ def _or(unread: list[str], default: Any, ask: Any) -> Any:
     except KubernetesError as error:
         unread.append(str(error))
         return default()
+
+
+def _stopped(sets: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    remembered = {
+        one["metadata"]["labels"][COMPONENT]: int((one["metadata"].get("annotations") or {}).get(REMEMBERED, 0))
+        for one in sets
+        if not one["spec"]["replicas"]
+    }
+    return {component: count for component, count in remembered.items() if count}
 
 
 def _quota(sets: Iterable[Mapping[str, Any]]) -> int:

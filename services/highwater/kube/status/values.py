@@ -106,6 +106,8 @@ class Observed:
     """By pod: `pod_report`'s; {"error": …} where it could not be run."""
     cluster: Mapping[str, Any] = field(default_factory=dict)
     etcd: Mapping[str, Any] = field(default_factory=dict)
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    """By component that a rebuild has stopped: how many pods it had."""
     unread: list[str] = field(default_factory=list)
     """What the Kubernetes API did not tell."""
 
