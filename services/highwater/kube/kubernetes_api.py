@@ -77,6 +77,7 @@ class KubernetesApi:
         api = client.ApiClient(configuration)
         self.core: Any = client.CoreV1Api(api)
         self.apps: Any = client.AppsV1Api(api)
+        self.batch: Any = client.BatchV1Api(api)
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> KubernetesApi:

@@ -4,7 +4,9 @@ all is started again."""
 from __future__ import annotations
 
 import base64
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +22,20 @@ from highwater.cli.kube.app import app
 from highwater.errors import UserError
 from highwater.kube import inventory as inventory_command
 from highwater.kube import rebuild as rebuild_command
-from highwater.kube.lost_etcd import backup_file
+from highwater.kube.kubernetes_api import KubernetesError
+from highwater.kube.lost_etcd import backup_file, on_release
 from highwater.kube.lost_etcd.inventory import from_lines
-from highwater.kube.lost_etcd.on_release import REMEMBERED, ReleaseMetadata, default_claim
-from highwater.kube.release import Release
+from highwater.kube.lost_etcd.on_release import ReleaseMetadata, default_claim
+from highwater.kube.release import REMEMBERED, Release
 
 CHART = Path(__file__).resolve().parents[3] / "helm" / "highwater"
 HELM = shutil.which("helm")
-KINDS = {"StatefulSet": "statefulsets", "ConfigMap": "configmaps"}
+KINDS = {
+    "StatefulSet": "statefulsets",
+    "ConfigMap": "configmaps",
+    "CronJob": "cronjobs",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+}
 
 pytestmark = pytest.mark.skipif(HELM is None, reason="needs Helm on the PATH")
 
@@ -190,13 +198,110 @@ def test_a_backup_of_this_machine_goes_along(make: Make, tmp_path: Path) -> None
 
 def test_the_claim_of_backups_is_mounted(make: Make) -> None:
     cluster = make("colocated")
-    assert default_claim(Release.open()) is None
-    labels = cluster.kubernetes.objects["statefulsets"]["highwater-controller"]["metadata"]["labels"]
-    cluster.kubernetes.add("persistentvolumeclaims", {"metadata": {"name": "highwater-backup", "labels": labels}})
     assert default_claim(Release.open()) == "highwater-backup"
     assert metadata().rebuild(claim="highwater-backup") == 1  # there is none in it
     source = next(each for each in cluster.pods["highwater-rebuild"]["spec"]["volumes"] if each["name"] == "backups")
     assert source["persistentVolumeClaim"] == {"claimName": "highwater-backup", "readOnly": True}
+
+
+def test_the_claim_is_that_of_the_cronjob_or_what_it_left(make: Make) -> None:
+    cluster = make("colocated", "--set=backup.storage.claim=ours")
+    with pytest.raises(UserError, match="the claim of the backups, ours, is not there: name a claim"):
+        default_claim(Release.open())
+    cluster.kubernetes.add("persistentvolumeclaims", {"metadata": {"name": "ours"}})
+    assert default_claim(Release.open()) == "ours"
+    cluster.kubernetes.forbidden = {("get", "cronjobs")}
+    with pytest.raises(UserError, match="whether there are backups is not known: .* --no-backup"):
+        default_claim(Release.open())
+    cluster.kubernetes.forbidden.clear()
+    del cluster.kubernetes.objects["cronjobs"]["highwater-backup"]
+    assert default_claim(Release.open()) is None
+    cluster.kubernetes.add("persistentvolumeclaims", {"metadata": {"name": "highwater-backup"}})
+    assert default_claim(Release.open()) == "highwater-backup"
+
+
+def test_a_volume_that_is_said_to_be_gone_is_not_waited_for(make: Make, tmp_path: Path) -> None:
+    cluster = make("colocated")
+    path = backup_file.write(backup({"orders": (b"o" * 16, [[0, 1, 2]])}), tmp_path)
+    assert metadata().rebuild(backup=path, without=[2]) == 0
+    assert "highwater-inventory-2" not in cluster.pods
+    assert "--without-broker=2" in cluster.pods["highwater-rebuild"]["spec"]["containers"][0]["command"]
+
+
+def test_what_acknowledges_is_what_the_brokers_are_set_to(make: Make) -> None:
+    cluster = make("colocated", "--set=broker.settings.min\\.insync\\.replicas=1")
+    assert metadata().rebuild() == 0
+    assert "--min-insync-replicas=1" in cluster.pods["highwater-rebuild"]["spec"]["containers"][0]["command"]
+
+
+def test_an_api_that_is_away_at_the_end_is_asked_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, scale, calls = make("colocated"), ReleaseMetadata._scale, list[str]()
+    before = cluster.replicas()
+
+    def away(self: ReleaseMetadata, component: str, count: int) -> None:
+        calls.append(component)
+        if count and len(calls) < 5:
+            raise KubernetesError("reset by peer")
+        scale(self, component, count)
+
+    monkeypatch.setattr(ReleaseMetadata, "_scale", away)
+    assert metadata().rebuild() == 0
+    assert len(calls) > 5
+    assert cluster.replicas() == before
+
+
+def test_what_could_not_be_started_is_told_and_the_rest_runs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, scale = make("colocated"), ReleaseMetadata._scale
+
+    def away(self: ReleaseMetadata, component: str, count: int) -> None:
+        if count and component == "controller":
+            raise KubernetesError("reset by peer")
+        scale(self, component, count)
+
+    monkeypatch.setattr(ReleaseMetadata, "_scale", away)
+    monkeypatch.setattr(on_release, "STARTED_AGAIN_S", 0.1)
+    with pytest.raises(UserError, match=r"RUNS AGAIN: .*reset.*-n logs scale statefulset highwater-controller --rep"):
+        metadata().rebuild()
+    assert (cluster.replicas()["broker"], cluster.replicas()["controller"]) == (3, 0)
+    assert cluster.kubernetes.objects["statefulsets"]["highwater-controller"]["metadata"]["annotations"][REMEMBERED]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_starts_what_it_stopped(make: Make, number: signal.Signals) -> None:
+    cluster, created = make("colocated"), list[str]()
+    before = cluster.replicas()
+
+    def end(kind: str, found: Any) -> None:
+        created.append(kind)
+        found["status"] = {"phase": "Pending"}
+        os.kill(os.getpid(), number)
+
+    cluster.kubernetes.created = end
+    handler = signal.signal(number, lambda *_: pytest.fail("the command does not see to it"))
+    try:
+        done = CliRunner().invoke(app, ["rebuild", "--yes", "--timeout", "5"])
+        assert signal.getsignal(number) not in {signal.SIG_DFL, signal.SIG_IGN}
+    finally:
+        signal.signal(number, handler)
+    assert created
+    assert done.exit_code != 0
+    assert "release highwater in namespace logs at http://127.0.0.1:" in done.output
+    assert cluster.replicas() == before
+    # One that was left would keep its broker from its volume.
+    assert not set(cluster.kubernetes.objects["pods"]) & {f"highwater-inventory-{broker}" for broker in range(3)}
+
+
+def test_a_release_that_was_scaled_to_nothing_by_hand_is_not_taken_for_an_empty_one(make: Make) -> None:
+    cluster = make("colocated")
+    brokers = cluster.kubernetes.objects["statefulsets"]["highwater-broker"]
+    brokers["spec"]["replicas"] = 0
+    cluster._patched("statefulsets", "highwater-broker")
+    with pytest.raises(UserError, match=f"of highwater-broker there is to be no pod.*NAME {REMEMBERED}=NUMBER"):
+        metadata().rebuild()
+    assert cluster.replicas()["controller"] > 0
+    brokers["metadata"].setdefault("annotations", {})[REMEMBERED] = "3"
+    assert metadata().rebuild() == 0
+    assert brokers["spec"]["replicas"] == 3
 
 
 def test_the_commands(make: Make, tmp_path: Path) -> None:
@@ -213,6 +318,8 @@ def test_the_commands(make: Make, tmp_path: Path) -> None:
         0,
         ["--replace", "--accept-loss", f"--topic=orders={'6f' * 16}"],
     )
+    cluster.kubernetes.objects["cronjobs"].clear()
+    del cluster.kubernetes.objects["persistentvolumeclaims"]["highwater-backup"]
     assert isinstance(run.invoke(app, ["restore", "--yes"]).exception, UserError)
     assert isinstance(run.invoke(app, ["rebuild", "--no-backup", "--backup", str(path)]).exception, UserError)
 

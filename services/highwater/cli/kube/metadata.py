@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,7 +74,8 @@ def rebuild(
         raise UserError("--no-backup and a backup exclude each other")
     found = release_of(namespace, release, context)
     claim = None if no_backup else backup_claim or _default_claim(found, backup)
-    _run(found, backup, claim, _options(accept_loss, without_broker, topic), dry_run=dry_run, yes=yes, timeout=timeout)
+    options = _options(accept_loss, topic)
+    _run(found, backup, claim, without_broker, options, dry_run=dry_run, yes=yes, timeout=timeout)
 
 
 def restore(
@@ -94,14 +98,15 @@ def restore(
     claim = backup_claim or _default_claim(found, backup)
     if backup is None and claim is None:
         raise UserError("there is no backup: name a file, or a claim with --backup-claim")
-    options = ["--replace", *_options(accept_loss, without_broker, topic)]
-    _run(found, backup, claim, options, dry_run=dry_run, yes=yes, timeout=timeout)
+    options = ["--replace", *_options(accept_loss, topic)]
+    _run(found, backup, claim, without_broker, options, dry_run=dry_run, yes=yes, timeout=timeout)
 
 
 def _run(
     release: Release,
     backup: Path | None,
     claim: str | None,
+    without: list[int] | None,
     options: list[str],
     *,
     dry_run: bool,
@@ -110,23 +115,44 @@ def _run(
 ) -> None:
     from highwater.kube.lost_etcd.on_release import ReleaseMetadata
 
-    if not yes:
-        doing = "to make the plan, and started again" if dry_run else "meanwhile"
-        typer.confirm(
-            f"All brokers and controllers of {release.name} in {release.namespace} are stopped {doing}. Go on?",
-            abort=True,
-        )
+    doing = "to make the plan, and started again" if dry_run else "meanwhile"
+    whose = f"release {release.name} in namespace {release.namespace} at {release.api.host}"
+    stopped = f"All brokers and controllers of {whose} are stopped {doing}."
+    if yes:
+        _say(stopped)
+    else:
+        typer.confirm(f"{stopped} Go on?", abort=True)
     metadata = ReleaseMetadata(release, say=_say, show=_show, timeout_s=timeout)
-    status = metadata.rebuild(
-        backup=backup, claim=claim if backup is None else None, options=options, write=not dry_run
-    )
+    with _ended_as_by_ctrl_c():
+        status = metadata.rebuild(
+            backup=backup,
+            claim=claim if backup is None else None,
+            without=without or (),
+            options=options,
+            write=not dry_run,
+        )
     if status:
         raise typer.Exit(status)
 
 
-def _options(accept_loss: bool, without: list[int] | None, topics: list[str] | None) -> list[str]:
-    brokers = [f"--without-broker={each}" for each in without or ()]
-    return [*(["--accept-loss"] if accept_loss else []), *brokers, *(f"--topic={each}" for each in topics or ())]
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """A SIGTERM, or a terminal that is closed, would leave everything stopped: nothing else starts it again."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _options(accept_loss: bool, topics: list[str] | None) -> list[str]:
+    return [*(["--accept-loss"] if accept_loss else []), *(f"--topic={each}" for each in topics or ())]
 
 
 def _default_claim(release: Release, backup: Path | None) -> str | None:

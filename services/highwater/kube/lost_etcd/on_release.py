@@ -4,7 +4,8 @@ of the brokers from pods of their own, has a pod in the cluster write etcd, and 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,18 +22,19 @@ from highwater.kube.release import (
     INSTANCE,
     LOG_STORAGE,
     NAME,
+    REMEMBERED,
     REPLICA_MANAGER,
     Release,
 )
 
 STOPPED = (BROKER, REPLICA_MANAGER, FETCHER, LOG_STORAGE, CONTROLLER)
 """In this order: a broker that stops asks a controller."""
-REMEMBERED = "highwater/replicas-before-rebuild"
-"""An annotation of a StatefulSet that was stopped: a run that was killed in between knows from it how many to start."""
 BACKUP, INVENTORY, REBUILD = "backup", "inventory", "rebuild"
 BACKUPS, INVENTORIES = "/backups", "/inventories"
 CONFIGMAP_BYTES = 1_000_000
 STARTED_S = 900.0
+STARTED_AGAIN_S = 300.0
+"""For Kubernetes to take that what was stopped is started: its API may be away just then."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,22 @@ class ReleaseMetadata:
         *,
         backup: Path | None = None,
         claim: str | None = None,
+        without: Collection[int] = (),
         options: Sequence[str] = (),
         write: bool = True,
     ) -> int:
         """The exit status of `highwater.kube.rebuild`, whose further `options` may be given. `backup` is a file here,
-        `claim` has backups, of which it takes the newest. Raises `KubernetesError`, `UserError`. Whatever came of it,
-        everything is started again."""
+        `claim` has backups, of which it takes the newest. Nothing is asked of the volumes of brokers in `without`.
+        Raises `KubernetesError`, `UserError`. Whatever came of it, everything is started again."""
         content = None if backup is None else _read(backup)
         before = self._remember()
         done = False
         try:
             self._stop(before)
-            lines = self._inventories(self._brokers(before))
+            lines = self._inventories(self._brokers(before, without))
             with_backup = [f"--backup={BACKUPS}"] if content is not None or claim is not None else []
-            more = [*options, *with_backup, *([] if write else ["--dry-run"])]
+            gone = [f"--without-broker={broker}" for broker in without]
+            more = [*options, *gone, *with_backup, *([] if write else ["--dry-run"])]
             ended = self._write(lines, content, claim, more, before)
             self._show(ended.log)
             done = ended.status == 0 and write
@@ -98,14 +102,21 @@ class ReleaseMetadata:
     # Stopping and starting
 
     def _remember(self) -> dict[str, int]:
-        """How many pods each component has, or had before a run that was killed."""
+        """How many pods each component has, or had before a run that was killed. Raises `UserError`."""
         before = {}
         sets = {one["metadata"]["labels"][COMPONENT]: one for one in self._release.objects("statefulsets")}
         for component in STOPPED:
             if component in sets:
                 remembered = (sets[component]["metadata"].get("annotations") or {}).get(REMEMBERED)
                 before[component] = sets[component]["spec"]["replicas"] or int(remembered or 0)
-                self._annotate(component, str(before[component]))
+        if none := [sets[component]["metadata"]["name"] for component, count in before.items() if not count]:
+            raise UserError(
+                f"of {', '.join(none)} there is to be no pod, and it is not known how many there were: say so with "
+                f"`kubectl -n {self._release.namespace} annotate --overwrite statefulset NAME {REMEMBERED}=NUMBER`, "
+                "for each"
+            )
+        for component, count in before.items():
+            self._annotate(component, str(count))
         return before
 
     def _stop(self, before: Mapping[str, int]) -> None:
@@ -118,12 +129,32 @@ class ReleaseMetadata:
         return not self._release.pods(component)
 
     def _start(self, before: Mapping[str, int], *, wait: bool) -> None:
+        """Raises `UserError`: something is still stopped, or is not ready in time."""
+        deadline = time.monotonic() + STARTED_AGAIN_S
+        stopped, why = list[str](), ""
         for component, count in reversed(list(before.items())):
-            self._scale(component, count)
-            self._annotate(component, None)
+            started = partial(self._started, component, count)
+            try:
+                self._release.wait_until(started, f"{component} is started", max(deadline - time.monotonic(), 0))
+            except UserError as error:
+                stopped.append(
+                    f"`kubectl -n {self._release.namespace} scale statefulset "
+                    f"{self._release.fullname}-{component} --replicas={count}`"
+                )
+                why = str(error)
+        if stopped:
+            raise UserError(
+                f"NOT EVERYTHING RUNS AGAIN: {why}. Run the same command again, which still knows how many pods there "
+                f"were; or start them by hand: {', '.join(stopped)}"
+            )
         if wait:
             self._say("starting; waiting until all is ready")
             self._release.wait_until(self._release.all_ready, "every pod of the release is ready", STARTED_S)
+
+    def _started(self, component: str, count: int) -> bool:
+        self._scale(component, count)
+        self._annotate(component, None)
+        return True
 
     def _scale(self, component: str, count: int) -> None:
         api = self._release.api
@@ -139,8 +170,9 @@ class ReleaseMetadata:
 
     # The volumes
 
-    def _brokers(self, before: Mapping[str, int]) -> dict[int, list[dict[str, str]]]:
-        """The claims of each broker, as volumes: of one whose claims are not all there, none."""
+    def _brokers(self, before: Mapping[str, int], without: Collection[int]) -> dict[int, list[dict[str, str]]]:
+        """The claims of each broker, as volumes: of one whose claims are not all there, none. Nor of those in
+        `without`: a claim outlives the node that had its volume, and a pod that mounts it would never start."""
         holder = BROKER if BROKER in before else LOG_STORAGE
         template = self._stateful_set(holder)
         volumes = [one["metadata"]["name"] for one in template["spec"]["volumeClaimTemplates"]]
@@ -149,37 +181,42 @@ class ReleaseMetadata:
         for ordinal in range(before[holder]):
             claims = [(name, f"{name}-{self._release.pod_name(holder, ordinal)}") for name in volumes]
             missing = [claim for _, claim in claims if claim not in there]
-            if missing:
+            if ordinal in without:
+                self._say(f"broker {ordinal}: its volumes are left alone, they are said to be gone for good")
+            elif missing:
                 self._say(f"broker {ordinal}: its volume is gone ({', '.join(missing)})")
-            found[ordinal] = [] if missing else [{"name": name, "claim": claim} for name, claim in claims]
+            found[ordinal] = (
+                [] if missing or ordinal in without else [{"name": name, "claim": claim} for name, claim in claims]
+            )
         return found
 
     def _inventories(self, brokers: Mapping[int, Sequence[Mapping[str, str]]]) -> dict[int, str]:
         """The line of each broker whose volumes are there. Raises `UserError` where one cannot be taken."""
         holder = BROKER if BROKER in self._release.replicas() else LOG_STORAGE
         directories = self._properties(BROKER, LOG_STORAGE)["log.dirs"].split(",")
-        pods = {}
+        pods: dict[int, dict[str, Any]] = {}
         for broker, volumes in brokers.items():
             if volumes:
                 name = f"{self._release.fullname}-{INVENTORY}-{broker}"
                 command = ["python", "-m", "highwater.kube.inventory", "--compressed", f"--broker-id={broker}"]
                 mounts = {one["name"]: {"persistentVolumeClaim": {"claimName": one["claim"]}} for one in volumes}
-                self._create(self._pod(name, INVENTORY, holder, [*command, *directories], mounts))
-                pods[broker] = name
+                pods[broker] = self._pod(name, INVENTORY, holder, [*command, *directories], mounts)
         if not pods:
             raise UserError("no broker has a volume: there is nothing to rebuild the metadata from")
         self._say(f"taking the inventory of the volumes of brokers {', '.join(map(str, pods))}")
+        names = {broker: pod["metadata"]["name"] for broker, pod in pods.items()}
         found = {}
         try:
-            for broker, name in pods.items():
+            for pod in pods.values():
+                self._create(pod)
+            for broker, name in names.items():
                 ended = self._await_end(name, INVENTORY)
                 lines = [line for line in ended.log.splitlines() if line.startswith(COMPRESSED)]
                 if ended.status != 0 or not lines:
                     raise UserError(f"the inventory of broker {broker} failed: {_last(ended.log)}")
                 found[broker] = lines[-1]
-        finally:
-            for name in pods.values():
-                self._release.delete_pod(name)
+        finally:  # one that was left would keep its broker from its volume
+            self._delete_pods(names.values())
         return found
 
     # Writing
@@ -193,6 +230,7 @@ class ReleaseMetadata:
         before: Mapping[str, int],
     ) -> Ended:
         settings = self._properties(CONTROLLER, "controller")
+        acknowledging = self._properties(BROKER, REPLICA_MANAGER)
         brokers = range(before.get(BROKER, before.get(LOG_STORAGE, 0)))
         name = f"{self._release.fullname}-{REBUILD}"
         maps = {f"{name}-{broker}": {"inventory": line} for broker, line in inventories.items()}
@@ -211,7 +249,7 @@ class ReleaseMetadata:
             *("python", "-m", "highwater.kube.rebuild"),
             *_etcd_options(settings),
             f"--brokers={','.join(map(str, brokers))}",
-            f"--min-insync-replicas={settings.get('min.insync.replicas', 1)}",
+            f"--min-insync-replicas={acknowledging.get('min.insync.replicas', 1)}",
             *options,
             *("--inventories", *(f"{INVENTORIES}/broker-{broker}" for broker in inventories)),
         ]
@@ -223,7 +261,7 @@ class ReleaseMetadata:
             self._create(self._pod(name, REBUILD, CONTROLLER, command, volumes, mounts))
             return self._await_end(name, REBUILD)
         finally:
-            self._release.delete_pod(name)
+            self._delete_pods([name])
             for map_name in maps:
                 self._delete_map(map_name)
 
@@ -318,6 +356,13 @@ class ReleaseMetadata:
             release.wait_until(lambda: release.pod(name) is None, f"{name} is gone", self._timeout_s)
         release.api.call(release.api.core.create_namespaced_pod, release.namespace, pod)
 
+    def _delete_pods(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self._release.delete_pod(name)
+            except KubernetesError as error:
+                self._say(f"the pod {name} is left, delete it: {error}")
+
     def _await_end(self, name: str, container: str) -> Ended:
         """Raises `NotInTimeError`, with why the pod does not run."""
         release = self._release
@@ -351,9 +396,32 @@ class ReleaseMetadata:
 
 
 def default_claim(release: Release) -> str | None:
-    """The claim that the chart made for backups, where there is one. Raises `KubernetesError`."""
-    name = f"{release.fullname}-{BACKUP}"
-    return name if any(one["metadata"]["name"] == name for one in release.objects("claims")) else None
+    """The claim into which the chart's CronJob puts the backups, or has put them; None: there are none. Raises
+    `KubernetesError`, and `UserError` where it is not there or not to be known: no backup is left out silently."""
+    api, name = release.api, f"{release.fullname}-{BACKUP}"
+    otherwise = "name a claim with --backup-claim or a file here with --backup, or give --no-backup"
+    claim = name
+    scheduled = True
+    try:
+        job = api.call(api.batch.read_namespaced_cron_job, name, release.namespace)
+    except KubernetesError as error:
+        if error.status == 403:
+            raise UserError(f"whether there are backups is not known: {error}. Or {otherwise}") from error
+        if error.status != 404:
+            raise
+        scheduled = False
+    else:
+        volumes = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
+        claim = next(one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one)
+    try:
+        api.call(api.core.read_namespaced_persistent_volume_claim, claim, release.namespace)
+    except KubernetesError as error:
+        if error.status != 404:
+            raise
+        if scheduled:
+            raise UserError(f"the claim of the backups, {claim}, is not there: {otherwise}") from error
+        return None
+    return claim
 
 
 def _etcd_options(settings: Mapping[str, str]) -> list[str]:
