@@ -68,7 +68,9 @@ def _plan(given: argparse.Namespace) -> Plan:
     backup = None
     if given.backup is not None:
         in_directory = given.backup.is_dir()
-        path = backup_file.latest(given.backup, cluster_id_of(inventories)) if in_directory else given.backup
+        used = any(each.cluster_id for each in inventories)
+        cluster_id = cluster_id_of(inventories) if used else None
+        path = backup_file.latest(given.backup, cluster_id) if in_directory else given.backup
         backup = backup_file.read(path)
     try:
         brokers = [int(each) for each in given.brokers.split(",") if each]

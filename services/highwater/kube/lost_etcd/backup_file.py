@@ -103,15 +103,16 @@ def write(backup: Backup, directory: Path) -> Path:
 
 
 def rotate(backup: Backup, directory: Path, keep: int) -> list[Path]:
-    """Removes the oldest of this cluster's backups but for `keep`; those that went. Backups of another cluster id stay:
-    an etcd that has lost everything begins a cluster anew, and must not take the backups with it. Raises `OSError`."""
+    """Removes the oldest of this cluster's backups but for `keep`; those that went. `backup` itself stays: a clock that
+    was ahead has made others that seem newer. Backups of another cluster id stay too: an etcd that has lost everything
+    begins a cluster anew, and must not take the backups with it. Raises `OSError`."""
     mine = sorted(
         (found["time"], int(found["revision"]), name)
         for name in os.listdir(directory)
         if (found := _NAME.fullmatch(name)) is not None
         and (found["cluster"], found["id"]) == (backup.cluster, _short(backup.cluster_id))
     )
-    gone = [directory / name for _, _, name in mine[:-keep]]
+    gone = [directory / name for _, _, name in mine[:-keep] if name != backup.file_name]
     for path in gone:
         path.unlink(missing_ok=True)
     if gone:
@@ -119,15 +120,20 @@ def rotate(backup: Backup, directory: Path, keep: int) -> list[Path]:
     return gone
 
 
-def latest(directory: Path, cluster_id: str) -> Path:
-    """The newest backup of that cluster in the directory. Raises `UserError` where there is none."""
-    found = [
-        (match["time"], int(match["revision"]), name)
-        for name in os.listdir(directory)
-        if (match := _NAME.fullmatch(name)) is not None and match["id"] == _short(cluster_id)
-    ]
+def latest(directory: Path, cluster_id: str | None) -> Path:
+    """The newest backup of that cluster in the directory; None: of the only one that there is. Raises `UserError` where
+    there is none, or are several clusters."""
+    named = [match for name in os.listdir(directory) if (match := _NAME.fullmatch(name)) is not None]
+    wanted = {match["id"] for match in named} if cluster_id is None else {_short(cluster_id)}
+    if len(wanted) > 1:
+        newest = ", ".join(max((each["time"], each[0]) for each in named if each["id"] == one)[1] for one in wanted)
+        raise UserError(
+            f"{directory} has backups of several clusters, and no volume says which one this is: name one of {newest}"
+        )
+    found = [(match["time"], int(match["revision"]), match[0]) for match in named if match["id"] in wanted]
     if not found:
-        raise UserError(f"there is no backup of cluster {cluster_id} in {directory}: its name would end in {SUFFIX}")
+        of = "" if cluster_id is None else f" of cluster {cluster_id}"
+        raise UserError(f"there is no backup{of} in {directory}: its name would end in {SUFFIX}")
     return directory / max(found)[2]
 
 
