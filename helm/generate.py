@@ -199,6 +199,9 @@ def schema() -> dict[str, Any]:
                         "keep": count(1, 10_000),
                         "storage": closed({"size": size, "storageClass": text, "claim": text}),
                         "resources": free,
+                        "nodeSelector": free,
+                        "tolerations": each(free),
+                        "priorityClassName": text,
                     }
                 ),
                 "externalAccess": closed(

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CHART = REPOSITORY / "helm" / "highwater"
@@ -155,6 +156,16 @@ def test_backups_are_taken_by_a_pod_that_may_reach_etcd(claim: str, tmp_path: Pa
     assert len(claims) == (not claim)
     assert all("helm.sh/hook: pre-install,pre-upgrade\n" in each for each in claims)
     assert "CronJob" not in render({}, tmp_path).stdout
+
+
+@with_helm
+def test_backups_are_taken_where_all_nodes_are_tainted(tmp_path: Path) -> None:
+    place = {"tolerations": [{"key": "of", "operator": "Exists"}], "nodeSelector": {"pool": "logs"}}
+    rendered = render({"backup": {"enabled": True, "priorityClassName": "high", **place}}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    [job] = [each for each in yaml.safe_load_all(rendered.stdout) if each and each["kind"] == "CronJob"]
+    spec = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert {key: spec[key] for key in (*place, "priorityClassName")} == {**place, "priorityClassName": "high"}
 
 
 @with_helm
