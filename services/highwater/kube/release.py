@@ -124,6 +124,23 @@ class Release:
         ]
         return items
 
+    @property
+    def backup_name(self) -> str:
+        """Of the CronJob that takes backups, and of the claim that the chart makes for them."""
+        return f"{self.fullname}-backup"
+
+    def backup_job(self) -> dict[str, Any] | None:
+        """The CronJob that takes backups; None: there is none. Raises `KubernetesError`."""
+        try:
+            found: dict[str, Any] = self.api.call(
+                self.api.batch.read_namespaced_cron_job, self.backup_name, self.namespace
+            )
+        except KubernetesError as error:
+            if error.status != 404:
+                raise
+            return None
+        return found
+
     def replicas(self, sets: Iterable[Mapping[str, Any]] | None = None) -> dict[str, int]:
         """How many pods each component is to have, by the StatefulSets, asked for unless given. Raises
         `KubernetesError`."""

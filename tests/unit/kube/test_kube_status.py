@@ -14,7 +14,7 @@ from fake_kubernetes import FakeKubernetes, pod
 from highwater.cli.app import app
 from highwater.cli.exit_status import exit_status
 from highwater.kube.in_pod import etcd_report, pod_report
-from highwater.kube.pod import Pod
+from highwater.kube.pod import COMPONENT, Pod
 from highwater.kube.release import REMEMBERED, Release
 from highwater.kube.status.assembly import assemble
 from highwater.kube.status.observation import observe
@@ -103,6 +103,33 @@ def test_what_a_killed_rebuild_has_stopped_is_said(kubernetes: FakeKubernetes) -
     kubernetes.objects["statefulsets"]["highwater-etcd"]["metadata"]["annotations"] = {REMEMBERED: "3"}  # it runs
     said = wrong(assemble(observe(Release.open()), NOW))
     assert "rebuild or restore has stopped broker (2 pods), controller (2 pods) -> wait if it still runs; if" in said
+
+
+def test_backups_that_are_not_taken_are_said() -> None:
+    def said(suspend: bool = False, **status: Any) -> str:
+        job = {"metadata": {"name": "highwater-backup"}, "spec": {"suspend": suspend}, "status": status}
+        return wrong(assemble(observed(backup=job), NOW))
+
+    due, before = "2026-01-01T00:17:00Z", "2025-12-31T23:17:09Z"
+    assert said() == said(lastScheduleTime=due, lastSuccessfulTime="2026-01-01T00:17:09Z") == ""
+    assert said(lastScheduleTime=due, lastSuccessfulTime=before, active=[{"name": "highwater-backup-1"}]) == ""
+    assert f"the backup of {due} was not taken, the last one is of {before}" in said(
+        lastScheduleTime=due, lastSuccessfulTime=before
+    )
+    assert "the last one is none -> kubectl -n logs describe jobs" in said(lastScheduleTime=due)
+    assert "highwater-backup is suspended" in said(suspend=True)
+    claim = {"metadata": {"name": "highwater-backup", "labels": {COMPONENT: "backup"}}, "status": {"phase": "Pending"}}
+    assert wrong(assemble(observed(claims=[claim]), NOW)) == ""
+
+
+def test_the_cronjob_of_backups_is_read_where_that_is_allowed(kubernetes: FakeKubernetes) -> None:
+    kubernetes.release(brokers=1)
+    assert observe(Release.open()).backup is None
+    kubernetes.add("cronjobs", {"metadata": {"name": "highwater-backup"}, "spec": {}})
+    assert observe(Release.open()).backup is not None
+    kubernetes.forbidden = {("get", "cronjobs")}
+    seen = observe(Release.open())
+    assert (seen.backup, seen.unread) == (None, [])
 
 
 def test_a_broker_that_recovers_is_to_be_waited_for() -> None:

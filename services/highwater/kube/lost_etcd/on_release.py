@@ -29,7 +29,7 @@ from highwater.kube.release import (
 
 STOPPED = (BROKER, REPLICA_MANAGER, FETCHER, LOG_STORAGE, CONTROLLER)
 """In this order: a broker that stops asks a controller."""
-BACKUP, INVENTORY, REBUILD = "backup", "inventory", "rebuild"
+INVENTORY, REBUILD = "inventory", "rebuild"
 BACKUPS, INVENTORIES = "/backups", "/inventories"
 CONFIGMAP_BYTES = 1_000_000
 STARTED_S = 900.0
@@ -398,19 +398,15 @@ class ReleaseMetadata:
 def default_claim(release: Release) -> str | None:
     """The claim into which the chart's CronJob puts the backups, or has put them; None: there are none. Raises
     `KubernetesError`, and `UserError` where it is not there or not to be known: no backup is left out silently."""
-    api, name = release.api, f"{release.fullname}-{BACKUP}"
+    api, claim = release.api, release.backup_name
     otherwise = "name a claim with --backup-claim or a file here with --backup, or give --no-backup"
-    claim = name
-    scheduled = True
     try:
-        job = api.call(api.batch.read_namespaced_cron_job, name, release.namespace)
+        job = release.backup_job()
     except KubernetesError as error:
-        if error.status == 403:
-            raise UserError(f"whether there are backups is not known: {error}. Or {otherwise}") from error
-        if error.status != 404:
+        if error.status != 403:
             raise
-        scheduled = False
-    else:
+        raise UserError(f"whether there are backups is not known: {error}. Or {otherwise}") from error
+    if job is not None:
         volumes = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
         claim = next(one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one)
     try:
@@ -418,7 +414,7 @@ def default_claim(release: Release) -> str | None:
     except KubernetesError as error:
         if error.status != 404:
             raise
-        if scheduled:
+        if job is not None:
             raise UserError(f"the claim of the backups, {claim}, is not there: {otherwise}") from error
         return None
     return claim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from highwater.kube.pod import Pod
+from highwater.kube.pod import COMPONENT, Pod
 from highwater.kube.release import BROKER, LOG_STORAGE, REPLICA_MANAGER
 from highwater.kube.status.values import BrokerRow, EtcdRow, Finding, LogDirRow, Observed, metric, metrics_of
 
@@ -26,6 +26,7 @@ def findings(
     yield from _of_cluster(seen, acting)
     yield from _of_brokers(seen, brokers)
     yield from _of_log_dirs(log_dirs)
+    yield from _of_backups(seen)
     for one in seen.unread:
         yield Finding(one, "without it the reasons of pods that wait are not all known")
 
@@ -61,7 +62,10 @@ def _of_pods(seen: Observed) -> Iterator[Finding]:
                 )
     for claim in seen.claims:
         phase = claim.get("status", {}).get("phase")
-        if phase != "Bound":
+        # That of backups is bound when the first of them is taken.
+        if phase != "Bound" and not (
+            phase == "Pending" and claim["metadata"].get("labels", {}).get(COMPONENT) == "backup"
+        ):
             name = claim["metadata"]["name"]
             yield Finding(
                 f"the claim {name} is {str(phase).lower()}",
@@ -151,6 +155,24 @@ def _of_brokers(seen: Observed, brokers: Sequence[BrokerRow]) -> Iterator[Findin
                 f"{int(damaged)} logs of broker {pod.ordinal} are damaged",
                 "`highwater replicas verify` says which records; docs/operations.md, scrubbing",
             )
+
+
+def _of_backups(seen: Observed) -> Iterator[Finding]:
+    if seen.backup is None:
+        return
+    name, told = seen.backup["metadata"]["name"], seen.backup.get("status") or {}
+    due, taken = told.get("lastScheduleTime") or "", told.get("lastSuccessfulTime") or ""
+    if seen.backup["spec"].get("suspend"):
+        yield Finding(
+            f"no backups are taken: {name} is suspended",
+            f'kubectl -n {seen.namespace} patch cronjob {name} -p \'{{"spec": {{"suspend": false}}}}\'',
+        )
+    elif due > taken and not told.get("active"):  # RFC 3339, of one zone
+        yield Finding(
+            f"the backup of {due} was not taken, the last one is {f'of {taken}' if taken else 'none'}",
+            f"kubectl -n {seen.namespace} describe jobs -l {COMPONENT}=backup, and the logs of their pods, say why; "
+            "highwater kube backup takes one onto this machine",
+        )
 
 
 def _not_registered(seen: Observed, one: BrokerRow) -> Finding:

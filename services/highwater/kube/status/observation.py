@@ -38,6 +38,7 @@ def observe(release: Release) -> Observed:
         warnings=_or(unread, dict, release.warnings),
         claims=_or(unread, list, lambda: release.objects("claims")),
         quota_bytes=_quota(sets),
+        backup=_backup(release, unread),
         stopped=_stopped(sets),
         unread=unread,
     )
@@ -112,6 +113,15 @@ def _or(unread: list[str], default: Any, ask: Any) -> Any:
     except KubernetesError as error:
         unread.append(str(error))
         return default()
+
+
+def _backup(release: Release, unread: list[str]) -> Mapping[str, Any] | None:
+    try:
+        return release.backup_job()
+    except KubernetesError as error:
+        if error.status != 403:  # a Role of before need not have it
+            unread.append(str(error))
+        return None
 
 
 def _stopped(sets: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -106,6 +106,8 @@ class Observed:
     """By pod: `pod_report`'s; {"error": …} where it could not be run."""
     cluster: Mapping[str, Any] = field(default_factory=dict)
     etcd: Mapping[str, Any] = field(default_factory=dict)
+    backup: Mapping[str, Any] | None = None
+    """The CronJob of backups; None: there is none, or it may not be read."""
     stopped: Mapping[str, int] = field(default_factory=dict)
     """By component that a rebuild has stopped: how many pods it had."""
     unread: list[str] = field(default_factory=list)
