@@ -29,7 +29,14 @@ _NAMED = 20
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     etcd_arguments.add_to(parser)
-    parser.add_argument("--inventories", type=Path, nargs="+", required=True, metavar="FILE", help="-: standard input")
+    parser.add_argument(
+        "--inventories",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="-: standard input; a directory: the pieces of one inventory, 0, 1, and so on",
+    )
     parser.add_argument("--backup", type=Path, help="a backup, or a directory of backups, of which it takes the newest")
     parser.add_argument("--brokers", default="", help="ids of all brokers there are, separated by commas")
     parser.add_argument(
@@ -64,7 +71,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     """Raises `UserError`, `CorruptMetadataError`, `OSError`."""
     inventories: list[BrokerInventory] = []
     for path in given.inventories:
-        inventories += from_lines((sys.stdin.read() if str(path) == "-" else path.read_text()).splitlines())
+        inventories += from_lines(_text(path).splitlines())
     backup = None
     if given.backup is not None:
         in_directory = given.backup.is_dir()
@@ -87,6 +94,19 @@ def _plan(given: argparse.Namespace) -> Plan:
         min_insync_replicas=given.min_insync_replicas,
         topic_ids=topic_ids,
     )
+
+
+def _text(path: Path) -> str:
+    """Raises `OSError`, and `UserError` for a directory without pieces."""
+    if str(path) == "-":
+        return sys.stdin.read()
+    if not path.is_dir():
+        return path.read_text()
+    # Of the pieces of one inventory: a ConfigMap holds only so much. Kubernetes adds directories of its own.
+    pieces = sorted((each for each in path.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
+    if not pieces:
+        raise UserError(f"{path} has no pieces of an inventory, named 0, 1, and so on")
+    return "".join(each.read_text() for each in pieces)
 
 
 async def _write(given: argparse.Namespace, made: Plan) -> bool:

@@ -105,7 +105,7 @@ class Cluster:
                 ].items():
                     files[f"/backups/{key}"] = base64.b64decode(value)
         for path, content in files.items():
-            self.tmp_path.joinpath(path[1:]).parent.mkdir(exist_ok=True)
+            self.tmp_path.joinpath(path[1:]).parent.mkdir(parents=True, exist_ok=True)
             self.tmp_path.joinpath(path[1:]).write_bytes(content)
         given = [each.replace("/inventories", f"{self.tmp_path}/inventories") for each in arguments]
         given = [each.replace("=/backups", f"={self.tmp_path}/backups") for each in given]
@@ -194,6 +194,18 @@ def test_a_backup_of_this_machine_goes_along(make: Make, tmp_path: Path) -> None
     # Two of three suffice, if the third has nothing that nobody knows of.
     assert metadata(show=shown.append).rebuild(backup=path, options=["--replace", "--without-broker=2"]) == 0
     assert "--replace --without-broker=2 --backup=/backups/given.backup.gz" in shown[0]
+
+
+def test_a_backup_that_is_no_use_stops_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make("colocated")
+    path = backup_file.write(backup({"orders": (b"o" * 16, [[0, 1, 2]])}), tmp_path)
+    monkeypatch.setattr(on_release, "CONFIGMAP_BYTES", 100)
+    with pytest.raises(UserError, match="a ConfigMap holds 100: copy it .* --backup-claim"):
+        metadata().rebuild(backup=path)
+    path.write_bytes(b"PK")
+    with pytest.raises(UserError, match="is damaged, or is no backup"):
+        metadata().rebuild(backup=path)
+    assert not [each for each in cluster.kubernetes.requests if each[0] == "PATCH"]
 
 
 def test_the_claim_of_backups_is_mounted(make: Make) -> None:
@@ -302,6 +314,16 @@ def test_a_release_that_was_scaled_to_nothing_by_hand_is_not_taken_for_an_empty_
     brokers["metadata"].setdefault("annotations", {})[REMEMBERED] = "3"
     assert metadata().rebuild() == 0
     assert brokers["spec"]["replicas"] == 3
+
+
+def test_an_inventory_that_no_configmap_holds_goes_in_pieces(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, shown = make("colocated"), list[str]()
+    monkeypatch.setattr(on_release, "CONFIGMAP_BYTES", 30)
+    assert metadata(show=shown.append).rebuild() == 0
+    pieces = cluster.volumes[1].to_compressed()
+    assert len(pieces) > 300  # more than ten: they are in the order of their numbers
+    assert "--inventories /inventories/broker-0 /inventories/broker-1 /inventories/broker-2" in shown[0]
+    assert not [name for name in cluster.kubernetes.objects["configmaps"] if "rebuild" in name]
 
 
 def test_the_commands(make: Make, tmp_path: Path) -> None:

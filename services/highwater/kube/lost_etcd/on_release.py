@@ -13,6 +13,7 @@ from typing import Any
 
 from highwater.errors import UserError
 from highwater.kube.kubernetes_api import KubernetesError
+from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.inventory import COMPRESSED
 from highwater.kube.pod import COMPONENT
 from highwater.kube.release import (
@@ -233,11 +234,14 @@ class ReleaseMetadata:
         acknowledging = self._properties(BROKER, REPLICA_MANAGER)
         brokers = range(before.get(BROKER, before.get(LOG_STORAGE, 0)))
         name = f"{self._release.fullname}-{REBUILD}"
-        maps = {f"{name}-{broker}": {"inventory": line} for broker, line in inventories.items()}
-        sources = [
-            {"configMap": {"name": f"{name}-{broker}", "items": [{"key": "inventory", "path": f"broker-{broker}"}]}}
-            for broker in inventories
-        ]
+        maps, sources = {}, list[dict[str, Any]]()
+        for broker, line in inventories.items():
+            pieces = [line[at : at + CONFIGMAP_BYTES] for at in range(0, len(line), CONFIGMAP_BYTES)]
+            for number, piece in enumerate(pieces):
+                of, path = (f"-{number}", f"/{number}") if len(pieces) > 1 else ("", "")
+                maps[f"{name}-{broker}{of}"] = {"inventory": piece}
+                items = [{"key": "inventory", "path": f"broker-{broker}{path}"}]
+                sources.append({"configMap": {"name": f"{name}-{broker}{of}", "items": items}})
         volumes: dict[str, dict[str, Any]] = {"inventories": {"projected": {"sources": sources}}}
         if backup is not None:
             maps[f"{name}-backup"] = {"given.backup.gz": base64.b64encode(backup).decode()}
@@ -266,12 +270,6 @@ class ReleaseMetadata:
                 self._delete_map(map_name)
 
     def _put_map(self, name: str, data: Mapping[str, str], *, binary: bool) -> None:
-        size = sum(map(len, data.values()))
-        if size > CONFIGMAP_BYTES:
-            raise UserError(
-                f"{name} would have {size} bytes, and a ConfigMap holds {CONFIGMAP_BYTES}: run "
-                "python -m highwater.kube.inventory and highwater.kube.rebuild in pods by hand"
-            )
         self._delete_map(name)
         body = {
             "apiVersion": "v1",
@@ -427,10 +425,18 @@ def _etcd_options(settings: Mapping[str, str]) -> list[str]:
 
 
 def _read(path: Path) -> bytes:
+    """A backup that can be used, while all still runs. Raises `UserError`."""
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the backup {path}: {error.strerror or error}") from error
+    backup_file.parse(content, f"the backup {path}")
+    if len(content) > CONFIGMAP_BYTES:
+        raise UserError(
+            f"the backup {path} has {len(content)} bytes, and a ConfigMap holds {CONFIGMAP_BYTES}: copy it under its "
+            "name into a claim of the namespace, and name that with --backup-claim"
+        )
+    return content
 
 
 def _last(log: str) -> str:
