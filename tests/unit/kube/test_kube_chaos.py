@@ -25,7 +25,7 @@ from highwater.kube.chaos.ephemeral import ImpossibleError
 from highwater.kube.chaos.injection import Injection, LeadsTooEarly, WrongStateError
 from highwater.kube.chaos.run import Chaos, Event, NotBackError
 from highwater.kube.in_pod import cut_network, hold_process, python, signal_processes
-from highwater.kube.kubernetes_api import KubernetesError
+from highwater.kube.kubernetes_api import KubernetesApi, KubernetesError
 from highwater.kube.release import Release
 
 WANTED = {"broker": 3, "controller": 2, "etcd": 3}
@@ -217,6 +217,35 @@ def test_a_drain_asks_again_while_the_budget_refuses_and_opens_the_node_at_the_e
     assert "highwater-etcd-0" not in reborn.deleted
     patched = [body for method, path, body in reborn.kubernetes.requests if method == "PATCH"]
     assert patched == [{"spec": {"unschedulable": True}}, {"spec": {"unschedulable": False}}]
+
+
+def test_a_node_that_somebody_has_closed_stays_closed(reborn: Reborn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.kube.chaos.drain._POLL_S", 0.01)
+    reborn.kubernetes.add(
+        "nodes",
+        {"metadata": {"name": "node-a"}, "spec": {"unschedulable": True}},
+        {"metadata": {"name": "node-b"}, "spec": {}},
+    )
+    assert inject(fault(Kind.DRAIN, node=0.1)) == ["node-a drained"]
+    assert not [path for method, path, _ in reborn.kubernetes.requests if method == "PATCH"]
+    assert reborn.kubernetes.objects["nodes"]["node-a"]["spec"]["unschedulable"]
+
+
+def test_a_node_is_opened_though_the_api_was_away(reborn: Reborn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.kube.chaos.drain._POLL_S", 0.01)
+    reborn.kubernetes.add("nodes", *({"metadata": {"name": f"node-{name}"}, "spec": {}} for name in "ab"))
+    call, lost = KubernetesApi.call, [True, False]  # whether the request came before the connection broke off
+
+    def away(self: KubernetesApi, method: Any, *arguments: Any, **options: Any) -> Any:
+        if method.__name__ == "patch_node" and lost:
+            if lost.pop(0):
+                call(self, method, *arguments, **options)
+            raise KubernetesError("reset by peer")
+        return call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(KubernetesApi, "call", away)
+    assert inject(fault(Kind.DRAIN, node=0.1)) == ["node-a drained"]
+    assert reborn.kubernetes.objects["nodes"]["node-a"]["spec"] == {"unschedulable": False}
 
 
 def test_the_only_node_is_drained_while_it_takes_pods(reborn: Reborn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from highwater.cli.kube.interruption import ended_as_by_ctrl_c
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
 from highwater.cli.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
@@ -60,7 +61,8 @@ def chaos(
         else:
             screen.print(f"{event.time} {event.kind}: {event.said}", markup=False, soft_wrap=True)
 
-    done = Chaos(found, seed, kinds, wanted, tell, back).run(duration)
+    with ended_as_by_ctrl_c():
+        done = Chaos(found, seed, kinds, wanted, tell, back).run(duration)
     if json:
         json_line({"faults": done, "seed": seed})
     else:

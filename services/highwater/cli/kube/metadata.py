@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from highwater.cli.kube.interruption import ended_as_by_ctrl_c
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
 from highwater.cli.output import errors, screen
 from highwater.errors import UserError
@@ -123,7 +121,7 @@ def _run(
     else:
         typer.confirm(f"{stopped} Go on?", abort=True)
     metadata = ReleaseMetadata(release, say=_say, show=_show, timeout_s=timeout)
-    with _ended_as_by_ctrl_c():
+    with ended_as_by_ctrl_c():
         status = metadata.rebuild(
             backup=backup,
             claim=claim if backup is None else None,
@@ -133,22 +131,6 @@ def _run(
         )
     if status:
         raise typer.Exit(status)
-
-
-@contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """A SIGTERM, or a terminal that is closed, would leave everything stopped: nothing else starts it again."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _options(accept_loss: bool, topics: list[str] | None) -> list[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from highwater.errors import UserError
 from highwater.kube.kubernetes_api import KubernetesError
 from highwater.kube.release import Release
 
 EVICTED_S = 180.0
 """For each pod: so long a PodDisruptionBudget may refuse."""
+OPENED_S = 60.0
+"""For Kubernetes to take that the node takes pods again."""
 _POLL_S = 1.0
 
 
@@ -25,16 +28,19 @@ def drain(release: Release, place: float, say: Callable[[str], None]) -> None:
     if not nodes:
         raise KubernetesError("no pod of the release is on a node")
     node = nodes[int(place * len(nodes))]
-    cordoned = _others(release, node) and _cordon(release, node, True, say)
-    say(f"{node} drained{'' if cordoned else ', while it takes pods on: there is no other, or that is forbidden'}")
+    closed, others = _nodes(release, node)
+    cordoned = others and not closed
     try:
+        cordoned = cordoned and _cordon(release, node)
+        open_still = "" if cordoned or closed else ", while it takes pods on: there is no other, or that is forbidden"
+        say(f"{node} drained{open_still}")
         for pod in pods:
             if pod.node == node and not _evict(release, pod.name, pod.uid):
                 say(f"{pod.name} could not be evicted within {EVICTED_S:g} s: the rest of {node} is left alone")
                 break
     finally:
         if cordoned:
-            _cordon(release, node, False, say)
+            _uncordon(release, node, say)
 
 
 def _evict(release: Release, name: str, uid: str) -> bool:
@@ -55,21 +61,31 @@ def _evict(release: Release, name: str, uid: str) -> bool:
     return False
 
 
-def _others(release: Release, node: str) -> bool:
-    """Whether another node takes pods."""
+def _nodes(release: Release, node: str) -> tuple[bool, bool]:
+    """Whether it takes no pods already, as somebody wants it, and whether another one takes any."""
     try:
         found = release.api.call(release.api.core.list_node)["items"]
     except KubernetesError:
-        return False
-    return any(one["metadata"]["name"] != node and not one["spec"].get("unschedulable") for one in found)
+        return False, False
+    closed = {one["metadata"]["name"]: bool(one["spec"].get("unschedulable")) for one in found}
+    return closed.pop(node, False), not all(closed.values())
 
 
-def _cordon(release: Release, node: str, cordoned: bool, say: Callable[[str], None]) -> bool:
-    """Whether it was done."""
+def _cordon(release: Release, node: str) -> bool:
+    """Whether it may have been done: where no answer came, it may."""
     try:
-        release.api.call(release.api.core.patch_node, node, {"spec": {"unschedulable": cordoned}})
+        release.api.call(release.api.core.patch_node, node, {"spec": {"unschedulable": True}})
     except KubernetesError as error:
-        if not cordoned:
-            say(f"{node} takes no pods: `kubectl uncordon {node}` is left to you, because {error}")
-        return False
+        return not error.status
     return True
+
+
+def _uncordon(release: Release, node: str, say: Callable[[str], None]) -> None:
+    def done() -> bool:
+        release.api.call(release.api.core.patch_node, node, {"spec": {"unschedulable": False}})
+        return True
+
+    try:
+        release.wait_until(done, f"{node} takes pods", OPENED_S)
+    except UserError as error:
+        say(f"{node} takes no pods: `kubectl uncordon {node}` is left to you, because {error}")
