@@ -19,6 +19,7 @@ MAX_BYTES = 16 * 2**20
 """Of each container, where the logs are not followed."""
 _AT_ONCE = 8
 _QUEUED = 10_000
+_TOO_MANY = 429
 _AGAIN_S = 1.0
 _LOOK_S = 2.0  # for containers that have been started since
 
@@ -80,10 +81,10 @@ class MergedLogs:
                                 lines.put(line)
                                 last = line.time
                 except KubernetesError as error:
-                    if error.status:
+                    if 400 <= error.status < 500 and error.status != _TOO_MANY:
                         lines.put(LogLine("", *source, f"(no more of it: {error})"))
                         return
-                    # The connection broke off: on from there, what is told twice is left out.
+                    # It broke off, or the API is away for a while: on from there, what is told twice is left out.
                     time.sleep(_AGAIN_S)
                     since_s, tail_lines, rest = time.monotonic() - read + 2 * _AGAIN_S, None, b""
                     continue

@@ -232,6 +232,24 @@ def test_followed_logs_go_on_where_the_connection_broke_off(
     assert calls[1]["tail_lines"] is None
 
 
+def test_followed_logs_outlast_an_api_that_is_restarted(
+    kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("highwater.kube.merged_logs._AGAIN_S", 0.0)
+    kubernetes.release(brokers=1)
+    answers = [KubernetesError("refused", 0), *(KubernetesError("not now", status) for status in (500, 503, 429)), None]
+
+    def follow_logs(*_: object, **__: object) -> Iterator[bytes]:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        yield b"1 after\n"
+
+    monkeypatch.setattr(Release, "follow_logs", follow_logs)
+    following = MergedLogs(Release.open(), ["fetcher"]).follow(3600, 10)
+    assert next(following).text == "after"
+    following.close()
+
+
 def test_an_api_that_never_answers_a_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, silent.getsockname()[1], "logs"))
