@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from highwater.metadata.cluster_view import StateChange, decode_event
 from highwater.metadata.etcd_errors import Compacted, StoreError
 from highwater.metadata.keys import Keys
 from highwater.metadata.store import Store
-from highwater.metadata.transactions import Put
+from highwater.metadata.transactions import Put, WatchBatch
 from highwater.rpc.settings import EtcdSettings, load, read_properties
 
+SILENT_S = 30.0
+"""For etcd to go on with what it has."""
 SHOWN = 50  # of those below; the others are counted
 _END = "isr_history_end"
 _END_S = 60  # the lease of the key that says where the history ends
@@ -42,7 +44,7 @@ async def current_revision(store: Store, keys: Keys) -> int:
 
 async def history(store: Store, keys: Keys, minimum: int, since: int) -> dict[str, Any]:
     """What there was after revision `since` up to now. Raises `StoreError`: `Compacted` where etcd keeps no longer what
-    came after it, and `ValueError` for a state that is none."""
+    came after it, `ValueError` for a state that is none, and `UserError` where etcd says nothing more."""
     found: dict[str, Any] = {"since": since, "changes": 0, "smallest": None, "below": 0, "below_minimum": []}
     # A watch does not say when it has caught up, so it is given a last event.
     lease, _ = await store.lease_grant(_END_S)
@@ -50,7 +52,8 @@ async def history(store: Store, keys: Keys, minimum: int, since: int) -> dict[st
         written = await store.txn((), (Put(f"{keys.everything}{_END}", b"", lease),))
         found["until"] = written.revision
         async with contextlib.aclosing(store.watch_prefix(keys.everything, since + 1)) as batches:
-            async for batch in batches:
+            while True:
+                batch = await _next(batches)
                 for event in batch.events:
                     change = decode_event(keys, event)
                     if isinstance(change, StateChange) and change.value is not None:
@@ -60,7 +63,18 @@ async def history(store: Store, keys: Keys, minimum: int, since: int) -> dict[st
     finally:
         with contextlib.suppress(StoreError):
             await store.lease_revoke(lease)
-    raise AssertionError("a watch ends by raising only")
+
+
+async def _next(batches: AsyncGenerator[WatchBatch]) -> WatchBatch:
+    """Raises `UserError`: a watch itself waits for etcd as long as it takes."""
+    try:
+        async with asyncio.timeout(SILENT_S):
+            return await anext(batches)
+    except TimeoutError:
+        raise UserError(
+            f"etcd has sent nothing for {SILENT_S:g} s, and there is more to come: see that it has a quorum, and run "
+            "this again"
+        ) from None
 
 
 def _note(found: dict[str, Any], change: StateChange, minimum: int, revision: int) -> None:
