@@ -97,7 +97,7 @@ class KubernetesApi:
                     "cluster, as for kubectl"
                 )
             else:
-                current = _load(configuration, files, context)
+                current, context = _load(configuration, files, context)
         except ConfigException as error:
             raise KubernetesError(f"the Kubernetes configuration {files} is no use: {error}") from None
         configuration.retries = 1
@@ -198,8 +198,8 @@ class KubernetesApi:
         return KubernetesError(f"the Kubernetes API refuses: {message}", status)
 
 
-def _load(configuration: Any, files: str, context: str | None) -> str:
-    """The namespace of the context. Raises `ConfigException`."""
+def _load(configuration: Any, files: str, context: str | None) -> tuple[str, str]:
+    """The namespace of the context, and its name. Raises `ConfigException`."""
     contexts: Any = config.list_kube_config_contexts
     load: Any = config.load_kube_config
     named, current = contexts(config_file=files)
@@ -207,7 +207,7 @@ def _load(configuration: Any, files: str, context: str | None) -> str:
         raise KubernetesError(f"{files} has no context {context!r}: it has {', '.join(names)}")
     load(config_file=files, context=context, client_configuration=configuration)
     chosen = next((one for one in named if one["name"] == context), current)
-    return str((chosen or {}).get("context", {}).get("namespace") or "default")
+    return str((chosen or {}).get("context", {}).get("namespace") or "default"), str((chosen or {}).get("name") or "")
 
 
 def _message(body: Any) -> str:

@@ -16,6 +16,7 @@ from highwater.cli.app import app
 from highwater.cli.exit_status import exit_status
 from highwater.kube import debug_bundle
 from highwater.kube.redaction import REDACTED, redact, redact_text
+from highwater.kube.release import Release
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\ndef\n-----END RSA PRIVATE KEY-----"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrOHMifQ.c2lnbmF0dXJl"
@@ -174,3 +175,17 @@ def test_what_is_not_read_in_time_is_left_out_and_a_bad_place_is_said(
     assert read[0] == ""
     assert read[-1].startswith("left out: the time was up")
     assert list(tmp_path.iterdir()) == [tmp_path / "kubeconfig"]
+
+
+def test_helm_is_asked_about_the_same_cluster(
+    full: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever HELM_KUBECONTEXT says, and though the current context is changed meanwhile."""
+    helm = tmp_path / "helm"
+    helm.write_text('#!/bin/sh\necho "{\\"asked\\": \\"$*\\"}"\n')
+    helm.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda _: str(helm))
+    for context, named in ((None, "default"), ("other", "other")):
+        release = Release.open(namespace="logs", context=context)
+        asked = json.loads(debug_bundle._values(release))["asked"]
+        assert asked.endswith(f"--namespace logs --output json --kube-context={named}")
