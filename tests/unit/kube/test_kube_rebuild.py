@@ -375,6 +375,20 @@ def test_an_inventory_that_fails_is_told(make: Make) -> None:
     assert cluster.replicas() == before
 
 
+def test_a_pod_that_does_not_run_is_told_while_it_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, told = make("colocated"), list[str]()
+    monkeypatch.setattr(on_release, "PENDING_S", 0.0)
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "node is gone"}
+
+    def created(kind: str, found: Any) -> None:
+        found["status"] = {"phase": "Pending", "conditions": [unscheduled]}
+
+    cluster.kubernetes.created = created
+    with pytest.raises(UserError, match="node is gone"):
+        ReleaseMetadata(Release.open(), say=told.append, timeout_s=1.2).rebuild()
+    assert len([each for each in told if "inventory-0 does not run: unschedulable: node is gone. Ctrl-C" in each]) == 1
+
+
 def test_a_backup_is_taken_by_a_controller(make: Make) -> None:
     cluster, commands = make("colocated"), list[list[str]]()
 

@@ -27,7 +27,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask before broker
 Timeout = Annotated[float, typer.Option(help="seconds that the inventory of a broker may take: it recovers its logs")]
 Claim = Annotated[
     str | None,
-    typer.Option("--backup-claim", help="a claim with backups, of which it takes the newest; by default the chart's"),
+    typer.Option("--backup-claim", help="a claim with backups, of which it takes the newest; by default the CronJob's"),
 ]
 
 

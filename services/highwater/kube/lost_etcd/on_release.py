@@ -34,6 +34,8 @@ INVENTORY, REBUILD = "inventory", "rebuild"
 BACKUPS, INVENTORIES = "/backups", "/inventories"
 CONFIGMAP_BYTES = 1_000_000
 STARTED_S = 900.0
+PENDING_S = 20.0
+"""After which a pod that does not run is worth a word, and worth looking at again."""
 STARTED_AGAIN_S = 300.0
 """For Kubernetes to take that what was stopped is started: its API may be away just then."""
 
@@ -362,12 +364,22 @@ class ReleaseMetadata:
                 self._say(f"the pod {name} is left, delete it: {error}")
 
     def _await_end(self, name: str, container: str) -> Ended:
-        """Raises `NotInTimeError`, with why the pod does not run."""
+        """Says why the pod does not run, as soon as that takes long: nothing serves meanwhile. Raises `UserError`, with
+        the same."""
         release = self._release
+        asked, said = time.monotonic(), ""
 
         def ended() -> bool:
+            nonlocal asked, said
             pod = release.pod(name)
-            return pod is None or pod.phase in {"Succeeded", "Failed"}
+            if pod is None or pod.phase in {"Succeeded", "Failed"}:
+                return True
+            if pod.phase == "Pending" and time.monotonic() - asked >= PENDING_S:
+                asked = time.monotonic()
+                if (why := pod.reason(release.warnings())) != said:
+                    said = why
+                    self._say(f"{name} does not run: {why}. Ctrl-C gives up, and starts everything again")
+            return False
 
         try:
             release.wait_until(ended, f"{name} has ended", self._timeout_s)
