@@ -238,6 +238,9 @@ def schema() -> dict[str, Any]:
                                 "labels": free,
                             }
                         ),
+                        "prometheusRule": closed(
+                            {"enabled": flag, "labels": free, "backupMaxAgeSeconds": count(60)},
+                        ),
                         "dashboard": closed({"enabled": flag, "labels": free}),
                     }
                 ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 
@@ -66,6 +67,47 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     for _, query, _ in generate().PANELS:
         for name in re.findall(r"highwater_\w+", query):
             assert name.removesuffix("_bucket") in known
+
+
+def test_alerts_ask_for_metrics_that_there_are_and_are_explained() -> None:
+    known = set(re.findall(r"`(highwater_\w+)`", (REPOSITORY / "docs" / "metrics.md").read_text()))
+    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+    explained = re.findall(r"^\| `(Highwater\w+)` \((\w+)\) \|", page, re.MULTILINE)
+    alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert explained == [(alert["alert"], alert["severity"]) for alert in alerts]
+    for alert in alerts:
+        assert set(re.findall(r"highwater_\w+", alert["expr"])) <= known, alert["alert"]
+
+
+@with_helm
+@pytest.mark.parametrize(
+    ("values", "left_out"),
+    [
+        ({"backup": {"enabled": True}}, set()),
+        ({"layout": "separate"}, {"HighwaterBackupOld"}),
+        (
+            {"etcd": {"enabled": False, "endpoints": ["a:2379"]}, "backup": {"enabled": True}},
+            {
+                "HighwaterEtcdWithoutMajority",
+                "HighwaterEtcdMemberMissing",
+                "HighwaterEtcdFillsUp",
+                "HighwaterEtcdSlowDisk",
+            },
+        ),
+    ],
+)
+def test_alerts_are_promql_about_this_release(values: dict[str, Any], left_out: set[str], tmp_path: Path) -> None:
+    rendered = render({**values, "metrics": {"prometheusRule": {"enabled": True}}}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    (rule,) = (found for found in yaml.safe_load_all(rendered.stdout) if found and found["kind"] == "PrometheusRule")
+    alerts = {alert["alert"]: alert for alert in rule["spec"]["groups"][0]["rules"]}
+    every = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert set(alerts) == {alert["alert"] for alert in every} - left_out
+    for alert in alerts.values():
+        promql_parser.parse(alert["expr"])
+        for selected in re.findall(r"\w+(?=\{)", alert["expr"]):
+            assert f'{selected}{{namespace="here"' in alert["expr"], alert["alert"]
+        assert "‹" not in json.dumps(alert, ensure_ascii=False)
 
 
 @with_helm
