@@ -18,8 +18,8 @@ from pathlib import Path
 
 from aetcd import rpc
 
-from highwater.kube.member_volume import MemberVolume
-from highwater.kube.membership import Membership, NamedMember
+from highwater.kube.etcd_member.membership import Membership, NamedMember
+from highwater.kube.etcd_member.volume import MemberVolume
 from highwater.metadata.connections import Member, TlsSettings
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.local import etcd_healthy, find_etcd

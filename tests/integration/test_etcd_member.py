@@ -13,7 +13,7 @@ import pytest
 import trustme
 from etcd_pods import EtcdPods, Writer, new_network
 
-from highwater.kube.member_volume import Held
+from highwater.kube.etcd_member.volume import Held
 from highwater.metadata.connections import TlsSettings
 
 ALL = (0, 1, 2)

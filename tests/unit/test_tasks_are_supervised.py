@@ -23,7 +23,7 @@ ALLOWED: dict[str, str] = {
     "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the reign's outcome",
     "fetcher/conversation.py converse": "both halves are waited for, their errors end the conversation",
     "kube/load.py Load.run": "what it raises is raised when the writers are done",
-    "kube/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
+    "kube/etcd_member/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
     "log_storage/service.py LogStorageService.stop": "awaited; where a disk never answers, the process ends without it",

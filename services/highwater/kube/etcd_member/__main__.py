@@ -21,4 +21,4 @@ def _end(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     for _number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_number, _end)
-    importlib.import_module("highwater.kube.member_start").main()
+    importlib.import_module("highwater.kube.etcd_member.start").main()

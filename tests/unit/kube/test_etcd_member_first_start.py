@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from highwater.kube.first_start import Answer, Heard, Step, next_step, what_is_missing
-from highwater.kube.member_volume import Held
+from highwater.kube.etcd_member.first_start import Answer, Heard, Step, next_step, what_is_missing
+from highwater.kube.etcd_member.volume import Held
 
 EMPTY, PREPARED, AGREED, JOINING, REMAINS = Held.EMPTY, Held.PREPARED, Held.AGREED, Held.JOINING, Held.REMAINS
 ETCD, SILENCE, ANOTHER = Heard.ETCD, Heard.SILENCE, Heard.ANOTHER

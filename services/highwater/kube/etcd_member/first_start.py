@@ -10,7 +10,7 @@ leaves before the others know enough to follow:
   AGREED becomes an etcd, which the first step of all the others came before.
 
 A member whose volume was lost later is EMPTY again and finds at least one etcd, or one that is silent: it never starts
-anew. It is replaced under another member id by those that have a majority (`member_start`).
+anew. It is replaced under another member id by those that have a majority (`start`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from highwater.kube.member_volume import Held
+from highwater.kube.etcd_member.volume import Held
 
 
 class Heard(Enum):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import UserError
-from highwater.kube.member_volume import NOTE_NAME, Held, MemberVolume
+from highwater.kube.etcd_member.volume import NOTE_NAME, Held, MemberVolume
 
 URL = "http://etcd-0:2380"
 

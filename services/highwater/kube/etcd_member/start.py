@@ -19,11 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from highwater.errors import UserError
-from highwater.kube.first_start import Answer, Heard, Step, next_step, what_is_missing
-from highwater.kube.member_settings import MemberSettings, from_command_line
-from highwater.kube.member_volume import Held, MemberVolume, write_durably
-from highwater.kube.membership import Membership, NamedMember
-from highwater.kube.peer_word import PeerTls, Word, answering, ask
+from highwater.kube.etcd_member.first_start import Answer, Heard, Step, next_step, what_is_missing
+from highwater.kube.etcd_member.membership import Membership, NamedMember
+from highwater.kube.etcd_member.peer_word import PeerTls, Word, answering, ask
+from highwater.kube.etcd_member.settings import MemberSettings, from_command_line
+from highwater.kube.etcd_member.volume import Held, MemberVolume, write_durably
 from highwater.metadata.etcd_errors import StoreError, Unavailable
 from highwater.telemetry.log import configure, get_logger
 

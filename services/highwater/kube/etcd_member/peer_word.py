@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from highwater.errors import UserError
-from highwater.kube.first_start import Answer, Heard
-from highwater.kube.member_volume import Held
+from highwater.kube.etcd_member.first_start import Answer, Heard
+from highwater.kube.etcd_member.volume import Held
 
 PATH = "/highwater/etcd-member"
 ASK_TIMEOUT_S = 2.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import UserError
-from highwater.kube.member_settings import MemberSettings, from_command_line, read_passed
+from highwater.kube.etcd_member.settings import MemberSettings, from_command_line, read_passed
 
 GIVEN = {
     "--name": "hw-etcd-1",

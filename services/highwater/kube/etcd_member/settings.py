@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.errors import UserError
-from highwater.kube.peer_word import PeerTls
+from highwater.kube.etcd_member.peer_word import PeerTls
 from highwater.metadata.tls import TlsSettings
 
 _OURS = frozenset(
