@@ -14,8 +14,8 @@ from bench.storage_logs import BASE_TIMESTAMP_MS, append, opened
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassLimits, PassReport
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
-from highwater.log_storage.compaction.cleaning import clean_job, swap_in
-from highwater.log_storage.log import Log
+from highwater.log_storage.compaction.segment_swap import clean_job, swap_in
+from highwater.log_storage.log.log import Log
 from highwater.records import Codec, encode_arrays, iter_batches
 
 RECORDS = 10_000_000

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.storage_logs import CONFIG, append, batch_of, opened, run_of
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
 RECOVERED_BYTES = 4 << 30

@@ -19,12 +19,12 @@ from replica_manager_cluster import eventually
 from running_cluster import HEAL_S, Deployment, deployment, running_cluster
 
 from highwater.client import Consumer, NewTopic, Producer, TopicPartition
-from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.dump import dump_segment
-from highwater.log_storage.recovery import Checkpointed, open_log
-from highwater.log_storage.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
-from highwater.log_storage.verify import verify
+from highwater.log_storage.files.checkpoints import CLEANER_OFFSETS, read_offsets
+from highwater.log_storage.inspect.dump import dump_segment
+from highwater.log_storage.inspect.verify import verify
+from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
 from highwater.metadata.models import NO_LEADER
 from highwater.records import decode
 

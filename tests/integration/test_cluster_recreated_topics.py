@@ -10,7 +10,7 @@ from replica_manager_cluster import eventually
 from running_cluster import Deployment, traffic
 
 from highwater.client import NewTopic
-from highwater.log_storage import partition_metadata
+from highwater.log_storage.files import partition_metadata
 
 
 @pytest.mark.parametrize("replicas", [[1, 2], [1, 2, 3]], ids=["elsewhere", "here-too"])

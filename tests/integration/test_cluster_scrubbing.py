@@ -11,7 +11,7 @@ from running_cluster import Deployment, deployment, running_cluster, traffic
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import NewTopic, PartitionVerification
-from highwater.log_storage import partition_metadata
+from highwater.log_storage.files import partition_metadata
 
 SETTINGS = {
     "broker.session.timeout.ms": "3000",

@@ -9,7 +9,7 @@ from replica_manager_cluster import eventually
 from running_cluster import Deployment
 
 from highwater.client import InvalidRequestError, Producer
-from highwater.log_storage import partition_metadata
+from highwater.log_storage.files import partition_metadata
 
 VALUE = b"x" * 600
 ENOUGH = 20  # records of their own batches, of more than one segment's bytes together

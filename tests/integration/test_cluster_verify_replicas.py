@@ -11,7 +11,7 @@ from replica_manager_cluster import eventually
 from running_cluster import Deployment
 
 from highwater.client import Producer
-from highwater.log_storage import partition_metadata
+from highwater.log_storage.files import partition_metadata
 
 PARTITIONS = 2
 

@@ -17,8 +17,8 @@ import pytest
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.verify import verify
+from highwater.log_storage.inspect.verify import verify
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.records import decode, iter_batches
 
@@ -31,7 +31,7 @@ import random, sys
 from pathlib import Path
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.records import Record, encode_rows
 

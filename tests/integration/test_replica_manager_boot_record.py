@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from replica_manager_cluster import TestCluster, eventually
 
-from highwater.log_storage import boot
-from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
@@ -84,11 +84,13 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
         before = manager.broker.log_storage_incarnation
         await trio.stop_log_storage()
         data = trio.directory / "logs"
-        record = boot.read_record(data)
-        present = boot.present_boot(data)
-        boot.write_record(
+        record = boot_record.read_record(data)
+        present = boot_record.present_boot(data)
+        boot_record.write_record(
             data,
-            boot.BootRecord(0, present, False, tail_lost=True) if record is None else replace(record, tail_lost=True),
+            boot_record.BootRecord(0, present, False, tail_lost=True)
+            if record is None
+            else replace(record, tail_lost=True),
         )
         (data / CLEAN_SHUTDOWN).unlink(missing_ok=True)
         await trio.start_log_storage()

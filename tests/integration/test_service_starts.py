@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replica_manager_cluster import eventually
 
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.v1 import (
@@ -33,7 +33,7 @@ STOP_S = 10
 # Recovery goes on for ever: what is scanned is told, as it is of real batches.
 ENDLESS_RECOVERY = """
 import sys, time
-from highwater.log_storage import log_loading
+from highwater.log_storage.log_manager import log_loading
 def open_log(directory, config, known, now_ms, wall_offset_ms, scanned, tail_lost):
     print("recovering", file=sys.stderr, flush=True)
     while True:

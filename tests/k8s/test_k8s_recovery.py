@@ -15,7 +15,7 @@ _RECOVERY_S = 300.0
 _BYTES = 1_000_000_000
 _THROTTLED = f"""
 import runpy, sys, time
-from highwater.log_storage.recovery_progress import RecoveryProgress
+from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
 scanned = RecoveryProgress.scanned
 def slowly(self, size_bytes):
     time.sleep(size_bytes * {_RECOVERY_S / _BYTES})

@@ -20,11 +20,11 @@ from highwater.controller.controlled_shutdown import ControlledShutdowns
 from highwater.errors import ErrorCode
 from highwater.fetcher import actions as fetcher_actions
 from highwater.fetcher.follower import Follower, FollowerState
-from highwater.log_storage import boot
-from highwater.log_storage.boot import Boot, BootRecord
-from highwater.log_storage.boot import tail_lost as real_tail_lost
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot, BootRecord
+from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
 from highwater.metadata import etcd_errors
 from highwater.metadata.models import PartitionState
 from highwater.replica_manager.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
@@ -444,18 +444,18 @@ def _believed_by_its_boot() -> list[Any]:
         return real_tail_lost(None if record is None else replace(record, tail_lost=False), present, clean)
 
     return [
-        patch.object(boot, "tail_lost", tail_lost),
-        patch.object(boot, "recovery_shows_loss", lambda *found: ""),
+        patch.object(boot_record, "tail_lost", tail_lost),
+        patch.object(boot_record, "recovery_shows_loss", lambda *found: ""),
         patch.object(Control, "_doubt", staticmethod(lambda remembered, incarnation: None)),
     ]
 
 
 def _believed_as_recovered() -> list[Any]:
-    return [patch.object(boot, "recovery_shows_loss", lambda *found: "")]
+    return [patch.object(boot_record, "recovery_shows_loss", lambda *found: "")]
 
 
 def _spoken_for() -> list[Any]:
-    return [patch.object(boot, "flushes_every_append", lambda flush_messages: True)]
+    return [patch.object(boot_record, "flushes_every_append", lambda flush_messages: True)]
 
 
 def _disks(settings: Settings) -> None:

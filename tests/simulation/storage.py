@@ -1,7 +1,7 @@
 """log-storage in memory, over a disk that outlives it: the real fence, epoch cache and producer states.
 
-Where `log_storage/log.py` and `servicer.py` decide, this decides the same: in which order a fence, the expected offset
-and the sequences are checked, what a truncation may drop, what an answer says.
+Where `log_storage/log/log.py` and `log_storage/server/` decide, this decides the same: in which order a fence, the
+expected offset and the sequences are checked, what a truncation may drop, what an answer says.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import boot
-from highwater.log_storage.boot import Boot, BootRecord, Cut
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
 from highwater.log_storage.log_state import LogState
-from highwater.log_storage.producers import Duplicate, ProducerStates
+from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.append_stream import AppendAnswer
 
@@ -229,13 +229,15 @@ class LogStorage(Process):
     def _recover(self) -> None:
         """As `LogDir` and `recovery.py`."""
         disk = self.disk
-        self.tail_lost = boot.tail_lost(disk.record, disk.boot, disk.clean)
-        page_cache = boot.page_cache_intact(disk.record, disk.boot, disk.clean)
+        self.tail_lost = boot_record.tail_lost(disk.record, disk.boot, disk.clean)
+        page_cache = boot_record.page_cache_intact(disk.record, disk.boot, disk.clean)
         if not self.tail_lost:
             synced = disk.clean or (disk.record is not None and disk.record.flush_every_message)
             disk.record = BootRecord(disk.broker_id, disk.boot, self._may_claim and synced)
         for log in disk.logs.values():
-            reason = boot.recovery_shows_loss(page_cache, log.cut, 0, log.high_watermark_written, log.log_end_offset)
+            reason = boot_record.recovery_shows_loss(
+                page_cache, log.cut, 0, log.high_watermark_written, log.log_end_offset
+            )
             if reason and not disk.clean and not self.tail_lost:
                 self.tail_lost = True
                 disk.record = BootRecord(disk.broker_id, disk.boot, False, (), tail_lost=True)
@@ -263,7 +265,7 @@ class LogStorage(Process):
         """`flush_messages`: the topic's, None where it has none."""
         disk = self.disk
         flush_messages = disk.flush_messages if flush_messages is None else flush_messages
-        if not boot.flushes_every_append(flush_messages):
+        if not boot_record.flushes_every_append(flush_messages):
             self._may_claim = False
             if disk.record is not None and not disk.failed:
                 disk.record = replace(disk.record, flush_every_message=False)

@@ -166,7 +166,7 @@ def test_every_rule_that_the_code_cites_is_there() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
     packages = "|".join(path.name for path in CODE.iterdir() if path.is_dir())
-    for name in re.findall(rf"`((?:{packages})/\w+\.py)`", page.read_text()):
+    for name in re.findall(rf"`((?:{packages})/[\w/]+\.py)`", page.read_text()):
         assert (CODE / name).is_file(), name
     for name in re.findall(r"`((?:tests|demo|bench|proto)/[\w/.-]+\.\w+)`", page.read_text()):
         assert (ROOT / name).is_file(), name

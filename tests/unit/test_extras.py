@@ -106,7 +106,7 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
             modules(*(f"highwater/{name}" for name in SERVICES)),
         ),
         ("cli", modules("highwater/cli", but={"highwater.cli.local_cluster"})),
-        ("cli", ["highwater.log_storage.dump", "highwater.log_storage.verify"]),
+        ("cli", ["highwater.log_storage.inspect.dump", "highwater.log_storage.inspect.verify"]),
         ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
         ("pipelines", modules("highwater/spark/pipelines")),
         (

@@ -57,7 +57,7 @@ def test_no_program_has_loaded_what_the_image_leaves_out() -> None:
         "pyarrow.ipc",
         "highwater.client.blocking",
         "highwater.cli.app",
-        "highwater.log_storage.verify",
+        "highwater.log_storage.inspect.verify",
     ]
     line = [sys.executable, "-c", LOADED, *programs, *others]
     loaded = json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=110).stdout)

@@ -43,7 +43,7 @@ ALLOWED: dict[str, str] = {
 # asyncio's groups.
 ALLOWED_GROUPS: dict[str, str] = {
     "kube/load.py": "of a command that ends by itself, and tells what was not acknowledged",
-    "log_storage/serving/data_path.py": "as long as the call, which the peer ends where it is not answered",
+    "log_storage/server/append_and_read.py": "as long as the call, which the peer ends where it is not answered",
 }
 
 

@@ -12,7 +12,7 @@ from highwater.cli.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
 if TYPE_CHECKING:
-    from highwater.log_storage.dump import DumpedBatch
+    from highwater.log_storage.inspect.dump import DumpedBatch
 
 app = typer.Typer(help="Look into the files of a log.", no_args_is_help=True)
 
@@ -29,7 +29,7 @@ def dump(
     json: AsJson = False,
 ) -> None:
     """Print the batches of a segment, or the entries of an index. Exit status 1 where a batch is damaged."""
-    from highwater.log_storage.dump import base_offset_of, dump_index, dump_segment
+    from highwater.log_storage.inspect.dump import base_offset_of, dump_index, dump_segment
 
     try:
         base_offset_of(file)
@@ -61,7 +61,7 @@ def verify(
     anything is wrong."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
-    from highwater.log_storage.verify import verify as verify_directory
+    from highwater.log_storage.inspect.verify import verify as verify_directory
 
     files = batches = size_bytes = unsound = 0
     columns = (SpinnerColumn(), TextColumn("{task.description}"))

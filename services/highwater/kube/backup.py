@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from highwater.atomic_file import remove_temporaries
 from highwater.errors import UserError
 from highwater.kube import etcd_arguments
 from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.backup_file import Backup
 from highwater.kube.lost_etcd.metadata import take_backup
-from highwater.log_storage.durable import remove_temporaries
 from highwater.metadata.etcd_errors import StoreError
 
 

@@ -1,1 +1,7 @@
-"""log-storage: the segments, indexes and checkpoints on a broker's volumes. Nobody else opens them (DESIGN §7)."""
+"""log-storage: the segments, indexes and checkpoints on a broker's volumes. Nobody else opens them, unless to look at
+them through `inspect/`.
+
+The rooms, each of which imports only what stands before it: `files/`, `segment/`, `producers/`, `log/`, `log_manager/`,
+`scrubbing/`; then, side by side, `compaction/` and `server/`, which `service` ties together. `inspect/` stands beside
+`log/`. Values that all of them speak of are here at the top: `config`, `epochs`, `errors`, `fence`, `log_state`.
+"""

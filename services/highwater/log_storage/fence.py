@@ -1,5 +1,5 @@
-"""The fence of a log: which leader epoch, in which role, may write to it (RULES 3.1). Pure; `fence_journal.py` keeps it
-on disk."""
+"""The fence of a log: which leader epoch, in which role, may write to it (RULES 3.1). Pure;
+`files/fence_journal.py` keeps it on disk."""
 
 from __future__ import annotations
 

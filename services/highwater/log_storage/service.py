@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 
 from highwater.log_storage.compaction.cleaner_job import PassLimits
-from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCleaner
+from highwater.log_storage.compaction.cleaner_scheduler import CleanerSettings, LogCleaner
 from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_dir import LogDir
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.log_registry import monotonic_ms
-from highwater.log_storage.scrubber import Scrubber
-from highwater.log_storage.serving.gate import Gate
-from highwater.log_storage.serving.servicer import LogStorageServicer
-from highwater.log_storage.serving.servicer_core import for_each_log
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import monotonic_ms
+from highwater.log_storage.scrubbing.scrubber import Scrubber
+from highwater.log_storage.server.gate import Gate
+from highwater.log_storage.server.servicer import LogStorageServicer
+from highwater.log_storage.server.servicer_core import for_each_log
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings
 from highwater.supervision import TaskSupervisor

@@ -258,8 +258,8 @@ def _path_of(where: Any) -> str:
 
 def main() -> None:
     control = Path(sys.argv.pop(1))
-    from highwater.log_storage import boot
     from highwater.log_storage.compaction import cleaner_process, cleaner_worker
+    from highwater.log_storage.files import boot_record
     from highwater.log_storage.process import main as serve
 
     FaultyDisk(control).install()
@@ -268,7 +268,7 @@ def main() -> None:
         cleaner_process.main()
     command = cleaner_worker._command
     cleaner_worker._command = lambda limits: [sys.executable, __file__, str(control), _CLEANER, command(limits)[-1]]
-    boot._BOOT_ID = control / "boot_id"
+    boot_record._BOOT_ID = control / "boot_id"
     serve()
 
 

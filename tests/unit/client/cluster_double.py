@@ -19,7 +19,7 @@ from typing import Any, Self
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.producers import Duplicate, ProducerStates
+from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
 from highwater.records import BatchHeader, decode, iter_batches, stamp
 from highwater.rpc.channel import COMMON_OPTIONS
 from highwater.rpc.errors import to_proto

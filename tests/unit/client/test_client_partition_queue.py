@@ -20,7 +20,7 @@ from highwater.client.partition_queue import (
     RetryPolicy,
 )
 from highwater.errors import ErrorCode
-from highwater.log_storage.producers import Duplicate, ProducerStates
+from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
 from highwater.records import BatchHeader
 
 NEVER = 10**12

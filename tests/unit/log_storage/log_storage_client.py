@@ -10,7 +10,7 @@ from typing import Any
 
 from log_storage_batches import produced
 
-from highwater.log_storage.log import Log
+from highwater.log_storage.log.log import Log
 from highwater.log_storage.service import LogStorageService
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel

@@ -8,11 +8,11 @@ import pytest
 from log_storage_client import LEADER, Storage, key, running
 from test_cleaner_service import COMPACT, SETTINGS, fill, log_of, until
 
-from highwater.log_storage.compaction import log_cleaner
+from highwater.log_storage.compaction import cleaner_scheduler
 from highwater.log_storage.compaction.cleaner_job import PassLimits
+from highwater.log_storage.compaction.cleaner_scheduler import CleanerSettings, LogCleaner
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
-from highwater.log_storage.compaction.log_cleaner import CleanerSettings, LogCleaner
-from highwater.log_storage.hosted import HostedLog
+from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -72,14 +72,14 @@ async def test_a_log_whose_pass_goes_wrong_keeps_no_other_from_being_cleaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is: it is counted, and the cleaner begins anew with the other logs."""
-    swapped = log_cleaner.swap_in
+    swapped = cleaner_scheduler.swap_in
 
     def swap_in(log: object, *arguments: object) -> bool:
         if log is broken:
             raise ValueError("a bug")
         return swapped(log, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(log_cleaner, "swap_in", swap_in)
+    monkeypatch.setattr(cleaner_scheduler, "swap_in", swap_in)
     settings = SETTINGS | {"log_cleaner_min_cleanable_ratio": "1.0"}
     async with running(tmp_path, **settings) as storage:
         for partition in (0, 1):
@@ -95,5 +95,5 @@ async def test_a_log_whose_pass_goes_wrong_keeps_no_other_from_being_cleaned(
         failures = storage.service.metrics.registry.get_sample_value
         await until(lambda: (failures("highwater_log_storage_task_failures_total", {"task": "cleaner"}) or 0) >= 2)
         assert broken.cleaned_to is None
-        monkeypatch.setattr(log_cleaner, "swap_in", swapped)
+        monkeypatch.setattr(cleaner_scheduler, "swap_in", swapped)
         await until(lambda: broken.cleaned_to == broken.segments[-1].base_offset)

@@ -13,13 +13,13 @@ from log_storage_client import LEADER, key, running
 from test_cleaner_choice import cleaner_of
 from test_cleaner_service import COMPACT, SETTINGS, fill, log_of, until
 
-from highwater.log_storage.compaction.cleaner import DamagedSegmentError
 from highwater.log_storage.compaction.cleaner_job import Answer, CleanJob, PassLimits
+from highwater.log_storage.compaction.cleaner_pass import DamagedSegmentError
 from highwater.log_storage.compaction.cleaner_process import run_pass
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
+from highwater.log_storage.compaction.segment_swap import as_seen, clean_job
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.log import Log
+from highwater.log_storage.log.log import Log
 
 CONFIG = LogConfig(segment_bytes=500, compacts=True, deletes=False, min_cleanable_ratio=0.0)
 RECORD_COUNT = 57  # position in a batch; under the CRC

@@ -15,12 +15,12 @@ from log_storage_batches import make_log
 
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
-from highwater.log_storage.compaction.cleaning import as_seen, due_job, swap_in
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
+from highwater.log_storage.compaction.segment_swap import as_seen, due_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log import Log
-from highwater.log_storage.recovery import Checkpointed
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed
 from highwater.records import Codec, Record, decode, encode_lists, encode_rows, iter_batches
 
 CONFIG = LogConfig(

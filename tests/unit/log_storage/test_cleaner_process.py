@@ -13,9 +13,8 @@ from log_storage_batches import make_log
 from test_cleaner_crashes import KEYS, LIMITS, NOW, fill, problems
 from test_cleaner_model import CONFIG, encode, records_of
 
-from highwater.log_storage.compaction import cleaner as cleaner_module
+from highwater.log_storage.compaction import cleaner_pass as cleaner_module
 from highwater.log_storage.compaction import cleaner_process
-from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError
 from highwater.log_storage.compaction.cleaner_job import (
     Answer,
     CleanedGroup,
@@ -27,12 +26,13 @@ from highwater.log_storage.compaction.cleaner_job import (
     answer_from_json,
     answer_to_json,
 )
+from highwater.log_storage.compaction.cleaner_pass import Cleaner, CleanerError
 from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
-from highwater.log_storage.log import Log
-from highwater.log_storage.recovery import Checkpointed
+from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed
 from highwater.records import Batch, Codec, encode_lists, read_header
 
 PATIENCE_S = 30

@@ -15,7 +15,7 @@ from highwater.log_storage.compaction.cleaner_selection import (
     group_segments,
     log_to_clean,
 )
-from highwater.log_storage.compaction.cleaner_states import Cleaning, CleaningState
+from highwater.log_storage.log_manager.cleaning_state import Cleaning, CleaningState
 from highwater.log_storage.throttle import Throttle
 
 NOW = 1_000_000

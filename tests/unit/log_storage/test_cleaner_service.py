@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 
-from highwater.log_storage.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.compaction.cleaner_job import CleanJob
-from highwater.log_storage.compaction.cleaner_states import CleaningState
 from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
-from highwater.log_storage.compaction.cleaning import DueJob
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
-from highwater.log_storage.log import Log
-from highwater.log_storage.segment_files import CLEANED_SUFFIX, LOG_SUFFIX
+from highwater.log_storage.compaction.segment_swap import DueJob
+from highwater.log_storage.files.checkpoints import CLEANER_OFFSETS, read_offsets
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.cleaning_state import CleaningState
+from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX, LOG_SUFFIX
 from highwater.metadata.models import PartitionKey
 from highwater.records import Record, decode, encode_rows, iter_batches
 from highwater.v1 import log_storage_pb2

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from log_storage_batches import batch, follow, lead, make_log, produced
 
-from highwater.log_storage import checkpoints, producer_snapshots
+from highwater.atomic_file import remove_temporaries, replace_file
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.durable import remove_temporaries, replace_file
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.producers import producer_snapshots
 
 MEETING_S = 0.2
 

@@ -11,12 +11,12 @@ import pytest
 from faulty_disk import FaultyDisk
 from log_storage_batches import batch, lead
 
-from highwater.log_storage import checkpoints
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.metrics import Metrics
 

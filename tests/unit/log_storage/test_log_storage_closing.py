@@ -13,13 +13,13 @@ import pytest
 from log_storage_batches import batch, lead
 
 from highwater.errors import UserError
-from highwater.log_storage import boot
-from highwater.log_storage.boot import Boot
-from highwater.log_storage.closing import side_by_side
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.flushing import Sync
-from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
-from highwater.log_storage.log_manager import CLOSED_AT_ONCE, LogManager
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot
+from highwater.log_storage.log.flushing import Sync
+from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.log_manager.log_manager import CLOSED_AT_ONCE, LogManager
+from highwater.log_storage.log_manager.side_by_side import side_by_side
 from highwater.log_storage.service import THREADS, LogStorageService
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
@@ -102,7 +102,7 @@ def test_what_is_not_reached_in_time_is_recovered_at_the_next_start(
     synced = sum(int(offset) == RECORDS for _, _, offset in written)
     assert 0 < synced < 60
     if lost_power:
-        monkeypatch.setattr(boot, "present_boot", lambda directory: Boot("after the power failure", "mount"))
+        monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
     for log_dir in manager.log_dirs:
         log_dir.close()  # as the end of the process does
     again = opened(tmp_path)
@@ -210,7 +210,7 @@ async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_ot
 HUNG = """
 import asyncio, sys, threading
 from highwater.log_storage import process
-from highwater.log_storage.{module} import {owner}
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.rpc.settings import LogStorageSettings, load
 
 def hang(*arguments):
@@ -229,18 +229,14 @@ settings = {{"broker.id": "0", "log.dirs": directory + "/a", "listen": f"unix:{{
     "metrics.listen": "", "log.close.max.wait.ms": "100", "log.flush.offset.checkpoint.interval.ms": "50"}}
 begun = threading.Event()
 process.INTERRUPTED_S = 0.2
-{owner}.{name} = hang
+LogManager.{name} = hang
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "owner", "name"),
-    [("log_manager", "LogManager", "load"), ("log_manager", "LogManager", "write_checkpoint")],
-    ids=["starting", "serving"],
-)
-def test_a_process_ends_although_a_disk_never_answers(tmp_path: Path, module: str, owner: str, name: str) -> None:
-    program = HUNG.format(module=module, owner=owner, name=name)
+@pytest.mark.parametrize("name", ["load", "write_checkpoint"], ids=["starting", "serving"])
+def test_a_process_ends_although_a_disk_never_answers(tmp_path: Path, name: str) -> None:
+    program = HUNG.format(name=name)
     ended = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )

@@ -10,13 +10,13 @@ import pytest
 from log_storage_batches import batch, lead, produced
 
 from highwater.errors import ErrorCode, UserError
-from highwater.log_storage import boot
-from highwater.log_storage.boot import Boot, BootRecord
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot, BootRecord
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 
@@ -152,7 +152,7 @@ HERE, ELSEWHERE = Boot("boot", "mount"), Boot("another boot", "mount")
     ],
 )
 def test_when_a_tail_is_lost(record: BootRecord | None, clean: bool, lost: bool) -> None:
-    assert boot.tail_lost(record, HERE, clean) is lost
+    assert boot_record.tail_lost(record, HERE, clean) is lost
 
 
 def test_a_lost_tail_is_told_until_the_boot_is_recorded(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_clean_start_under_a_new_boot_records_it(tmp_path: Path, monkeypatch: 
     manager = opened(tmp_path)
     confirm(manager)
     manager.close()
-    monkeypatch.setattr(boot, "present_boot", lambda directory: ELSEWHERE)
+    monkeypatch.setattr(boot_record, "present_boot", lambda directory: ELSEWHERE)
     manager = opened(tmp_path)
     assert not manager.log_dirs[0].tail_lost
     manager.unlock()
@@ -208,13 +208,13 @@ def test_flushing_every_message_counts_from_a_clean_start(tmp_path: Path, monkey
     confirm(manager)
     manager.unlock()  # killed, with appends that are not on disk
     manager = opened(tmp_path, config=every)
-    record = boot.read_record(tmp_path)
+    record = boot_record.read_record(tmp_path)
     assert record is not None
     assert not record.flush_every_message
     manager.close()
     manager = opened(tmp_path, config=every)
     manager.unlock()
-    monkeypatch.setattr(boot, "present_boot", lambda directory: ELSEWHERE)
+    monkeypatch.setattr(boot_record, "present_boot", lambda directory: ELSEWHERE)
     manager = opened(tmp_path, config=every)
     assert not manager.log_dirs[0].tail_lost
     manager.unlock()

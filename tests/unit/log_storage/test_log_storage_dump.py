@@ -8,7 +8,7 @@ import pytest
 from log_storage_batches import batch, lead, make_log
 
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.dump import DumpedEntry, dump_index, dump_segment
+from highwater.log_storage.inspect.dump import DumpedEntry, dump_index, dump_segment
 
 
 def test_a_segment(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from log_storage_batches import batch
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.serving import data_path
-from highwater.log_storage.serving.answers import key_proto
-from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server import append_and_read
+from highwater.log_storage.server.conversions import key_proto
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -141,13 +141,13 @@ async def test_an_append_to_a_disk_that_fails_before_the_sync_is_not_answered_as
 ) -> None:
     """Other threads may find at any time that the directory has failed."""
     hosted, servicer = served
-    real = data_path.fill_log
+    real = append_and_read.fill_log
 
     def fill_log(target: log_storage_pb2.LogState, of: HostedLog) -> None:
         real(target, of)
         of.log_dir.disk.fail("found by another thread")
 
-    monkeypatch.setattr(data_path, "fill_log", fill_log)
+    monkeypatch.setattr(append_and_read, "fill_log", fill_log)
     (result,) = (await servicer.append(appending(0))).results
     assert hosted.log is not None
     assert hosted.log.synced_offset == 0

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
-from highwater.log_storage.fence_journal import FenceJournal, FenceJournalError
+from highwater.log_storage.files.fence_journal import FenceJournal, FenceJournalError
 from highwater.metadata.models import NO_EPOCH, PartitionKey
 from highwater.records.header import crc32c
 
@@ -123,7 +123,7 @@ def test_after_a_failed_write_no_fence_is_recorded(tmp_path: Path, monkeypatch: 
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.log_storage.fence_journal.REWRITE_BYTES", 1000)
+    monkeypatch.setattr("highwater.log_storage.files.fence_journal.REWRITE_BYTES", 1000)
     path = tmp_path / "fence-journal"
     journal = FenceJournal(path)
     for epoch in range(200):

@@ -14,10 +14,10 @@ from log_storage_batches import batch, lead
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.fence_journal import FILE_NAME, read_fences
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.serving.answers import key_proto
-from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.files.fence_journal import FILE_NAME, read_fences
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server.conversions import key_proto
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics

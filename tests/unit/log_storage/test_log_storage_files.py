@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.log_storage import partition_metadata
-from highwater.log_storage.checkpoints import (
+from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
+from highwater.log_storage.files import partition_metadata
+from highwater.log_storage.files.checkpoints import (
     CheckpointError,
     read_epochs,
     read_offsets,
     write_epochs,
     write_offsets,
 )
-from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
-from highwater.log_storage.offset_index import OffsetIndex
-from highwater.log_storage.partition_metadata import PartitionMetadataError
-from highwater.log_storage.time_index import TimeIndex
+from highwater.log_storage.files.partition_metadata import PartitionMetadataError
+from highwater.log_storage.segment.offset_index import OffsetIndex
+from highwater.log_storage.segment.time_index import TimeIndex
 
 
 def test_an_offset_checkpoint(tmp_path: Path) -> None:

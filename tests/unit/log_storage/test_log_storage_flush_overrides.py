@@ -13,12 +13,12 @@ from log_storage_batches import batch, hosting, lead
 from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, key, running
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import boot
-from highwater.log_storage.boot import Boot
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.v1 import log_storage_pb2
 
@@ -41,13 +41,13 @@ def started(data: Path, config: LogConfig = EVERY) -> LogManager:
 
 
 def claims_every(data: Path) -> bool:
-    record = boot.read_record(data)
+    record = boot_record.read_record(data)
     assert record is not None
     return record.flush_every_message
 
 
 def lost_after_a_power_failure(data: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(boot, "present_boot", lambda directory: Boot("after the power failure", "mount"))
+    monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
     manager = started(data)
     manager.unlock()
     return manager.log_dirs[0].tail_lost
@@ -198,14 +198,14 @@ def test_a_record_that_is_being_written_speaks_for_no_log_that_is_configured_mea
     manager = started(tmp_path)  # the record claims nothing
     manager.create("t", KEY, {"flush.messages": "1"})
     assert not claims_every(tmp_path)
-    writing, go_on, real = threading.Event(), threading.Event(), boot.write_record
+    writing, go_on, real = threading.Event(), threading.Event(), boot_record.write_record
 
-    def slowly(directory: Path, record: boot.BootRecord) -> None:
+    def slowly(directory: Path, record: boot_record.BootRecord) -> None:
         writing.set()
         assert go_on.wait(DEADLINE_S)
         real(directory, record)
 
-    monkeypatch.setattr(boot, "write_record", slowly)
+    monkeypatch.setattr(boot_record, "write_record", slowly)
     with ThreadPoolExecutor(2) as threads:
         recorded = threads.submit(manager.log_dirs[0].record_boot)
         assert writing.wait(DEADLINE_S)

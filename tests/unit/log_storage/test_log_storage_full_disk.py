@@ -20,12 +20,12 @@ from small_volume import may_mount, mounted
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.disk import RESERVE_BYTES
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.fence_journal import FenceJournal
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files.disk import RESERVE_BYTES
+from highwater.log_storage.files.fence_journal import FenceJournal
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.v1 import log_storage_pb2
 
@@ -235,7 +235,7 @@ def test_a_fence_that_could_not_be_written_is_written_with_the_next(tmp_path: Pa
 
 
 def test_a_journal_that_cannot_be_rewritten_grows_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.log_storage.fence_journal.REWRITE_BYTES", 300)
+    monkeypatch.setattr("highwater.log_storage.files.fence_journal.REWRITE_BYTES", 300)
     journal = FenceJournal(tmp_path / "fence-journal")
     disk = FaultyDisk(tmp_path, monkeypatch)
     disk.fail(("open",), errno.ENOSPC)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.log_storage.index_pages import PAGE_BYTES
-from highwater.log_storage.offset_index import OffsetIndex
-from highwater.log_storage.time_index import TimeIndex
+from highwater.log_storage.segment.index_pages import PAGE_BYTES
+from highwater.log_storage.segment.offset_index import OffsetIndex
+from highwater.log_storage.segment.time_index import TimeIndex
 
 BASE = 1_000
 # How many entries, about whole pages of them too, and the seed of their distances.

@@ -14,12 +14,12 @@ from highwater.errors import UserError
 from highwater.kube import inventory as command
 from highwater.kube.lost_etcd.inventory import BrokerInventory, Replica, from_json
 from highwater.kube.lost_etcd.reading import take_inventory
-from highwater.log_storage import boot, partition_metadata
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import EpochEntry
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import boot_record, partition_metadata
+from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
@@ -81,9 +81,9 @@ def test_the_end_of_a_log_that_a_kill_has_torn(tmp_path: Path) -> None:
 
 def test_a_lost_tail_is_said_and_stays_so(tmp_path: Path) -> None:
     written(tmp_path).unlock()
-    record = boot.read_record(tmp_path)
+    record = boot_record.read_record(tmp_path)
     assert record is not None
-    boot.write_record(tmp_path, replace(record, boot=boot.Boot("another", "another")))
+    boot_record.write_record(tmp_path, replace(record, boot=boot_record.Boot("another", "another")))
     for _ in range(2):
         assert take_inventory([tmp_path]).tail_lost
     manager = LogManager([tmp_path], LogConfig(), broker_id=1)
@@ -96,9 +96,9 @@ def test_whether_every_append_was_flushed_is_not_forgotten(tmp_path: Path, every
     config = LogConfig(flush_messages=1) if every else LogConfig()
     begun(tmp_path, config).close()
     LogManager([tmp_path], config, broker_id=1).unlock()  # a start, and a kill
-    before = boot.read_record(tmp_path)
+    before = boot_record.read_record(tmp_path)
     take_inventory([tmp_path])
-    assert boot.read_record(tmp_path) == before
+    assert boot_record.read_record(tmp_path) == before
     assert before is not None
     assert before.flush_every_message == every
 

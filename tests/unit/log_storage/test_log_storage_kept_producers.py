@@ -14,17 +14,18 @@ import pytest
 from log_storage_batches import append, batch, header_of, make_log, produced
 from log_storage_client import FOLLOWER, LEADER, filled, key, running
 
+from highwater import atomic_file
 from highwater.errors import ErrorCode
-from highwater.log_storage import durable, producer_snapshots
 from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log import Log
-from highwater.log_storage.producers import Duplicate, ProducerBatch, ProducerStates
-from highwater.log_storage.recovery import Checkpointed
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.producers.producer_states import Duplicate, ProducerBatch, ProducerStates
 from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
@@ -69,14 +70,14 @@ def tear_unsynced(log: Log, synced: set[str]) -> None:
 
 def has_no_room(monkeypatch: pytest.MonkeyPatch, for_names_with: str = "") -> None:
     """The volume, for files that are replaced."""
-    write = durable._write
+    write = atomic_file._write
 
     def written(path: Path, content: bytes, *, durable: bool) -> None:
         if for_names_with in path.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         write(path, content, durable=durable)
 
-    monkeypatch.setattr(durable, "_write", written)
+    monkeypatch.setattr(atomic_file, "_write", written)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from log_storage_batches import batch, lead, make_log
 
-from highwater.log_storage.damage import DamagedRange
-from highwater.log_storage.log import Log
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.segment.damage import DamagedRange
 
 
 def damaged_log(directory: Path) -> Log:

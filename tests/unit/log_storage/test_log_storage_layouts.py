@@ -15,9 +15,9 @@ from log_storage_batches import batch, lead, make_log
 from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
-from highwater.log_storage.compaction.cleaning import clean_job, swap_in
+from highwater.log_storage.compaction.segment_swap import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 

@@ -10,7 +10,7 @@ import pytest
 from log_storage_batches import batch, lead, make_log
 
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.lookups import EARLIEST, LATEST, MAX_TIMESTAMP, FoundOffset
+from highwater.log_storage.log.timestamp_lookup import EARLIEST, LATEST, MAX_TIMESTAMP, FoundOffset
 from highwater.records import encode_columns
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)

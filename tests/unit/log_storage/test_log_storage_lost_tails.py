@@ -10,13 +10,15 @@ import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
 from log_storage_batches import batch, follow, hosting, lead, produced, read_all
 
-from highwater.log_storage import boot, producer_snapshots, recovery
-from highwater.log_storage.boot import Boot, BootRecord, Cut
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import boot_record
+from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
+from highwater.log_storage.log import recovery
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.producers import producer_snapshots
 from highwater.metadata.models import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
@@ -279,7 +281,7 @@ def test_a_high_watermark_above_what_is_on_disk_is_not_checkpointed_where_every_
     manager.write_checkpoints(manager.log_dirs[0])
     manager.unlock()
     truncate(tmp_path / SEGMENT, position)
-    monkeypatch.setattr(boot, "present_boot", lambda directory: Boot("after the power failure", "mount"))
+    monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
     manager = started(tmp_path, every)
     log = log_of(manager)
     assert [header.last_offset for header in read_all(log)] == [4]
@@ -309,8 +311,8 @@ LOST = BootRecord(1, HERE, False, (), True)
 def test_what_a_record_says(
     record: BootRecord | None, present: Boot, clean: bool, tail_lost: bool, page_cache: bool
 ) -> None:
-    assert boot.tail_lost(record, present, clean) is tail_lost
-    assert boot.page_cache_intact(record, present, clean) is page_cache
+    assert boot_record.tail_lost(record, present, clean) is tail_lost
+    assert boot_record.page_cache_intact(record, present, clean) is page_cache
 
 
 @pytest.mark.parametrize(
@@ -326,9 +328,9 @@ def test_what_a_record_says(
     ],
 )
 def test_what_recovery_shows(page_cache: bool, cut: Cut, offsets: tuple[int, int, int], shown: bool) -> None:
-    assert bool(boot.recovery_shows_loss(page_cache, cut, *offsets)) is shown
+    assert bool(boot_record.recovery_shows_loss(page_cache, cut, *offsets)) is shown
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    boot.write_record(tmp_path, LOST)
-    assert boot.read_record(tmp_path) == LOST
+    boot_record.write_record(tmp_path, LOST)
+    assert boot_record.read_record(tmp_path) == LOST

@@ -12,15 +12,16 @@ from log_storage_batches import append, make_log, produced
 from log_storage_client import filled, running
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import appending, pending_snapshots, producer_snapshots
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.pending_snapshots import MAX_PENDING, PendingSnapshots
-from highwater.log_storage.producers import ProducerBatch, ProducerState, ProducerStates
-from highwater.log_storage.recovery import Checkpointed
+from highwater.log_storage.log import append_validation
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.producers import pending_snapshots, producer_snapshots
+from highwater.log_storage.producers.pending_snapshots import MAX_PENDING, PendingSnapshots
+from highwater.log_storage.producers.producer_states import ProducerBatch, ProducerState, ProducerStates
 from highwater.metadata.models import PartitionKey
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
@@ -48,16 +49,16 @@ def test_an_append_of_several_batches_copies_no_producers(tmp_path: Path) -> Non
 def test_what_is_staged_counts_for_the_batches_behind_it_and_nowhere_else(tmp_path: Path) -> None:
     known = ProducerStates()
     known.put(7, ProducerState(0, (ProducerBatch(0, 1, 10, 11),), 5))
-    given = appending.read_given(produced(1, sequence=2) + produced(1, sequence=3))
-    numbered = appending.number_batches(given, 12, known, 9)
+    given = append_validation.read_given(produced(1, sequence=2) + produced(1, sequence=3))
+    numbered = append_validation.number_batches(given, 12, known, 9)
     assert numbered.producers is not None
     assert known.get(7) == ProducerState(0, (ProducerBatch(0, 1, 10, 11),), 5)
     known.take(numbered.producers)
     expected = (ProducerBatch(0, 1, 10, 11), ProducerBatch(2, 2, 12, 12), ProducerBatch(3, 3, 13, 13))
     assert known.get(7) == ProducerState(0, expected, 9)
-    given = appending.read_given(produced(1, sequence=4) + produced(1, sequence=6))
+    given = append_validation.read_given(produced(1, sequence=4) + produced(1, sequence=6))
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
-        appending.number_batches(given, 14, known, 9)
+        append_validation.number_batches(given, 14, known, 9)
 
 
 def rolled(directory: Path, rolls: int = 1) -> Log:

@@ -16,18 +16,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from log_storage_batches import batch, make_log, read_all
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import producer_snapshots
 from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
-from highwater.log_storage.compaction.cleaning import clean_job, swap_in
+from highwater.log_storage.compaction.segment_swap import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.lookups import MAX_TIMESTAMP
-from highwater.log_storage.producers import ProducerBatch
-from highwater.log_storage.recovery import Checkpointed
-from highwater.log_storage.segment import Segment
+from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.log.timestamp_lookup import MAX_TIMESTAMP
+from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.producers.producer_states import ProducerBatch
+from highwater.log_storage.segment.segment import Segment
 from highwater.records import BatchHeader, Record, decode, iter_batches, read_header
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=150, index_max_bytes=120)

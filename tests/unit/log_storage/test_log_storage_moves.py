@@ -15,13 +15,13 @@ from log_storage_batches import batch, follow, header_of, lead, produced, read_a
 from log_storage_client import LEADER, key, running
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import future_files
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.serving import moving
+from highwater.log_storage.files import future_files
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server import log_moves
 from highwater.metadata.models import PartitionKey
 from highwater.records import decode
 from highwater.v1 import log_storage_pb2
@@ -476,7 +476,7 @@ def test_a_log_that_ends_in_a_gap(tmp_path: Path, manager: LogManager) -> None:
 
 async def test_all_that_is_appended_meanwhile_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch at a time is copied, and the log begins to be swapped as soon as little is missing."""
-    monkeypatch.setattr(moving, "COPY_BYTES", 1)
+    monkeypatch.setattr(log_moves, "COPY_BYTES", 1)
     async with running(tmp_path, log_dirs=f"{tmp_path}/a,{tmp_path}/b") as storage:
         partition = key()
         await storage.create(partition, segment_bytes="1024")

@@ -14,11 +14,11 @@ from test_log_storage_replacing import SMALL, cleaned
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.serving import listing
-from highwater.log_storage.serving.answers import key_proto
-from highwater.log_storage.serving.servicer import LogStorageServicer
-from highwater.log_storage.verify import verify
+from highwater.log_storage.inspect.verify import verify
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.server import list_batches
+from highwater.log_storage.server.conversions import key_proto
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics
@@ -57,7 +57,7 @@ async def test_a_page_of_batches_across_a_change(
     manager = opened(data)
     log, threads = manager.get(KEY).online(), ThreadPoolExecutor(2)
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
-    real, changes = listing._page_of, 0
+    real, changes = list_batches._page_of, 0
 
     def meanwhile(*arguments: Any) -> Any:
         nonlocal changes
@@ -72,7 +72,7 @@ async def test_a_page_of_batches_across_a_change(
                 log.raise_log_start(5)
         return real(*arguments)
 
-    monkeypatch.setattr(listing, "_page_of", meanwhile)
+    monkeypatch.setattr(list_batches, "_page_of", meanwhile)
     offset, found = 0, []
     while offset < log.log_end_offset:
         request = log_storage_pb2.LogListBatchesRequest(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from log_storage_batches import batch, header_of, produced
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.producers import MAX_SEQUENCE, Duplicate, ProducerStates
+from highwater.log_storage.producers.producer_states import MAX_SEQUENCE, Duplicate, ProducerStates
 
 
 def states_after(*batches: bytes) -> ProducerStates:

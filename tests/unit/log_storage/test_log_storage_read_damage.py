@@ -12,13 +12,13 @@ import pytest
 from log_storage_batches import batch, lead
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import examining
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.segment import Segment
-from highwater.log_storage.serving.answers import key_proto
-from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.scrubbing import segment_examiner
+from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.server.conversions import key_proto
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.records import CorruptBatchError
 from highwater.rpc.errors import from_proto
@@ -139,13 +139,13 @@ async def test_what_is_sound_on_the_disk_is_not_damaged_and_not_read_again_at_on
 
     monkeypatch.setattr(Segment, "read", failing)
     looked_into = []
-    examine = examining.Examiner.examine
+    examine = segment_examiner.Examiner.examine
 
     async def counted(self: Any, *arguments: Any) -> None:
         looked_into.append(arguments)
         await examine(self, *arguments)
 
-    monkeypatch.setattr(examining.Examiner, "examine", counted)
+    monkeypatch.setattr(segment_examiner.Examiner, "examine", counted)
     for _ in range(5):
         assert await served.read(12) is ErrorCode.CORRUPT_MESSAGE
     assert served.known == []
@@ -155,13 +155,13 @@ async def test_what_is_sound_on_the_disk_is_not_damaged_and_not_read_again_at_on
 async def test_appends_go_on_beside_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is appended while the segment is read is neither missing nor damaged."""
     flip(served.log.segments[-1], BATCH_BYTES - 1)
-    step = examining._step
+    step = segment_examiner._step
 
     def beside(*arguments: Any) -> int:
         lead(served.log, batch())
         return step(*arguments)
 
-    monkeypatch.setattr(examining, "_step", beside)
+    monkeypatch.setattr(segment_examiner, "_step", beside)
     assert await served.read(12) is ErrorCode.CORRUPT_MESSAGE
     assert served.known == [(12, 14)]
     assert served.log.log_end_offset == 23

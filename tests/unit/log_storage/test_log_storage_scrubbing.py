@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from log_storage_batches import batch
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import examining
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.damage import DamagedRange, WalkedBatch, walk_checked
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.fence_journal import FILE_NAME, read_fences
-from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.scrubber import Scrubber
-from highwater.log_storage.segment import Segment
-from highwater.log_storage.segment_reader import SegmentReader
-from highwater.log_storage.serving.answers import key_proto
-from highwater.log_storage.serving.servicer import LogStorageServicer
+from highwater.log_storage.files.fence_journal import FILE_NAME, read_fences
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.scrubbing import segment_examiner
+from highwater.log_storage.scrubbing.scrubber import Scrubber
+from highwater.log_storage.segment.damage import DamagedRange, WalkedBatch, walk_checked
+from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.segment_reader import SegmentReader
+from highwater.log_storage.server.conversions import key_proto
+from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics
@@ -103,7 +103,7 @@ async def test_a_sound_log(world: World) -> None:
 async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a segment has in the page cache is let go before it is read: damage beneath it would not show."""
     read_up_to: dict[Path, int] = {}
-    step = examining._step
+    step = segment_examiner._step
 
     def observed(descriptor: int, position: int, size: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_DONTNEED
@@ -121,7 +121,7 @@ async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.Mon
         return after
 
     monkeypatch.setattr(os, "posix_fadvise", observed)
-    monkeypatch.setattr(examining, "_step", checked)
+    monkeypatch.setattr(segment_examiner, "_step", checked)
     await world.scrubber.scrub(world.hosted)
     assert set(read_up_to) == {segment.path for segment in world.log.segments[:-1]}
 

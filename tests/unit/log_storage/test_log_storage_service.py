@@ -11,8 +11,8 @@ import pytest
 from log_storage_batches import batch, produced
 from log_storage_client import FOLLOWER, LEADER, Code, Storage, appending, key, running
 
-from highwater.log_storage.serving import data_path
-from highwater.log_storage.serving.answers import key_of
+from highwater.log_storage.server import append_and_read
+from highwater.log_storage.server.conversions import key_of
 from highwater.v1 import common_pb2, log_storage_pb2
 
 
@@ -71,7 +71,7 @@ async def test_a_log_that_stands_still_does_not_hold_up_the_lookups_of_others(
         await asyncio.sleep(0.1)
         assert not waiting.done()
     assert await waiting == [(0, 0)] * 3
-    monkeypatch.setattr(data_path, "LOOKUP_PATIENCE_S", 0.05)
+    monkeypatch.setattr(append_and_read, "LOOKUP_PATIENCE_S", 0.05)
     async with standing.alone():
         assert await listed() == [(Code.LOG_STORAGE_ERROR, -1), (0, 0), (0, 0)]
 

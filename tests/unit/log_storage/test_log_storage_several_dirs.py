@@ -16,14 +16,14 @@ from log_storage_batches import batch, lead, read_all
 from log_storage_client import LEADER, Code, running
 
 from highwater.errors import ErrorCode, UserError
-from highwater.log_storage import meta_properties
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.meta_properties import MetaProperties
-from highwater.log_storage.segment import Segment
+from highwater.log_storage.files import meta_properties
+from highwater.log_storage.files.meta_properties import MetaProperties
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.segment.segment import Segment
 from highwater.metadata.models import PartitionKey
 from highwater.v1 import common_pb2, log_storage_pb2
 

@@ -17,17 +17,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from log_storage_batches import batch, lead, make_log, produced, read_all
 
-from highwater.log_storage import log_loading, recovery_progress
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.index_file import IndexFile
-from highwater.log_storage.log import Log
-from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.recovery import Checkpointed
-from highwater.log_storage.recovery_progress import OpeningStopped, RecoveryProgress
-from highwater.log_storage.segment import Segment
-from highwater.log_storage.segment_files import file_name
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.log_manager import log_loading, recovery_progress
+from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.recovery_progress import OpeningStopped, RecoveryProgress
+from highwater.log_storage.segment.index_file import IndexFile
+from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.segment_files import file_name
 from highwater.log_storage.service import SERVICE_NAME, LogStorageService
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import open_channel

@@ -11,8 +11,8 @@ from log_storage_client import key, running
 
 from highwater.log_storage import service as service_module
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.supervision import TaskSupervisor
 

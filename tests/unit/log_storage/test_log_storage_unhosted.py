@@ -10,12 +10,12 @@ import pytest
 from log_storage_batches import batch, lead
 
 from highwater.errors import ErrorCode
-from highwater.log_storage import checkpoints, future_files
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_dir import CLEAN_SHUTDOWN
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import checkpoints, future_files
+from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)

@@ -15,8 +15,8 @@ from highwater.cli.app import app
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log_manager import LogManager
-from highwater.log_storage.verify import verify
+from highwater.log_storage.inspect.verify import verify
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=100)

@@ -13,9 +13,9 @@ import pytest
 
 from highwater.client import TopicPartition
 from highwater.errors import UserError
-from highwater.log_storage import boot, checkpoints, partition_metadata
-from highwater.log_storage.boot import Boot, BootRecord
-from highwater.log_storage.segment_walk import Damage, SegmentTask
+from highwater.log_storage.files import boot_record, checkpoints, partition_metadata
+from highwater.log_storage.files.boot_record import Boot, BootRecord
+from highwater.log_storage.inspect.segment_walk import Damage, SegmentTask
 from highwater.records import Record, encode_rows
 from highwater.spark.pipelines.audit import shared_out
 from highwater.spark.pipelines.audit_findings import Audited, Finding, Sums, Version, blame, merged
@@ -122,7 +122,7 @@ def directory(tmp_path: Path) -> Path:
     log.mkdir(parents=True)
     (log / "00000000000000000000.log").write_bytes(batch(0, [b"a", b"b"]) + batch(2, [b"c", b"d"]))
     partition_metadata.write(log, TOPIC_ID)
-    boot.write_record(log.parent, BootRecord(2, Boot("b", "m"), flush_every_message=False))
+    boot_record.write_record(log.parent, BootRecord(2, Boot("b", "m"), flush_every_message=False))
     checkpoints.write_offsets(log.parent / checkpoints.HIGH_WATERMARKS, {("t", 0): 4, ("gone", 1): 9})
     return log.parent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater import atomic_file
 from highwater.errors import UserError
-from highwater.log_storage import durable
 from highwater.spark.pipelines import hadoop_files
 from highwater.spark.pipelines.hadoop_files import Listing, keep_files, listings, local_listings, statuses
 
@@ -151,7 +151,9 @@ def test_a_file_that_is_removed_before_it_is_looked_at(archive: Path, monkeypatc
 def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files with what they hold, and the directories above them, where a file is gone, too."""
     synced: set[str] = set()
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(
+        atomic_file.os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
     there, gone = tmp_path / "a" / "b" / "there", tmp_path / "c" / "gone"
     for path in (there, gone):
         path.parent.mkdir(parents=True)

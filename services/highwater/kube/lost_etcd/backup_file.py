@@ -17,8 +17,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from highwater.atomic_file import fsync_directory, replace_file
 from highwater.errors import UserError
-from highwater.log_storage.durable import fsync_directory, replace_file
 
 FORMAT = "highwater-metadata-backup"
 VERSION = 1

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from highwater.errors import UserError
 from highwater.kube.lost_etcd.inventory import NO_PRODUCER_ID, BrokerInventory, Directory, Replica
-from highwater.log_storage import boot, meta_properties
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.disk import LOCK
-from highwater.log_storage.hosted import HostedLog
-from highwater.log_storage.log_manager import LogManager
+from highwater.log_storage.files import boot_record, meta_properties
+from highwater.log_storage.files.disk import LOCK
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import NO_EPOCH
 
 
@@ -54,7 +54,7 @@ def _broker_id(paths: Sequence[Path]) -> int | None:
     """Raises `UserError`."""
     found: dict[int, Path] = {}
     for path in paths:
-        record = boot.read_record(path)
+        record = boot_record.read_record(path)
         told = meta_properties.read(path).broker_id
         if record is not None:
             found[record.broker_id] = path
@@ -68,7 +68,7 @@ def _broker_id(paths: Sequence[Path]) -> int | None:
 
 def _config(paths: Sequence[Path]) -> LogConfig:
     """Nothing is appended, so one setting counts: it must not make the boot records say less than they do."""
-    every = all(record is not None and record.flush_every_message for record in map(boot.read_record, paths))
+    every = all(record is not None and record.flush_every_message for record in map(boot_record.read_record, paths))
     return LogConfig(flush_messages=1) if every else LogConfig()
 
 

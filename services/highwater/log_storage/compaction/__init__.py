@@ -1,2 +1,5 @@
-"""Compaction of logs (seeds §5.4): which log and which segments, the map of keys, the pass over the files in a
-process of its own, and the swap."""
+"""Compaction of logs: the scheduler that chooses a log (`cleaner_scheduler`), the pass over its files in a process of
+its own (`cleaner_pass`), and the swap of its cleaned segments into the log (`segment_swap`).
+
+May import `log_manager/` and the rooms below it, and `scrubbing/`.
+"""

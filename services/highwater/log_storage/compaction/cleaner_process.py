@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from queue import Queue
 
-from highwater.log_storage.compaction.cleaner import Cleaner, CleanerError, DamagedSegmentError
 from highwater.log_storage.compaction.cleaner_job import (
     Answer,
     CleanJob,
@@ -26,6 +25,7 @@ from highwater.log_storage.compaction.cleaner_job import (
     PassReport,
     answer_to_json,
 )
+from highwater.log_storage.compaction.cleaner_pass import Cleaner, CleanerError, DamagedSegmentError
 from highwater.log_storage.throttle import Throttle
 
 _NICENESS = 5

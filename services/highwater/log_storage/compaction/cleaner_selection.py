@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-from highwater.log_storage.offset_index import MAX_RELATIVE_OFFSET
+from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 
 NO_TIMESTAMP = -1
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from highwater.log_storage.compaction.cleaner_job import Answer, CleanedGroup, PassLimits
 from highwater.log_storage.compaction.cleaner_process import run_pass, throttled
-from highwater.log_storage.compaction.cleaning import as_seen, clean_job, swap_in
+from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.log import Log
-from highwater.log_storage.recovery import Checkpointed, open_log
-from highwater.log_storage.segment import Segment
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.segment.segment import Segment
 
 
 class Compacted(NamedTuple):

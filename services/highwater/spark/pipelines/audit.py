@@ -28,7 +28,7 @@ from highwater.cli.output import json_line, screen, table
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
-from highwater.log_storage.segment_walk import Damage
+from highwater.log_storage.inspect.segment_walk import Damage
 from highwater.spark.pipelines import audit_scan
 from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.audit_findings import TOLD, Audited, Finding, Sums, Version, blame, merged

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 from uuid import uuid4
 
+from highwater.atomic_file import fsync_directory, fsync_file, write_whole
 from highwater.errors import UserError
-from highwater.log_storage.durable import fsync_directory, fsync_file, write_whole
 from highwater.spark.pipelines import s3a
 
 if TYPE_CHECKING:

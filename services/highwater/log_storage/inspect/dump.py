@@ -1,0 +1,79 @@
+"""What is in the files of a log, for `highwater log dump FILE`: plain iterators over a file that nobody needs to have
+open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.log_storage.segment.index_file import IndexFile
+from highwater.log_storage.segment.offset_index import OffsetIndex
+from highwater.log_storage.segment.scan import checked_batches
+from highwater.log_storage.segment.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from highwater.log_storage.segment.time_index import TimeIndex
+from highwater.records import BatchHeader, CorruptBatchError, Record, decode
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """`header` is None where not even a header stands at `position`: then it is the last."""
+
+    position: int
+    header: BatchHeader | None
+    problem: str  # what is wrong with it; empty: valid
+    records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedEntry:
+    """Of an offset index: (last offset, position). Of a time index: (timestamp in ms, last offset)."""
+
+    first: int
+    second: int
+
+
+def dump_segment(path: Path, *, records: bool = False) -> Iterator[DumpedBatch]:
+    """Every batch of a `.log` file. One with a bad CRC is reported and passed over; behind a bad header nothing can be
+    found. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        descriptor = file.fileno()
+        for batch in checked_batches(descriptor, os.fstat(descriptor).st_size):
+            if batch.header is None or batch.problem or not records:
+                yield DumpedBatch(batch.position, batch.header, batch.problem)
+            else:
+                yield _with_records(descriptor, batch.position, batch.header)
+
+
+def _with_records(descriptor: int, position: int, header: BatchHeader) -> DumpedBatch:
+    try:
+        decoded = decode(os.pread(descriptor, header.size_bytes, position)).records()
+    except CorruptBatchError as error:
+        return DumpedBatch(position, header, error.reason)
+    return DumpedBatch(position, header, "", tuple(decoded))
+
+
+def dump_index(path: Path) -> Iterator[DumpedEntry]:
+    """Every entry of an `.index` or `.timeindex` file. Raises `OSError`, `ValueError` for another name."""
+    base_offset = base_offset_of(path)
+    index: IndexFile
+    if path.name.endswith(TIME_INDEX_SUFFIX):
+        index = TimeIndex(path, base_offset, os.path.getsize(path))
+    else:
+        index = OffsetIndex(path, base_offset, os.path.getsize(path))
+    index.load()
+    for number in range(len(index)):
+        first, second = index.entry(number)
+        if isinstance(index, TimeIndex):
+            yield DumpedEntry(first, base_offset + second)
+        else:
+            yield DumpedEntry(base_offset + first, second)
+
+
+def base_offset_of(path: Path) -> int:
+    """From the file's name. Raises `ValueError` where it is not a segment's or an index's."""
+    number, dot, suffix = path.name.partition(".")
+    if not number.isdigit() or dot + suffix not in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+        raise ValueError(f"{path} is not a segment: write <20 digits>.log, .index or .timeindex")
+    return int(number)

@@ -1,0 +1,149 @@
+"""Bringing a log to disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.files.descriptor import Descriptor
+from highwater.log_storage.log.log_core import LogCore
+from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.segment.segment import Segment
+from highwater.records import CorruptBatchError
+
+
+class RepeatableError(OSError):
+    """No fdatasync of batches has failed: another flush may write them, or what can be made again from them (indexes,
+    epochs)."""
+
+    @classmethod
+    def of(cls, error: OSError) -> RepeatableError:
+        # A write that is cut short has no number: the disk had room for a part of it only.
+        return cls(error.errno or errno.ENOSPC, error.strerror or str(error), error.filename)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What `begin_sync` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_sync`."""
+
+    segments: Sequence[Segment]
+    directory: Path | None  # whose entries have changed since they were last on disk
+    log_end_offset: int
+
+    def run(self) -> None:
+        """The batches to disk, and the names of the files that hold them. Raises `RepeatableError`, or another
+        `OSError`: what is on disk is not known then."""
+        try:
+            opened = [segment for segment in self.segments if _opened(segment)]
+            directory = None if self.directory is None else Descriptor(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise RepeatableError.of(error) from error
+        for segment in opened:
+            segment.sync_batches()
+        if directory is not None:
+            os.fsync(directory.number)
+
+
+def _opened(segment: Segment) -> bool:
+    """Whether it is there: a raised log start may let go of segments while they are flushed. Raises `OSError`."""
+    try:
+        segment.open()
+    except FileNotFoundError:
+        if not segment.released:
+            raise
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What `begin_flush` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_flush`."""
+
+    sync: Sync
+    write_epochs: Callable[[], None]
+
+    def run(self) -> None:
+        """Raises `RepeatableError`, or another `OSError`: what is on disk is not known then."""
+        self.sync.run()
+        try:
+            for segment in self.sync.segments:
+                if not segment.released:
+                    segment.write_indexes()
+            self.write_epochs()
+            for segment in self.sync.segments[:-1]:
+                segment.release_indexes()  # nothing more is added to a sealed one
+        except OSError as error:
+            raise RepeatableError.of(error) from error
+
+
+class LogFlushing(LogCore):
+    def begin_flush(self) -> Flush:
+        return Flush(self._begin_sync(self.recovery_point), self.write_epochs)
+
+    def finish_flush(self, flush: Flush) -> None:
+        """After it was written out; the log must not have been truncated in between."""
+        self.recovery_point = max(self.recovery_point, flush.sync.log_end_offset)
+        self.finish_sync(flush.sync)
+
+    def flush(self) -> None:
+        """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""
+        self.check_online()
+        flush = self.begin_flush()
+        self.write_out(flush)
+        self.finish_flush(flush)
+
+    def write_out(self, due: Sync | Flush) -> None:
+        """Runs it; may be called in a thread. A failure counts there and then, whether anybody still waits for it or
+        not: the kernel tells of it once, and the next fdatasync would succeed. Raises `LogError` as `flush`."""
+        try:
+            due.run()
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def _flush_failed(self, error: OSError) -> LogError:
+        """No space for an index, or no descriptor, is no reason to go offline: the recovery point stays, and the next
+        flush writes it."""
+        self._entries_synced = False
+        return self._fail_unless_passing(error) if isinstance(error, RepeatableError) else self._sync_failed(error)
+
+    def _sync_failed(self, error: OSError) -> LogError:
+        """An fdatasync of batches that failed, for whatever reason: the kernel has dropped what it could not write, so
+        a start finds less than was appended, or what no disk has (RULES 7.2)."""
+        self.disk.doubt_written(str(error))
+        return self.fail(error)
+
+    @property
+    def must_sync(self) -> bool:
+        """Whether an append has to wait for the disk (`flush.messages`)."""
+        return self.log_end_offset - self.synced_offset >= self.config.flush_messages
+
+    def begin_sync(self) -> Sync:
+        """Of the batches that are not on disk yet."""
+        return self._begin_sync(self.synced_offset)
+
+    def _begin_sync(self, offset: int) -> Sync:
+        directory = None if self._entries_synced else self.directory
+        self._entries_synced = True  # what is made from now on is for the next one
+        return Sync(self._segments_from(offset), directory, self.log_end_offset)
+
+    def finish_sync(self, sync: Sync) -> None:
+        """After it was written out."""
+        self.synced_offset = max(self.synced_offset, sync.log_end_offset)
+
+    def close(self) -> None:
+        """Ends the indexes and writes everything to disk. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        self.write_snapshots()
+        try:
+            self.segments[-1].seal()
+            self.disk.using_reserve(
+                lambda: producer_snapshots.write_durably(
+                    self.directory, self.log_end_offset, self.producers, self._wall_offset_ms
+                )
+            )
+        except (OSError, CorruptBatchError) as error:
+            raise self.fail(error) from error
+        self.flush()

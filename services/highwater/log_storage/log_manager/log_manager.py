@@ -1,0 +1,318 @@
+"""All logs of one broker: made, cut, shortened and deleted, with the checkpoints in step."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+from highwater.atomic_file import fsync_directory
+from highwater.errors import ErrorCode
+from highwater.log_storage.epochs import NO_EPOCH
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.files import checkpoints, partition_metadata
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.log_core import NO_OFFSET, new_segment
+from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.log_manager.log_loading import CREATING, LogLoading
+from highwater.log_storage.log_manager.log_moving import LogMoving
+from highwater.log_storage.log_manager.side_by_side import Outcome, side_by_side
+from highwater.metadata.keys import is_legal_topic_name
+from highwater.metadata.models import TOPIC_ID_BYTES, PartitionKey
+from highwater.telemetry.log import get_logger, pairs
+
+CLOSED_AT_ONCE = 8  # logs of one directory: their threads wait for the disk, which takes several at a time
+CHECKPOINTS_S = 2.0  # for the checkpoints of what was closed in time
+
+_log = get_logger("log_storage.log_manager")
+
+
+class LogManager(LogLoading, LogMoving):
+    def close(self, within_s: float | None = None, unanswered: Collection[LogDir] = ()) -> None:
+        """A clean stop: every log to disk, `CLOSED_AT_ONCE` at a time in each directory, then the checkpoints, and the
+        mark. What is not on disk `within_s` is left as a kill would leave it: the directory gets no mark, and the next
+        start looks at those logs. `unanswered` directories are left like that from the beginning, and stay locked.
+
+        Nor does a directory in which anything failed, or a log is offline, or whose tail is lost: until that is settled
+        every start says so (RULES 7.2).
+        """
+        until_s = None if within_s is None else time.monotonic() + within_s
+        directories = [log_dir for log_dir in self.online_dirs if log_dir not in unanswered]
+        for log_dir in unanswered:
+            _log.warning("%s is not stopped cleanly: its disk has not answered what was begun before", log_dir.path)
+        free: list[LogDir] = [log_dir for log_dir in self.log_dirs if log_dir.offline and log_dir not in unanswered]
+
+        def close(log_dir: LogDir) -> bool:
+            if self._close_directory(log_dir, until_s):
+                free.append(log_dir)
+            return True
+
+        patience_s = None if until_s is None else until_s + CHECKPOINTS_S
+        side_by_side([partial(close, log_dir) for log_dir in directories], len(directories), patience_s)
+        for log_dir in free:  # where something is still being written, the lock goes with the process
+            log_dir.close()
+
+    def _close_directory(self, log_dir: LogDir, until_s: float | None) -> bool:
+        """Whether nothing is being written to it any more."""
+        closed = Outcome(well=False, late=0, running=False)
+        try:
+            log_dir.must_forget()
+            closed = side_by_side(self._closings(log_dir), CLOSED_AT_ONCE, until_s)
+            # A log that was not opened is as its last stop has left it.
+            healthy = closed.well and (log_dir.clean or not log_dir.unhosted)
+            self.write_checkpoints(log_dir)
+            if healthy and not log_dir.tail_lost:
+                log_dir.mark_clean()
+        except (OSError, LogError) as error:
+            _log.error("%s is not stopped cleanly: %s", log_dir.path, error)
+        if closed.late:
+            _log.warning(
+                "%s is not stopped cleanly: the time was over before all logs were on disk %s",
+                log_dir.path,
+                pairs(logs=closed.late),
+            )
+        return not closed.running
+
+    def _closings(self, log_dir: LogDir) -> list[Callable[[], bool]]:
+        """Of each log, and of each copy that moves to the directory. Each says whether it went well."""
+
+        def close(hosted: HostedLog) -> bool:
+            try:
+                _close_log(hosted.online())
+            except LogError as error:
+                _log.error("%s", error)
+                return False
+            return True
+
+        def close_copy(hosted: HostedLog) -> bool:
+            try:
+                assert hosted.future is not None
+                _close_log(hosted.future.log)
+            except LogError as error:
+                _log.error("the move is given up: %s", error)
+                self.drop_future(hosted)
+            return True
+
+        return [
+            *(partial(close, hosted) for hosted in self.in_directory(log_dir)),
+            *(partial(close_copy, hosted) for hosted in self.moving_to(log_dir)),
+        ]
+
+    # -- creating and deleting ----------------------------------------------------------------------------------------
+
+    def create(self, topic: str, key: PartitionKey, topic_config: Mapping[str, str], new: bool = False) -> bool:
+        """Creates the log where there is none; whether it did. An existing one takes the configuration. `new`: the
+        topic is newer than this start, so no directory that could not be opened can hold the log.
+
+        Raises `LogError`: INVALID_TOPIC, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, LOG_STORAGE_ERROR, STORAGE_FULL.
+        """
+        config = self.config.with_topic(topic_config)
+        present = self._hosted.get(key)
+        if present is not None:
+            present.configure(config)
+            return False
+        if not is_legal_topic_name(topic) or key.partition < 0:
+            raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
+        if len(key.topic_id) != TOPIC_ID_BYTES:
+            raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
+        self._check_name_is_free(topic, key)
+        if not new:
+            self.check_all_loaded()
+        log_dir = self._directory_for_a_new_log()
+        log_dir.disk.check_room()
+        try:
+            if log_dir.must_forget():  # a log of this name may have an entry that the new one must not inherit
+                self._rewrite_stale(log_dir)
+            log_dir.may_hold_unflushed(config.flush_messages)
+            directory = self._make_directory(log_dir, topic, key)
+            log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
+        except OSError as error:
+            raise log_dir.disk.refusal(error, f"cannot create a log in {log_dir.path}") from error
+        log.disk = log_dir.disk
+        hosted = HostedLog(key, topic, log_dir, directory, log)
+        hosted.configured = True
+        self._add(hosted)
+        return True
+
+    def _check_name_is_free(self, topic: str, key: PartitionKey) -> None:
+        """Raises `LogError`: INCONSISTENT_TOPIC_ID where another topic's log is in the way, LOG_STORAGE_ERROR where it
+        may be this one's: a log must not be begun anew beside what it holds."""
+        directory = self._unidentified.get((topic, key.partition))
+        other = self._names.get((topic, key.partition))
+        if other is not None:
+            directory = self._hosted[other].directory
+            if not self._hosted[other].misnamed:
+                raise LogError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{directory} belongs to another topic of this name, {other}: delete it first",
+                )
+        if directory is not None and directory.exists():
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"{directory / partition_metadata.FILE_NAME} is damaged or missing, so whose log it is is not known. "
+                f"Stop log-storage; if it is of this topic, write the lines `version: 0` and "
+                f"`topic_id: {partition_metadata.format_topic_id(key.topic_id)}` to the file; else, or once the "
+                f"partition's ISR does not list this broker, move the directory away",
+            )
+
+    def _directory_for_a_new_log(self) -> LogDir:
+        """The one with the fewest logs, counting those that move there; one that is full only where all are."""
+        if not self.online_dirs:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"all log directories are offline: {self.log_dirs[0].offline}")
+
+        def logs(log_dir: LogDir) -> int:
+            return sum(1 for _ in self.in_directory(log_dir)) + sum(1 for _ in self.moving_to(log_dir))
+
+        return min(self.online_dirs, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
+
+    def _make_directory(self, log_dir: LogDir, topic: str, key: PartitionKey) -> Path:
+        directory = log_dir.path / partition_metadata.directory_name(topic, key.partition)
+        if directory.exists():
+            raise LogError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"{directory} exists and is not a log of ours: move it out of the way"
+            )
+        making = directory.with_name(f"{secrets.token_hex(8)}{CREATING}")
+        making.mkdir()
+        partition_metadata.write(making, key.topic_id)
+        new_segment(making, 0, self.config)
+        fsync_directory(making)
+        making.rename(directory)
+        fsync_directory(log_dir.path)
+        return directory
+
+    def delete(self, key: PartitionKey, leader_epoch: int) -> Path | None:
+        """Renames the log's directory to `.deleted` and forgets it (RULES 9.3), and its copy if it moves; the directory
+        to be removed, None where there is no such log.
+
+        Raises `LogError`: STALE_FENCE where the fence is higher than `leader_epoch` (-1, a dead topic id: never),
+        LOG_STORAGE_ERROR; also where the topic id that is dead, or not wanted here, is not the log's.
+        """
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            self.check_all_loaded()
+            return None
+        if hosted.log_dir.offline:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"cannot delete {hosted.directory}: it is offline: {hosted.log_dir.offline}",
+            )
+        if hosted.misnamed:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"{hosted.directory} is not deleted: it has batches and no fence under topic id "
+                f"{partition_metadata.format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged "
+                f"or the directory's fence-journal is gone. Remove it by hand if it is not wanted",
+            )
+        fence = hosted.fence
+        if fence is not None and leader_epoch != NO_EPOCH and fence.leader_epoch > leader_epoch:
+            raise LogError(
+                ErrorCode.STALE_FENCE,
+                f"{hosted.directory} is fenced at leader epoch {fence.leader_epoch}, the deletion knows only "
+                f"{leader_epoch}",
+            )
+        self.drop_future(hosted)  # first: it must not be found without the log
+        if hosted.log is not None:  # nor may a snapshot come into a directory that is made anew under its name
+            hosted.log.pending_snapshots.drop_above(NO_OFFSET)
+        try:
+            removable = self._mark_deleted(hosted.directory)
+            fsync_directory(hosted.log_dir.path)
+        except OSError as error:
+            hosted.log_dir.disk.note(error)
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
+        self._take_out(hosted)
+        hosted.log, hosted.failure = None, "deleted"
+        hosted.log_dir.stale_checkpoints = True
+        try:
+            self._rewrite_stale(hosted.log_dir)
+            hosted.log_dir.disk.using_reserve(lambda: hosted.log_dir.fences.forget([key]))
+        except OSError as error:
+            # The log is gone, and makes the room that may be lacking. Its fence is of an id that does not come again.
+            _log.warning("after the deletion of %s: %s", hosted.directory, error)
+        return removable
+
+    def _rewrite_stale(self, log_dir: LogDir) -> None:
+        self.write_checkpoints(log_dir)
+        log_dir.stale_checkpoints = False
+
+    # -- truncation ---------------------------------------------------------------------------------------------------
+
+    def truncate(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
+        """Raises `LogError`: TRUNCATION_BELOW_HIGH_WATERMARK (RULES 4.4), LOG_STORAGE_ERROR, STORAGE_FULL."""
+        log = hosted.online()
+        cut = log.cut_for(offset, unclean_epoch)
+        if log.promise_at_most(cut):
+            self._lower_checkpoints(hosted.log_dir)
+        log.truncate_to(cut)
+        hosted.uncleanable = ""
+        self.cut_future(hosted, cut)
+
+    def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
+        """Raises `LogError`: as `truncate`."""
+        hosted.online().check_restart_at(offset, unclean_epoch)
+        self._restart_at(hosted, offset)
+
+    def drop_damaged(self, hosted: HostedLog) -> None:
+        """Drops the first segment that is known to be damaged and all behind it, whatever the high watermark (RULES
+        7.6). Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        log = hosted.online()
+        damaged = log.damage.first_segment(log.segments)
+        if damaged is None:
+            return
+        cut = damaged.base_offset
+        if damaged is log.segments[0]:
+            self._restart_at(hosted, cut)
+            return
+        if log.promise_at_most(cut):
+            self._lower_checkpoints(hosted.log_dir)
+        log.truncate_to(cut)
+        hosted.uncleanable = ""
+        self.cut_future(hosted, cut)
+
+    def _restart_at(self, hosted: HostedLog, offset: int) -> None:
+        log = hosted.online()
+        log.promise_at_most(offset)
+        # A crash on the way must find the new log start, or a log without segments would begin at the old one.
+        before, log.log_start_offset = log.log_start_offset, offset
+        try:
+            self._lower_checkpoints(hosted.log_dir)
+        except LogError:
+            log.log_start_offset = before
+            raise
+        log.truncate_fully_and_start_at(offset)
+        hosted.uncleanable = ""
+        self.cut_future(hosted, 0)
+
+    def _lower_checkpoints(self, log_dir: LogDir) -> None:
+        try:
+            self.write_checkpoints(log_dir)
+        except OSError as error:
+            raise log_dir.disk.refusal(error, "cannot write a checkpoint") from error
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def retain(self, hosted: HostedLog, wall_clock_ms: int) -> int:
+        """Lets go of what retention does not keep; how many segments. Nothing else may happen to the log meanwhile.
+
+        The log start is on disk before the first segment goes: after a crash a log is never found to begin at, or to
+        have fallen back to, an offset below what it had started at. Raises `LogError` (LOG_STORAGE_ERROR,
+        STORAGE_FULL)."""
+        log = hosted.online()
+        count = log.expired(wall_clock_ms) if hosted.configured else 0
+        if count:
+            log.start_behind(count)
+            try:
+                self.write_checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+            except OSError as error:
+                raise hosted.log_dir.disk.refusal(error, "cannot write a checkpoint") from error
+            log.release_segments()
+            _log.info("retention %s", pairs(log=hosted.directory.name, segments=count, log_start=log.log_start_offset))
+        return count
+
+
+def _close_log(log: Log) -> None:
+    log.close()
+    log.remove_deleted()

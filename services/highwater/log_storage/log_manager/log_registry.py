@@ -1,0 +1,155 @@
+"""Which logs a broker has, in which of its directories, and the checkpoint files that the logs of a directory share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from highwater.errors import ErrorCode, UserError
+from highwater.log_storage.config import LogConfig
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.files.checkpoints import TopicPartition
+from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.metadata.models import PartitionKey
+
+DELETED = ".deleted"
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class LogRegistry:
+    def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
+        self.config = config
+        self.log_dirs: list[LogDir] = []
+        self.removable: deque[Path] = deque()  # directories that were renamed to `.deleted`, to be removed
+        self.offline_logs = 0  # as `count_offline` last found, and the next
+        self.damaged_logs = 0
+        self._now_ms = now_ms
+        self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
+        # Threads change these: held for a change of them, and for a walk over them.
+        self._changing = threading.Lock()
+        self._hosted: dict[PartitionKey, HostedLog] = {}
+        self._names: dict[TopicPartition, PartitionKey] = {}
+        self._unidentified: dict[TopicPartition, Path] = {}  # logs whose topic id could not be read
+
+    @property
+    def online_dirs(self) -> list[LogDir]:
+        return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
+
+    def count_offline(self) -> None:
+        self.offline_logs = sum(1 for hosted in self if hosted.offline_reason)
+        self.damaged_logs = sum(1 for hosted in self if hosted.known_damage)
+
+    @property
+    def unidentified_logs(self) -> int:
+        """Logs of which nobody knows whose they are: their `partition.metadata` is damaged or missing. One that was
+        moved away counts until a log of its name is made, or the next start."""
+        misnamed = sum(1 for hosted in self if hosted.log is not None and hosted.misnamed)
+        with self._changing:
+            return misnamed + len(self._unidentified.keys() - self._names.keys())
+
+    @property
+    def unidentified(self) -> list[TopicPartition]:
+        """Those of them that have no topic id at all."""
+        with self._changing:
+            return sorted(self._unidentified)
+
+    def find(self, key: PartitionKey) -> HostedLog | None:
+        return self._hosted.get(key)
+
+    def get(self, key: PartitionKey) -> HostedLog:
+        """Raises `LogError`: UNKNOWN_TOPIC_ID; LOG_STORAGE_ERROR where the log may be in a directory that could not be
+        opened."""
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            self.check_all_loaded()
+            raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of partition {key}")
+        return hosted
+
+    def check_all_loaded(self) -> None:
+        """A log that is not known may be in a directory whose logs are not: it must not be begun anew elsewhere, and
+        lead without what it holds. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        for log_dir in self.log_dirs:
+            if not log_dir.loaded:
+                raise LogError(
+                    ErrorCode.LOG_STORAGE_ERROR,
+                    f"the log directory {log_dir.path} is offline and may hold the log: {log_dir.offline}. Mend it, or "
+                    f"take it out of log.dirs, and start log-storage again",
+                )
+
+    def __iter__(self) -> Iterator[HostedLog]:
+        """Those that there are now: logs are made and deleted in threads, and while whoever walks waits."""
+        with self._changing:
+            return iter(list(self._hosted.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def in_directory(self, log_dir: LogDir) -> Iterator[HostedLog]:
+        return (hosted for hosted in self if hosted.log_dir is log_dir)
+
+    def moving_to(self, log_dir: LogDir) -> Iterator[HostedLog]:
+        return (hosted for hosted in self if hosted.future is not None and hosted.future.log_dir is log_dir)
+
+    def _add(self, hosted: HostedLog) -> None:
+        with self._changing:  # the directories are opened side by side
+            present = self._hosted.get(hosted.key)
+            if present is None:
+                self._hosted[hosted.key] = hosted
+                self._names[hosted.topic_partition] = hosted.key
+        if present is not None:
+            raise UserError(
+                f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
+            )
+
+    def _take_out(self, hosted: HostedLog) -> None:
+        with self._changing:
+            del self._hosted[hosted.key], self._names[hosted.topic_partition]
+            # Of a topic of the same name, made while the directory of this one was away.
+            for other in self._hosted.values():
+                if other.topic_partition == hosted.topic_partition:
+                    self._names[other.topic_partition] = other.key
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def write_checkpoints(self, log_dir: LogDir) -> None:
+        """Writes all offset checkpoints of a directory. Raises as `write_checkpoint`."""
+        for name in _CHECKPOINTED:
+            self.write_checkpoint(log_dir, name)
+
+    def write_checkpoint(self, log_dir: LogDir, name: str) -> None:
+        """Writes one of the offset checkpoints of a directory. An offline log's entry is kept as it last was. May be
+        called from several threads. Raises `OSError`, and `LogError` (LOG_STORAGE_ERROR) where it is offline."""
+        if log_dir.offline:
+            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
+        log_dir.write_checkpoint(name, lambda: self._offsets(log_dir, name))
+
+    def _offsets(self, log_dir: LogDir, name: str) -> Mapping[TopicPartition, int]:
+        """Of every log that is in the directory, served or not."""
+        read = _CHECKPOINTED[name]
+        offsets = log_dir.unhosted_entries(name)
+        for hosted in self.in_directory(log_dir):
+            of = hosted.topic_partition
+            offset = log_dir.entry_at_start(name, of) if hosted.log is None else read(hosted.log)
+            if offset is not None:
+                offsets[of] = offset
+        for hosted in self.moving_to(log_dir):
+            if hosted.future is not None and (offset := read(hosted.future.log)) is not None:
+                offsets[hosted.topic_partition] = offset
+        return offsets
+
+
+_CHECKPOINTED: dict[str, Callable[[Log], int | None]] = {
+    checkpoints.RECOVERY_POINTS: lambda log: log.recovery_point,
+    checkpoints.HIGH_WATERMARKS: lambda log: log.high_watermark_to_checkpoint,
+    checkpoints.LOG_STARTS: lambda log: max(log.log_start_offset, log.log_start_due),
+    checkpoints.CLEANER_OFFSETS: lambda log: log.cleaned_to,
+}

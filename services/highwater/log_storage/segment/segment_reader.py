@@ -1,0 +1,45 @@
+"""A segment's file, read beside everything else that is done with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from highwater.log_storage.files.descriptor import Descriptor
+from highwater.log_storage.segment.scan import SCAN_BYTES, scan_batches
+from highwater.log_storage.segment.segment import Segment
+from highwater.records import BatchHeader
+
+
+class SegmentReader:
+    """The segment as it is when this is made, through a descriptor of its own: it opens the file that has the name now,
+    and leaves none open behind it. Closed when nobody refers to it any more."""
+
+    def __init__(self, segment: Segment) -> None:
+        """`open` before anything is read."""
+        self.path = segment.path
+        self.base_offset = segment.base_offset
+        self.end_offset = segment.end_offset
+        self.size_bytes = segment.size_bytes
+        self._file: Descriptor | None = None
+
+    def open(self) -> None:
+        """Raises `OSError`."""
+        self._file = Descriptor(self.path, os.O_RDONLY)
+
+    @property
+    def _descriptor(self) -> int:
+        assert self._file is not None
+        return self._file.number
+
+    def headers(self, position: int, *, checked: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+        """Every batch from `position` on; with `checked` its CRC too. Raises `CorruptBatchError`, `OSError`."""
+        yield from scan_batches(self._descriptor, position, self.size_bytes, verify=checked, chunk_bytes=SCAN_BYTES)
+
+    def peek(self, position: int, size_bytes: int) -> bytes:
+        """So many bytes of the file, fewer at its end. Raises `OSError`."""
+        return os.pread(self._descriptor, size_bytes, position)
+
+    def let_go_of_cache(self, position: int, size_bytes: int) -> None:
+        """What is read there next comes from the disk. Raises `OSError`."""
+        os.posix_fadvise(self._descriptor, position, size_bytes, os.POSIX_FADV_DONTNEED)

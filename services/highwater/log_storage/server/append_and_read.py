@@ -1,0 +1,270 @@
+"""Appends, reads and lookups as the service answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from time import monotonic
+from typing import Any, NamedTuple
+
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.log.log import Appended, Log
+from highwater.log_storage.log.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import monotonic_ms
+from highwater.log_storage.server.conversions import Answering, fill_log, key_of, refuse
+from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
+from highwater.log_storage.server.servicer_core import ServicerCore, wall_clock_ms
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+# A read up to this size comes from the page cache within a fraction of a millisecond; a larger one goes to a thread.
+INLINE_READ_BYTES = 1 << 20
+# After so many bytes of appends the loop gets a turn.
+INLINE_APPEND_BYTES = 1 << 20
+
+# Appends of a stream that wait for the disk.
+MAX_UNSYNCED = 256
+# Lookups go on for so long before the loop gets a turn, and wait for so long for logs that stand still: less than what
+# clients wait for an answer about all of them.
+LOOKUP_TURN_S = 0.005
+LOOKUP_PATIENCE_S = 1.0
+
+
+_log = get_logger("log_storage.data_path")
+
+
+class _Unsynced(NamedTuple):
+    """An append's answer, and what has to be on disk before it is given: logs, up to which offset (`NO_OFFSET`: not the
+    batches, but the log start that is due), whose result."""
+
+    response: log_storage_pb2.AppendResponse
+    to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
+
+
+class DataPath(ServicerCore):
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        super().__init__(manager, incarnation, threads, metrics)
+        appended = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
+        self._appended_by_role = {role: appended.labels(role.name.lower()) for role in Role}
+        self._log_starts: dict[LogDir, asyncio.Lock] = {}  # held while they are written
+        self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
+
+    async def Append(self, request_iterator: Any, context: Any) -> None:
+        """One request after the other; gRPC's flow control bounds what waits (RULES 8.2: a probe goes this way too).
+
+        From the first append on that has to wait for the disk a task of its own answers, in order: so the next requests
+        are appended meanwhile, and the following fdatasync is for all of them."""
+        answering: asyncio.Task[None] | None = None
+        unsynced: asyncio.Queue[_Unsynced | None] = asyncio.Queue(MAX_UNSYNCED)
+        async with asyncio.TaskGroup() as group:
+            while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                appended = await self._append(request)
+                if answering is None and not appended.to_sync:
+                    await context.write(appended.response)
+                    continue
+                if answering is None:
+                    answering = group.create_task(self._answer_synced(unsynced, context))
+                await unsynced.put(appended)
+            if answering is not None:
+                await unsynced.put(None)
+
+    async def _answer_synced(self, unsynced: asyncio.Queue[_Unsynced | None], context: Any) -> None:
+        while (appended := await unsynced.get()) is not None:
+            await self._sync_appended(appended)
+            await context.write(appended.response)
+
+    async def append(self, request: log_storage_pb2.AppendRequest) -> log_storage_pb2.AppendResponse:
+        """One request of the stream."""
+        appended = await self._append(request)
+        await self._sync_appended(appended)
+        return appended.response
+
+    async def _append(self, request: log_storage_pb2.AppendRequest) -> _Unsynced:
+        response = log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation=self._incarnation)
+        now_ms = monotonic_ms()
+        to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
+        given_bytes = 0
+        for partition in request.partitions:
+            if given_bytes > INLINE_APPEND_BYTES:
+                given_bytes = 0
+                await asyncio.sleep(0)
+            records = partition.records  # which copies them
+            given_bytes += len(records)
+            result = response.results.add(partition=partition.partition)
+            hosted = self._manager.find(key_of(partition.partition))
+            if hosted is not None and hosted.busy:
+                await hosted.idle()
+            try:
+                if hosted is None:
+                    raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "this broker has no log of the partition")
+                appended = self._append_one(hosted, request.role, partition, records, now_ms)
+                result.base_offset = appended.base_offset
+                result.last_offset = appended.last_offset
+                result.duplicate = appended.duplicate
+                result.log_append_time_ms = appended.log_append_time_ms
+                log = hosted.online()
+                if log.pending_snapshots and log.pending_snapshots.claim():
+                    self._to_thread(log.write_snapshots)
+            except LogError as error:
+                refuse(result, error)
+            if hosted is not None:
+                fill_log(result.log, hosted)
+                # A refused one too: the log end in its answer is taken for acknowledged (RULES 4.1). One that was taken
+                # in any case: since then another thread may have found that the disk has failed.
+                if hosted.log is not None and not (result.error.code and hosted.offline_reason):
+                    to_sync += _due(hosted, hosted.log, result)
+        response.offline_logs = self._manager.offline_logs
+        response.damaged_logs = self._manager.damaged_logs
+        return _Unsynced(response, to_sync)
+
+    async def _sync_appended(self, appended: _Unsynced) -> None:
+        if appended.to_sync:
+            await asyncio.gather(*(self._sync_result(*one) for one in appended.to_sync))  # the logs' files side by side
+
+    async def _sync_result(self, hosted: HostedLog, log_end_offset: int, result: log_storage_pb2.AppendResult) -> None:
+        try:
+            if log_end_offset != NO_OFFSET:
+                await self._sync(hosted, log_end_offset)
+            await self._reach_log_start(hosted)
+            # And no more of the log's state as it is now: later appends may not be on disk yet.
+            result.log.log_start_offset = hosted.online().log_start_offset
+        except LogError as error:
+            refuse(result, error)
+            result.log.offline = bool(hosted.offline_reason)
+            if log_end_offset != NO_OFFSET and hosted.log is not None:
+                # No log end that is not on disk: it is taken for acknowledged, whatever the answer.
+                result.log.log_end_offset = min(result.log.log_end_offset, hosted.log.synced_offset)
+
+    async def _reach_log_start(self, hosted: HostedLog) -> None:
+        """Raises a follower's log start to what is due. It is on disk first: DeleteRecords is answered once all have
+        told that they start there. Logs of a directory that are due together are written together. Where that fails
+        the log start stays, and the fetcher asks again. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        log, log_dir = hosted.online(), hosted.log_dir
+        due = log.log_start_due
+        if due <= log.log_start_offset:
+            return
+        async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
+            if log.log_start_filed < due:
+                logs = [each.log for each in self._manager.in_directory(log_dir) if each.log is not None]
+                written = [(each, each.log_start_due) for each in logs if each.log_start_due > each.log_start_offset]
+                try:
+                    await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+                except LogError as error:
+                    _log.error("%s", error)
+                    return
+                for each, offset in written:
+                    each.log_start_filed = min(offset, each.log_start_due)
+        await self._keep_producers(hosted, due)
+        await hosted.idle()
+        hosted.online().reach_log_start(due)
+
+    def _append_one(
+        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
+    ) -> Appended:
+        log = hosted.online()
+        if role == LEADER:
+            admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+            append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
+            appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, append_time_ms)
+            self._appended_by_role[Role.LEADER].inc(len(records))
+        elif role == FOLLOWER:
+            admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
+            appended = log.append_as_follower(
+                records,
+                given.leader_epoch,
+                given.expected_offset,
+                given.leader_high_watermark,
+                given.leader_log_start_offset,
+                now_ms,
+            )
+            self._appended_by_role[Role.FOLLOWER].inc(len(records))
+        else:
+            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as LEADER or as FOLLOWER")
+        return appended
+
+    async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
+        response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
+        with Answering(response) as answering:
+            hosted = answering.hosted = await self._idle(request.partition)
+            with self._following_up(hosted):
+                plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
+                if plan is not None:
+                    inline = request.max_bytes <= INLINE_READ_BYTES
+                    records = plan.run() if inline else await self._in_thread(plan.run)
+                    response.records = records
+                    self._read_bytes.inc(len(records))
+        return response
+
+    async def ListOffsets(
+        self, request: log_storage_pb2.LogListOffsetsRequest, context: Any
+    ) -> log_storage_pb2.LogListOffsetsResponse:
+        """One log after the other. Those that stand still are waited for together, after the others and for
+        `LOOKUP_PATIENCE_S`: an asker of many has the answers of all but these."""
+        response = log_storage_pb2.LogListOffsetsResponse(incarnation=self._incarnation)
+        standing: list[tuple[log_storage_pb2.LogListOffsetsPartition, log_storage_pb2.LogListOffsetsResult]] = []
+        turn_ends = monotonic() + LOOKUP_TURN_S
+        for part in request.partitions:
+            result = response.results.add(offset=NO_OFFSET, timestamp=NO_TIME)
+            with Answering(result):
+                hosted = self._manager.get(key_of(part.partition))
+                if hosted.busy:
+                    standing.append((part, result))
+                else:
+                    self._look_up(hosted, part, result)
+            if monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = monotonic() + LOOKUP_TURN_S
+        if standing:
+            await asyncio.gather(*(self._look_up_later(*each) for each in standing))
+        return response
+
+    async def _look_up_later(
+        self, part: log_storage_pb2.LogListOffsetsPartition, result: log_storage_pb2.LogListOffsetsResult
+    ) -> None:
+        with Answering(result):
+            try:
+                async with asyncio.timeout(LOOKUP_PATIENCE_S):
+                    hosted = await self._idle(part.partition)
+            except TimeoutError:
+                raise LogError(ErrorCode.LOG_STORAGE_ERROR, "the log is being changed: try again") from None
+            self._look_up(hosted, part, result)
+
+    def _look_up(
+        self,
+        hosted: HostedLog,
+        part: log_storage_pb2.LogListOffsetsPartition,
+        result: log_storage_pb2.LogListOffsetsResult,
+    ) -> None:
+        """Raises `LogError`."""
+        with self._following_up(hosted):
+            found = hosted.online().list_offset(part.timestamp, part.max_offset)
+        result.offset, result.timestamp, result.leader_epoch = found
+
+    async def EndOffsetForEpoch(
+        self, request: log_storage_pb2.EndOffsetForEpochRequest, context: Any
+    ) -> log_storage_pb2.EndOffsetForEpochResponse:
+        response = log_storage_pb2.EndOffsetForEpochResponse(incarnation=self._incarnation)
+        with Answering(response):
+            hosted = await self._idle(request.partition)
+            response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
+        return response
+
+
+def _due(
+    hosted: HostedLog, log: Log, result: log_storage_pb2.AppendResult
+) -> Iterator[tuple[HostedLog, int, log_storage_pb2.AppendResult]]:
+    """What of the log has to be on disk before the result is given (`_Unsynced`)."""
+    if log.must_sync:
+        yield hosted, log.log_end_offset, result
+    elif log.log_start_due > log.log_start_offset:
+        yield hosted, NO_OFFSET, result

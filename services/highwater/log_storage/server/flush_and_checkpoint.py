@@ -1,0 +1,153 @@
+"""Flushes, checkpoints and retention: asked for, and due from time to time."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.log_manager.cleaning_state import CleaningState
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import monotonic_ms
+from highwater.log_storage.server.conversions import key_of, key_proto
+from highwater.log_storage.server.fences import admit
+from highwater.log_storage.server.servicer_core import ServicerCore, for_each_dir, for_each_log, wall_clock_ms
+from highwater.rpc.errors import to_proto
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+_log = get_logger("log_storage.durability")
+
+
+class Durability(ServicerCore):
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        super().__init__(manager, incarnation, threads, metrics)
+        self._deleted_segments = metrics.counter("deleted_segments_total", "Segments that retention let go")
+
+    async def Flush(self, request: log_storage_pb2.FlushRequest, context: Any) -> log_storage_pb2.FlushResponse:
+        response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
+        if request.incarnation not in ("", self._incarnation):
+            return response
+        keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager]
+        failed: set[LogDir] = set()
+        for key in keys:
+            hosted = self._manager.find(key)
+            try:
+                await self.flush(self._manager.get(key))
+            except LogError as error:
+                response.errors.add(partition=key_proto(key), error=to_proto(error.code, error.message))
+                if hosted is not None:
+                    failed.add(hosted.log_dir)
+        for log_dir in self._manager.online_dirs:
+            try:
+                await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+                if request.record_boot and log_dir not in failed:
+                    async with self._fencing:
+                        await self._in_thread(log_dir.record_boot)
+                if request.cluster_id:
+                    await self._in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
+            except (LogError, OSError) as error:
+                response.errors.add(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
+        return response
+
+    async def flush(self, hosted: HostedLog) -> None:
+        """One log to disk. Appends go on meanwhile. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        async with hosted.maintenance:
+            log = hosted.online()
+            began_ms = monotonic_ms()
+            if log.pending_snapshots:
+                await self._in_thread(log.write_snapshots)
+            flush = log.begin_flush()
+            with self._fsync.time():
+                await self._in_thread(log.write_out, flush)
+            log.finish_flush(flush)
+            hosted.flushed_ms = began_ms
+
+    async def flush_due(self) -> None:
+        """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
+        await for_each_log(self._manager, self._flush_if_due)
+
+    async def _flush_if_due(self, hosted: HostedLog) -> None:
+        log = hosted.log
+        if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
+            return
+        if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
+            try:
+                await self.flush(hosted)
+            except LogError as error:
+                _log.error("%s", error)
+
+    async def retain(self) -> None:
+        """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
+        they are renamed; the others go on."""
+        # Of a log that is being compacted, which this would stop, it is the turn when that is done.
+        uncleaned = (hosted for hosted in self._manager if hosted.cleaning.state is CleaningState.NONE)
+        await for_each_log(uncleaned, self.retain_log)
+
+    async def retain_log(self, hosted: HostedLog) -> None:
+        """The same of one log."""
+        await hosted.idle()
+        try:
+            if hosted.offline_reason or not hosted.configured:
+                return
+            log = hosted.online()
+            expired = log.expired(wall_clock_ms())
+            if not expired:
+                return
+            await self._keep_producers(hosted, log.behind(expired))
+            async with hosted.alone():
+                released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
+            self._deleted_segments.inc(released)
+        except LogError as error:
+            _log.error("%s", error)
+
+    async def checkpoint_high_watermarks(self) -> None:
+        """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
+        changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
+        for hosted in self._manager:
+            if hosted.log is None:
+                continue
+            high_watermark = hosted.log.high_watermark_to_checkpoint
+            if high_watermark != hosted.high_watermark_written:
+                changed.setdefault(hosted.log_dir, []).append((hosted, high_watermark))
+
+        async def write(log_dir: LogDir) -> None:
+            if log_dir.offline:
+                return
+            await self._checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
+            for hosted, high_watermark in changed[log_dir]:
+                hosted.high_watermark_written = high_watermark
+
+        await for_each_dir(changed, write)
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Recovery points and log starts of every directory. Raises `LogError`."""
+
+        async def write(log_dir: LogDir) -> None:
+            await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+            await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+
+        await for_each_dir(self._manager.online_dirs, write)
+
+    async def CheckpointHighWatermarks(
+        self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any
+    ) -> log_storage_pb2.CheckpointHighWatermarksResponse:
+        response = log_storage_pb2.CheckpointHighWatermarksResponse(incarnation=self._incarnation)
+        for given in request.partitions:
+            try:
+                hosted = await self._idle(given.partition)
+                admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+                hosted.online().raise_high_watermark(given.high_watermark)
+            except LogError as error:
+                response.errors.add(partition=given.partition, error=to_proto(error.code, error.message))
+        try:
+            await self.checkpoint_high_watermarks()
+        except LogError as error:
+            _log.error("%s", error)
+        return response

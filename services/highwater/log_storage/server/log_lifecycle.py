@@ -1,0 +1,98 @@
+"""Which logs there are, as the service creates, deletes, configures and describes them."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.server.conversions import Answering, describe, key_of, key_proto, recovery_proto
+from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.metadata.models import PartitionKey
+from highwater.rpc.errors import to_proto
+from highwater.v1 import log_storage_pb2
+
+
+class Hosting(ServicerCore):
+    async def CreateLog(
+        self, request: log_storage_pb2.CreateLogRequest, context: Any
+    ) -> log_storage_pb2.CreateLogResponse:
+        response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
+        key = key_of(request.partition)
+        with Answering(response):
+            async with self._hosting:
+                if self._manager.find(key) is None:
+                    new = request.newer_than_incarnation == self._incarnation
+                    response.created = await self._in_thread(
+                        self._manager.create, request.topic, key, dict(request.config), new
+                    )
+                    return response
+            hosted = await self._idle(request.partition)
+            hosted.configure(self._manager.config.with_topic(dict(request.config)))
+        return response
+
+    async def DeleteLog(
+        self, request: log_storage_pb2.DeleteLogRequest, context: Any
+    ) -> log_storage_pb2.DeleteLogResponse:
+        response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
+        key = key_of(request.partition)
+        with Answering(response):
+            hosted = self._manager.find(key)
+            if hosted is not None:
+                try:
+                    # First the log, for which a flush may have to end; other logs are not held up by that.
+                    async with hosted.alone(), self._unfenced(hosted), self._hosting:
+                        if self._manager.find(key) is hosted:
+                            await self._in_thread(self._delete, key, request.leader_epoch)
+                finally:  # also where the caller has gone away meanwhile
+                    self._remove_left()
+        return response
+
+    def _delete(self, key: PartitionKey, leader_epoch: int) -> None:
+        removable = self._manager.delete(key, leader_epoch)
+        if removable is not None:
+            self._manager.removable.append(removable)
+
+    async def DescribeLogs(
+        self, request: log_storage_pb2.DescribeLogsRequest, context: Any
+    ) -> log_storage_pb2.DescribeLogsResponse:
+        response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation)
+        asked = [key_of(partition) for partition in request.partitions]
+        for hosted in self._manager if not asked else [self._manager.find(key) for key in asked]:
+            if hosted is not None:
+                describe(hosted, response.logs.add(partition=key_proto(hosted.key)))
+        for key in asked:
+            if self._manager.find(key) is None:
+                missing = response.logs.add(partition=key_proto(key), fenced_epoch=-1)
+                missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
+        for log_dir in self._manager.log_dirs:
+            described = response.log_dirs.add(
+                path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
+            )
+            described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
+            described.full = log_dir.disk.full
+            described.doubted = bool(log_dir.disk.doubt)
+            progress = log_dir.recovery
+            if progress is not None:
+                described.recovery.CopyFrom(recovery_proto(progress))
+            described.directory_id = log_dir.properties.directory_id
+            if log_dir.offline:
+                described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, log_dir.offline))
+                continue
+            try:
+                usage = shutil.disk_usage(log_dir.path)
+                described.total_bytes, described.usable_bytes = usage.total, usage.free
+            except OSError as error:
+                described.error.CopyFrom(to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
+        return response
+
+    async def AlterLogConfig(
+        self, request: log_storage_pb2.AlterLogConfigRequest, context: Any
+    ) -> log_storage_pb2.AlterLogConfigResponse:
+        response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
+        with Answering(response):
+            hosted = await self._idle(request.partition)
+            config = self._manager.config.with_topic(dict(request.config))
+            await self._in_thread(hosted.allow_unflushed, config)  # it may write to disk
+            hosted.configure(config)
+        return response

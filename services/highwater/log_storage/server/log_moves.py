@@ -1,0 +1,132 @@
+"""Moves of logs between directories, as the service begins them and carries them on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import monotonic_ms
+from highwater.log_storage.server.conversions import key_of
+from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.throttle import Throttle
+from highwater.rpc.errors import to_proto
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import log_storage_pb2
+
+COPY_BYTES = 1 << 20  # are read and written at once
+FLUSH_BYTES = 64 << 20  # of a copy may be in memory only
+SWAP_BYTES = 4 << 20  # may still be missing when the log is made to stand still for the swap
+RETRY_S = 1.0
+
+_log = get_logger("log_storage.moving")
+
+
+class Moving(ServicerCore):
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        super().__init__(manager, incarnation, threads, metrics)
+        self._moves = asyncio.Event()
+        self._moves.set()  # those that were under way when the process ended
+        self._moved_bytes = metrics.counter("moved_bytes_total", "Bytes copied by moves between log directories")
+        moving = metrics.gauge("moving_logs", "Logs that move to another directory")
+        moving.set_function(lambda: sum(1 for hosted in manager if hosted.future is not None))
+
+    async def AlterReplicaLogDirs(
+        self, request: log_storage_pb2.AlterLogDirsRequest, context: Any
+    ) -> log_storage_pb2.AlterLogDirsResponse:
+        response = log_storage_pb2.AlterLogDirsResponse(incarnation=self._incarnation)
+        for move in request.moves:
+            result = response.results.add(partition=move.partition)
+            key = key_of(move.partition)
+            try:
+                async with self._manager.get(key).alone():
+                    await self._in_thread(self._manager.start_move, key, move.log_dir)
+            except LogError as error:
+                result.error.CopyFrom(to_proto(error.code, error.message))
+        self._moves.set()
+        self._remove_left()
+        return response
+
+    async def move_logs(self, bytes_per_second: float) -> None:
+        """Carries all moves on, a piece of each in turn, for ever."""
+        throttle = Throttle(bytes_per_second)
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._moves.wait()
+            moving = [hosted for hosted in self._manager if hosted.future is not None and not hosted.offline_reason]
+            if not moving:
+                self._moves.clear()
+                continue
+            stuck = True
+            for hosted in moving:
+                copied = await self._advance(hosted)
+                stuck = stuck and copied is None
+                if copied:
+                    self._moved_bytes.inc(copied)
+                    await asyncio.sleep(throttle.delay_s(copied, loop.time()))
+            if stuck:
+                await asyncio.sleep(RETRY_S)
+
+    async def _advance(self, hosted: HostedLog) -> int | None:
+        """One piece; how many bytes. None where there is no going on now."""
+        future = hosted.future
+        if future is None or future.log_dir.disk.full:
+            return None
+        try:
+            async with hosted.maintenance:
+                if hosted.future is not future:
+                    return 0
+                copied = await self._copy(hosted, future)
+                nearly = hosted.online().bytes_from(future.log.log_end_offset) <= SWAP_BYTES
+                if future.unflushed_bytes and (nearly or future.unflushed_bytes > FLUSH_BYTES):
+                    await self._in_thread(future.log.flush)
+                    future.unflushed_bytes = 0
+            if nearly:
+                await self._swap(hosted, future)
+            return copied
+        except LogError as error:
+            if error.code is ErrorCode.STORAGE_FULL:
+                return None
+            _log.error("the move of %s to %s is given up: %s", hosted.directory, future.log_dir.path, error)
+            await self._give_up(hosted, future)
+            return 0
+        except Exception:  # the other moves go on
+            _log.exception("the move of %s to %s is given up", hosted.directory, future.log_dir.path)
+            await self._give_up(hosted, future)
+            return 0
+
+    async def _copy(self, hosted: HostedLog, future: FutureLog) -> int:
+        """Whoever calls has the log's `maintenance`. Planned here, since only the loop may look into the indexes of a
+        log that is appended to."""
+        plan = hosted.online().plan_copy(future.log.log_end_offset, COPY_BYTES)
+        if plan is None:
+            return 0
+        records = await self._in_thread(plan.run)
+        await self._in_thread(future.log.append_copy, records, monotonic_ms())
+        future.unflushed_bytes += len(records)
+        return len(records)
+
+    async def _swap(self, hosted: HostedLog, future: FutureLog) -> None:
+        async with hosted.alone():
+            if hosted.future is not future:
+                return
+            while await self._copy(hosted, future):
+                pass
+            async with self._unfenced(hosted):
+                await self._in_thread(self._manager.swap, hosted)
+        self._remove_left()
+
+    async def _give_up(self, hosted: HostedLog, future: FutureLog) -> None:
+        async with hosted.maintenance:
+            if hosted.future is not future or hosted.offline_reason:
+                return  # of a log that is offline the copy stays: after a start it may go on
+            if future.log_dir.offline:
+                hosted.future = None
+            else:
+                await self._in_thread(self._manager.drop_future, hosted)
+        self._remove_left()

@@ -1,0 +1,174 @@
+"""What every part of the LogStorage service's edge has: the logs, and threads for what would block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from highwater.log_storage.errors import DamagedError
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import monotonic_ms
+from highwater.log_storage.scrubbing.segment_examiner import Inquest
+from highwater.log_storage.server.conversions import key_of
+from highwater.telemetry.log import get_logger
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import common_pb2
+
+_log = get_logger("log_storage.servicer")
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+class ServicerCore:
+    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+        self._manager = manager
+        self._incarnation = incarnation
+        self._threads = threads
+        # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
+        self._fencing = asyncio.Lock()  # while fences are decided on and written; take it last
+        self._hosting = asyncio.Lock()  # while a log is made or deleted
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        self.inquest = Inquest(threads, manager.count_offline, monotonic_ms)
+        self._fsync = metrics.latency("fsync", "Flushes of logs to disk")
+
+    async def settle(self) -> None:
+        """Waits for what is under way in threads: also for callers that have gone away, and removals."""
+        await self.inquest.stop()
+        while self._in_threads:
+            await asyncio.wait(self._in_threads)
+
+    @property
+    def writes_fences(self) -> bool:
+        """Whether fences are being written, of whichever directories."""
+        return self._fencing.locked()
+
+    def _remove_left(self) -> None:
+        """Removes, in threads, the directories that deletions and moves have left."""
+        removable = self._manager.removable
+        while removable:
+            self._to_thread(remove_tree, removable.popleft())
+
+    @contextlib.asynccontextmanager
+    async def _unfenced(self, hosted: HostedLog) -> AsyncIterator[None]:
+        """No fence of this log is set meanwhile, of others they are. The caller has the log `alone`."""
+        async with self._fencing:  # those that are under way are written
+            hosted.hold_fences()
+        try:
+            yield
+        finally:
+            hosted.free_fences()
+
+    async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
+        """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
+        hosted = self._manager.get(key_of(partition))
+        if hosted.busy:
+            await hosted.idle()
+        return hosted
+
+    @contextlib.contextmanager
+    def _following_up(self, hosted: HostedLog) -> Iterator[None]:
+        """Where a read meets damage, it is found out what of the log is damaged, and made known (RULES 7.6)."""
+        try:
+            yield
+        except DamagedError as error:
+            self.inquest.begin(hosted, error.base_offset)
+            raise
+
+    async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        return await to_its_end(self._to_thread(function, *arguments))
+
+    def _to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        self._in_threads.add(work)
+        work.add_done_callback(self._in_threads.discard)
+        return work
+
+    async def _sync(self, hosted: HostedLog, log_end_offset: int) -> None:
+        """`flush.messages`: the batches below `log_end_offset` to disk, before that is answered. All appends that have
+        been made when it begins share it. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        async with hosted.maintenance:
+            await self._sync_held(hosted, log_end_offset)
+
+    async def _sync_held(self, hosted: HostedLog, log_end_offset: int) -> None:
+        """The same, by whoever has the log's `maintenance`."""
+        log = hosted.online()
+        if log.synced_offset >= log_end_offset:
+            return
+        began_ms = monotonic_ms()
+        sync = log.begin_sync()
+        with self._fsync.time():
+            await self._in_thread(log.write_out, sync)
+        log.finish_sync(sync)
+        hosted.flushed_ms = began_ms
+
+    async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
+        """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
+        (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
+        while (log := hosted.log) is not None and log.must_keep_producers(offset):
+            async with hosted.maintenance:
+                if self._manager.find(hosted.key) is not hosted or hosted.offline_reason:
+                    return
+                if hosted.log is log:
+                    await self._in_thread(log.prepare_log_start, offset)
+
+    async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
+        try:
+            await self._in_thread(self._manager.write_checkpoint, log_dir, name)
+        except OSError as error:
+            raise log_dir.disk.refusal(error, f"cannot write {log_dir.path / name}") from error
+
+
+async def for_each_log(logs: Iterable[HostedLog], work: Callable[[HostedLog], Awaitable[None]]) -> None:
+    """`work` for one log after the other, as `_for_each`."""
+    await _for_each(((hosted, hosted.directory) for hosted in logs), work)
+
+
+async def for_each_dir(log_dirs: Iterable[LogDir], work: Callable[[LogDir], Awaitable[None]]) -> None:
+    """`work` for one log directory after the other, as `_for_each`."""
+    await _for_each(((log_dir, log_dir.path) for log_dir in log_dirs), work)
+
+
+async def _for_each(named: Iterable[tuple[Item, Path]], work: Callable[[Item], Awaitable[None]]) -> None:
+    """One for which it fails keeps none of the others from its turn; the first failure is raised at the end."""
+    first: Exception | None = None
+    for item, path in named:
+        try:
+            await work(item)
+        except Exception as error:
+            _log.error("%s: %s", path, error)
+            first = first or error
+    if first is not None:
+        raise first
+
+
+async def to_its_end(work: asyncio.Future[Answer]) -> Answer:
+    """The outcome of work in a thread. A call is cancelled when its caller goes away or its deadline passes; the thread
+    is not. So the locks that the call holds are kept until the thread is done: nobody else may touch the log before,
+    and no fence that is not on disk yet may be answered for (RULES 3.1)."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.error("failed, and nobody waited for it: %s", error)
+        raise
+
+
+def remove_tree(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,90 @@
+"""Truncations and raised log starts as the service answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.fence import Role
+from highwater.log_storage.files import checkpoints
+from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.server.conversions import Answering, key_of
+from highwater.log_storage.server.fences import admit, check_decided_on
+from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.v1 import log_storage_pb2
+
+
+class Cutting(ServicerCore):
+    async def TruncateTo(
+        self, request: log_storage_pb2.TruncateToRequest, context: Any
+    ) -> log_storage_pb2.TruncateResponse:
+        return await self._cut(request, self._manager.truncate)
+
+    async def TruncateFullyAndStartAt(
+        self, request: log_storage_pb2.TruncateFullyAndStartAtRequest, context: Any
+    ) -> log_storage_pb2.TruncateResponse:
+        return await self._cut(request, self._manager.truncate_fully_and_start_at)
+
+    async def _cut(
+        self,
+        request: log_storage_pb2.TruncateToRequest | log_storage_pb2.TruncateFullyAndStartAtRequest,
+        cut: Callable[[HostedLog, int, int], None],
+    ) -> log_storage_pb2.TruncateResponse:
+        response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
+        with Answering(response) as answering:
+            hosted = answering.hosted = self._manager.get(key_of(request.partition))
+            async with hosted.alone():
+                admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
+                check_decided_on(hosted.online(), request)
+                await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
+                if hosted.online().must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
+                    await self._sync_held(hosted, hosted.online().log_end_offset)
+        return response
+
+    async def DropDamaged(
+        self, request: log_storage_pb2.DropDamagedRequest, context: Any
+    ) -> log_storage_pb2.DropDamagedResponse:
+        response = log_storage_pb2.DropDamagedResponse(incarnation=self._incarnation)
+        with Answering(response) as answering:
+            hosted = answering.hosted = self._manager.get(key_of(request.partition))
+            async with hosted.alone():
+                fence = hosted.fence
+                if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (
+                    request.leader_epoch,
+                    True,
+                ):
+                    raise LogError(
+                        ErrorCode.STALE_FENCE,
+                        f"{hosted.directory} is not cut under epoch {request.leader_epoch}: the fence is {fence}",
+                    )
+                if hosted.known_damage and fence is not None and fence.after_loss is not fence:
+                    await self._record_loss(hosted)
+                await self._in_thread(self._manager.drop_damaged, hosted)
+                self._manager.count_offline()
+        return response
+
+    async def _record_loss(self, hosted: HostedLog) -> None:
+        """Before the log is cut, its fence ceases to say what it has led (RULES 7.9). Raises `LogError`."""
+        async with self._fencing:
+            fence = hosted.fence
+            assert fence is not None
+            try:
+                await self._in_thread(hosted.log_dir.record_fences, {hosted.key: fence.after_loss})
+            except OSError as error:
+                raise hosted.log_dir.disk.refusal(error, f"cannot write the fence of {hosted.directory}") from error
+
+    async def RaiseLogStart(
+        self, request: log_storage_pb2.RaiseLogStartRequest, context: Any
+    ) -> log_storage_pb2.RaiseLogStartResponse:
+        response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
+        with Answering(response) as answering:
+            hosted = answering.hosted = await self._idle(request.partition)
+            await self._keep_producers(hosted, request.log_start_offset)
+            hosted = answering.hosted = await self._idle(request.partition)
+            fence = hosted.fence
+            admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
+            hosted.online().raise_log_start(request.log_start_offset)
+            await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+        return response
