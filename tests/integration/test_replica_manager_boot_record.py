@@ -10,7 +10,7 @@ import pytest
 from replica_manager_cluster import TestCluster, eventually
 
 from highwater.log_storage.files import boot_record
-from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration

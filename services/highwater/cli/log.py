@@ -29,10 +29,10 @@ def dump(
     json: AsJson = False,
 ) -> None:
     """Print the batches of a segment, or the entries of an index. Exit status 1 where a batch is damaged."""
-    from highwater.log_storage.inspect.dump import base_offset_of, dump_index, dump_segment
+    from highwater.log_storage.inspect.dump import check_name, dump_index, dump_segment
 
     try:
-        base_offset_of(file)
+        check_name(file)
     except ValueError as error:
         raise UserError(str(error)) from None
     damaged = 0

@@ -3,5 +3,6 @@ them through `inspect/`.
 
 The rooms, each of which imports only what stands before it: `files/`, `segment/`, `producers/`, `log/`, `log_manager/`,
 `scrubbing/`; then, side by side, `compaction/` and `server/`, which `service` ties together. `inspect/` stands beside
-`log/`. Values that all of them speak of are here at the top: `config`, `epochs`, `errors`, `fence`, `log_state`.
+`log/`. What all of them speak of is here at the top: `config`, `epochs`, `errors`, `fence`, `log_state`, `clock`,
+`throttle`, `thread_work`.
 """

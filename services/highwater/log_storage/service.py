@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.cleaner_scheduler import CleanerSettings, LogCleaner
 from highwater.log_storage.config import LogConfig, cleanup_policies
@@ -18,7 +19,6 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.gate import Gate
 from highwater.log_storage.server.servicer import LogStorageServicer

@@ -143,7 +143,7 @@ def test_a_complete_copy_whose_mark_is_damaged_is_kept(tmp_path: Path, content: 
     manager.create("good", GOOD, {})
     lead(manager.get(GOOD).online(), batch())
     manager.close()
-    copy = tmp_path / future_files.directory_name("good", 0)
+    copy = tmp_path / future_files.future_directory_name("good", 0)
     (tmp_path / "good-0").rename(copy)
     future_files.mark_complete(copy, "good")
     (copy / future_files.COMPLETE).write_bytes(content)

@@ -14,12 +14,12 @@ from log_storage_batches import batch, header_of, lead, make_log, produced, read
 from log_storage_client import FOLLOWER, LEADER, Code, key, running
 
 from highwater.log_storage import service
+from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import log_storage_pb2

@@ -19,10 +19,10 @@ from log_storage_batches import batch, lead, make_log, produced, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log_manager import log_loading, recovery_progress
-from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.recovery_progress import OpeningStopped, RecoveryProgress
 from highwater.log_storage.segment.index_file import IndexFile

@@ -14,7 +14,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.files import checkpoints, future_files
-from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
+from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from highwater.log_storage.clock import wall_clock_ms
 from highwater.log_storage.compaction.cleaner_job import CleanedGroup, PassFailed, PassLimits, PassReport
 from highwater.log_storage.compaction.cleaner_metrics import CleanerMetrics
 from highwater.log_storage.compaction.cleaner_selection import filthiest
@@ -30,7 +31,7 @@ from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Examiner
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX
-from highwater.log_storage.server.servicer_core import to_its_end, wall_clock_ms
+from highwater.log_storage.thread_work import to_its_end
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

@@ -12,6 +12,7 @@ from pathlib import Path
 from highwater.atomic_file import replace_file
 
 FILE_NAME = ".highwater_boot"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"  # an empty file: everything was on disk when the process ended
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

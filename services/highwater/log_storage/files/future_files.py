@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?P<copied>[A-Za-z0-9._-]+-(?P<partition>[0-9]{1,10}))\.[0-
 _TOPIC_CHARACTERS = 200  # a file name has 255
 
 
-def directory_name(topic: str, partition: int) -> str:
+def future_directory_name(topic: str, partition: int) -> str:
     """A new one, as Kafka names them: `<topic>-<partition>.<random>-future`."""
     return f"{copied_name(topic, partition)}.{secrets.token_hex(16)}-future"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.offset_index import OffsetIndex
 from highwater.log_storage.segment.scan import checked_batches
-from highwater.log_storage.segment.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from highwater.log_storage.segment.segment_files import SEGMENT_SUFFIXES, TIME_INDEX_SUFFIX, base_offset_of
 from highwater.log_storage.segment.time_index import TimeIndex
 from highwater.records import BatchHeader, CorruptBatchError, Record, decode
 
@@ -56,6 +56,7 @@ def _with_records(descriptor: int, position: int, header: BatchHeader) -> Dumped
 
 def dump_index(path: Path) -> Iterator[DumpedEntry]:
     """Every entry of an `.index` or `.timeindex` file. Raises `OSError`, `ValueError` for another name."""
+    check_name(path)
     base_offset = base_offset_of(path)
     index: IndexFile
     if path.name.endswith(TIME_INDEX_SUFFIX):
@@ -71,9 +72,8 @@ def dump_index(path: Path) -> Iterator[DumpedEntry]:
             yield DumpedEntry(base_offset + first, second)
 
 
-def base_offset_of(path: Path) -> int:
-    """From the file's name. Raises `ValueError` where it is not a segment's or an index's."""
+def check_name(path: Path) -> None:
+    """Raises `ValueError` where it is not that of a segment's or an index's file."""
     number, dot, suffix = path.name.partition(".")
-    if not number.isdigit() or dot + suffix not in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+    if not number.isdigit() or dot + suffix not in SEGMENT_SUFFIXES:
         raise ValueError(f"{path} is not a segment: write <20 digits>.log, .index or .timeindex")
-    return int(number)

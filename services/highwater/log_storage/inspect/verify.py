@@ -21,16 +21,21 @@ from highwater.log_storage.files import (
     meta_properties,
     partition_metadata,
 )
+from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.files.checkpoints import CheckpointError
 from highwater.log_storage.files.disk import LOCK
 from highwater.log_storage.files.fence_journal import FenceJournalError
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
 from highwater.log_storage.inspect.dump import dump_index, dump_segment
-from highwater.log_storage.log.log_core import OFFSET_GAPS
-from highwater.log_storage.log_manager.log_dir import CLEAN_SHUTDOWN
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, SnapshotError
-from highwater.log_storage.segment.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from highwater.log_storage.segment.segment_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    OFFSET_GAPS,
+    TIME_INDEX_SUFFIX,
+    file_name,
+)
 from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader
 

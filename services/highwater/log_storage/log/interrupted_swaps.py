@@ -1,4 +1,4 @@
-"""What a stopped deletion, cleaning or swap has left in a log's directory (seeds §5.3, steps 2 and 4)."""
+"""Ends what a stopped deletion, cleaning or swap of segments has left in a log's directory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from highwater.log_storage.segment.segment_files import (
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
+    base_offset_of,
     file_name,
 )
 from highwater.records import CorruptBatchError
@@ -81,11 +82,3 @@ def _end_of(path: Path, base_offset: int) -> int:
         for _, header in scan_batches(file.fileno(), 0, os.fstat(file.fileno()).st_size, verify=True):
             end_offset = header.next_offset
     return end_offset
-
-
-def base_offset_of(path: Path) -> int:
-    """From a file's name. Raises `LogError` (LOG_STORAGE_ERROR) where it is not that of a segment."""
-    name = path.name.partition(".")[0]
-    if not name.isdigit():
-        raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{path} is not the name of a segment: remove or rename the file")
-    return int(name)

@@ -23,7 +23,7 @@ from highwater.log_storage.producers.pending_snapshots import PendingSnapshots
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.damage import KnownDamage
 from highwater.log_storage.segment.segment import Segment
-from highwater.log_storage.segment.segment_files import LOG_SUFFIX, file_name
+from highwater.log_storage.segment.segment_files import LOG_SUFFIX, OFFSET_GAPS, file_name
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger
 
@@ -31,8 +31,6 @@ _log = get_logger("log_storage.log")
 
 NO_OFFSET = -1
 NO_TIME = -1
-# An empty file in a log's directory: between its batches offsets may be missing (RULES 10.2).
-OFFSET_GAPS = "offset-gaps"
 
 
 class LogCore:

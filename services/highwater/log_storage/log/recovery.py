@@ -17,13 +17,19 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.files.boot_record import Cut, recovery_shows_loss
 from highwater.log_storage.files.checkpoints import CheckpointError
-from highwater.log_storage.log.interrupted_swaps import base_offset_of, finish_interrupted
+from highwater.log_storage.log.interrupted_swaps import finish_interrupted
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.log_core import OFFSET_GAPS, new_segment
+from highwater.log_storage.log.log_core import new_segment
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.segment import Segment
-from highwater.log_storage.segment.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from highwater.log_storage.segment.segment_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    OFFSET_GAPS,
+    TIME_INDEX_SUFFIX,
+    base_offset_of,
+)
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 

@@ -15,7 +15,7 @@ from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import boot_record, checkpoints, future_files, meta_properties
-from highwater.log_storage.files.boot_record import BootRecord
+from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN, BootRecord
 from highwater.log_storage.files.checkpoints import CheckpointError, TopicPartition
 from highwater.log_storage.files.disk import LOCK, Disk, is_lacking
 from highwater.log_storage.files.fence_journal import FILE_NAME as FENCE_JOURNAL
@@ -27,7 +27,6 @@ from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger
 
-CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 REMEMBER_S = 5.0  # a stop waits so long for a failing disk to take that it failed
 
 _log = get_logger("log_storage.log_dir")

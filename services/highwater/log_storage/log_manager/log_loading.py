@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from highwater.errors import UserError
+from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
@@ -17,7 +18,7 @@ from highwater.log_storage.files.partition_metadata import PartitionMetadataErro
 from highwater.log_storage.log.recovery import Checkpointed, open_log, unflushed_bytes
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir, lacking
-from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry, monotonic_ms
+from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry
 from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
 from highwater.log_storage.segment.segment_files import LOG_SUFFIX
 from highwater.metadata.models import PartitionKey

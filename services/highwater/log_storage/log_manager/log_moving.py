@@ -64,7 +64,7 @@ class LogMoving(LogRegistry):
     def _make_future(self, hosted: HostedLog, target: LogDir) -> None:
         source = hosted.online()
         making = target.path / f"{secrets.token_hex(8)}{CREATING}"
-        directory = target.path / future_files.directory_name(hosted.topic, hosted.key.partition)
+        directory = target.path / future_files.future_directory_name(hosted.topic, hosted.key.partition)
         making.mkdir()
         partition_metadata.write(making, hosted.key.topic_id)
         new_segment(making, source.segments[0].base_offset, source.config)

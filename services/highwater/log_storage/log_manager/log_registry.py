@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from highwater.errors import ErrorCode, UserError
+from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
@@ -21,10 +21,6 @@ from highwater.metadata.models import PartitionKey
 DELETED = ".deleted"
 
 
-def monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 class LogRegistry:
     def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.config = config
@@ -33,7 +29,7 @@ class LogRegistry:
         self.offline_logs = 0  # as `count_offline` last found, and the next
         self.damaged_logs = 0
         self._now_ms = now_ms
-        self._wall_offset_ms = time.time_ns() // 1_000_000 - now_ms()
+        self._wall_offset_ms = wall_clock_ms() - now_ms()
         # Threads change these: held for a change of them, and for a walk over them.
         self._changing = threading.Lock()
         self._hosted: dict[PartitionKey, HostedLog] = {}

@@ -19,7 +19,7 @@ STEP_BYTES = 1 << 20  # read between two calls of `has_read`
 
 AGAIN_MS = 10_000
 
-_log = get_logger("log_storage.examining")
+_log = get_logger("log_storage.segment_examiner")
 
 
 class Examiner:

@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
+
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
@@ -16,9 +19,21 @@ DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
+# An empty file in a log's directory: between its batches offsets may be missing (RULES 10.2).
+OFFSET_GAPS = "offset-gaps"
+
 
 def file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
+
+
+def base_offset_of(path: Path) -> int:
+    """The base offset that a segment's file is named for, whatever suffixes follow. Raises `LogError`
+    (LOG_STORAGE_ERROR) where the name does not begin with one."""
+    name = path.name.partition(".")[0]
+    if not name.isdigit():
+        raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{path} is not the name of a segment: remove or rename the file")
+    return int(name)
 
 
 def mark_deleted(paths: Iterable[Path]) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
@@ -19,10 +20,9 @@ from highwater.log_storage.log.log_core import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.log_storage.server.conversions import Answering, fill_log, key_of, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
-from highwater.log_storage.server.servicer_core import ServicerCore, wall_clock_ms
+from highwater.log_storage.server.servicer_core import ServicerCore
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

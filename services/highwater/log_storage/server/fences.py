@@ -12,7 +12,8 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import fill_log, key_of, refuse
-from highwater.log_storage.server.servicer_core import ServicerCore, to_its_end
+from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.thread_work import to_its_end
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger
 from highwater.v1 import log_storage_pb2

@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
@@ -13,10 +14,9 @@ from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.log_storage.server.conversions import key_of, key_proto
 from highwater.log_storage.server.fences import admit
-from highwater.log_storage.server.servicer_core import ServicerCore, for_each_dir, for_each_log, wall_clock_ms
+from highwater.log_storage.server.servicer_core import ServicerCore, for_each_dir, for_each_log
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics

@@ -7,10 +7,10 @@ from concurrent.futures import Executor
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.log_storage.server.conversions import key_of
 from highwater.log_storage.server.servicer_core import ServicerCore
 from highwater.log_storage.throttle import Throttle

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import DamagedError
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.log_registry import monotonic_ms
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
 from highwater.log_storage.server.conversions import key_of
+from highwater.log_storage.thread_work import to_its_end
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2
@@ -151,24 +151,5 @@ async def _for_each(named: Iterable[tuple[Item, Path]], work: Callable[[Item], A
         raise first
 
 
-async def to_its_end(work: asyncio.Future[Answer]) -> Answer:
-    """The outcome of work in a thread. A call is cancelled when its caller goes away or its deadline passes; the thread
-    is not. So the locks that the call holds are kept until the thread is done: nobody else may touch the log before,
-    and no fence that is not on disk yet may be answered for (RULES 3.1)."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait((work,))
-        if not work.cancelled() and (error := work.exception()) is not None:
-            _log.error("failed, and nobody waited for it: %s", error)
-        raise
-
-
 def remove_tree(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
