@@ -14,9 +14,9 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
 from highwater.records import read_header
-from highwater.replica_manager.append_pipeline import AppendPipeline
-from highwater.replica_manager.append_stream import AppendAnswer
-from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
+from highwater.replica_manager.storage.append_stream import AppendAnswer
+from highwater.replica_manager.storage.log_storage import LogStorage
 
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30

@@ -13,7 +13,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
-from highwater.replica_manager import delete_records
+from highwater.replica_manager.requests import delete_records
 from highwater.v1 import broker_pb2
 
 

@@ -31,7 +31,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
-from highwater.replica_manager import liveness
+from highwater.replica_manager.membership import liveness
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import (

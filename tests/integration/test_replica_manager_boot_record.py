@@ -16,8 +16,8 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.registration import BrokerRegistrar
 from highwater.metadata.store import Store
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.storage import LogStorage
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import LogStorage
 
 
 async def test_a_boot_that_could_not_be_recorded_is_tried_again(

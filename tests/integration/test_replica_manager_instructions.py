@@ -16,8 +16,8 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
-from highwater.replica_manager.purge import Purge
-from highwater.replica_manager.storage import CreateAnswer, LogStorage, StorageError
+from highwater.replica_manager.membership.purge import Purge
+from highwater.replica_manager.storage.log_storage import CreateAnswer, LogStorage, StorageError
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 

@@ -13,8 +13,8 @@ from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, rememb
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.store import Store
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.storage import Description, LogStorage
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import Description, LogStorage
 
 
 def disk_of(cluster: TestCluster) -> Any:

@@ -15,10 +15,10 @@ from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.control import Sender
-from highwater.replica_manager.purge import Purge
-from highwater.replica_manager.storage import LogStorage, StorageError
+from highwater.replica_manager.membership.purge import Purge
+from highwater.replica_manager.requests.control import Sender
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 
 
 @pytest.fixture

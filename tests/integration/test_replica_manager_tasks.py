@@ -13,7 +13,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
-from highwater.replica_manager.broker import Broker
+from highwater.replica_manager.replicas.replica_manager import Broker
 from highwater.replica_manager.service import ReplicaManagerService
 
 

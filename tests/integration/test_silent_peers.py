@@ -17,8 +17,8 @@ from test_fetcher import FLIGHTS, LEADER, Broker, bytes_of
 
 from highwater.fetcher import log_storage as fetchers_storage
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager import append_stream
-from highwater.replica_manager.append_stream import Append, AppendAnswer, AppendStream
+from highwater.replica_manager.storage import append_stream
+from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, AppendStream
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2
 

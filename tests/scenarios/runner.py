@@ -42,7 +42,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
-from highwater.replica_manager.actions import (
+from highwater.replica_manager.partition.actions import (
     Action,
     Fence,
     FenceAnswer,
@@ -60,8 +60,8 @@ from highwater.replica_manager.actions import (
     StopFollowing,
     WriteIsr,
 )
-from highwater.replica_manager.partition import Partition
-from highwater.replica_manager.purgatory import ProducePurgatory
+from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.replicas.purgatory import ProducePurgatory
 
 ME = 1
 KEY = PartitionKey(bytes(16), 0)

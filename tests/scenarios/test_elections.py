@@ -43,7 +43,7 @@ from uuid import UUID
 
 import pytest
 
-from highwater.controller.actions import (
+from highwater.controller.state_machines.actions import (
     Action,
     InstructionAnswer,
     RecordTail,
@@ -53,8 +53,8 @@ from highwater.controller.actions import (
     SendStopReplica,
     WriteState,
 )
-from highwater.controller.cluster import Cluster
-from highwater.controller.election import ElectionPolicy, LogTail
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.election import ElectionPolicy, LogTail
 from highwater.errors import ErrorCode
 from highwater.metadata.cluster_view import ClusterSnapshot
 from highwater.metadata.models import (

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from highwater.controller.actions import (
+from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
+from highwater.controller.state_machines.actions import (
     Action,
     InstructionAnswer,
     RecordTail,
@@ -16,10 +17,9 @@ from highwater.controller.actions import (
     Write,
     WriteState,
 )
-from highwater.controller.cluster import Cluster
-from highwater.controller.election import ElectionPolicy, LogTail
-from highwater.controller.liveness import FastPath
-from highwater.controller.outbox import InstructionBatch, Outbox, StopBatch
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.election import ElectionPolicy, LogTail
+from highwater.controller.term.broker_liveness import FastPath
 from highwater.errors import ErrorCode
 from highwater.metadata import etcd_errors
 from highwater.metadata.cluster_view import ClusterSnapshot
@@ -30,7 +30,7 @@ from highwater.metadata.models import (
     VersionedState,
     VersionedTopic,
 )
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic
 
 from .etcd import Compare, Delete, Entry, Event, Key, Put, Watch
 from .history import InvariantError

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.actions import FetchPosition
+from highwater.fetcher.follower.actions import FetchPosition
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import FetchSession
-from highwater.replica_manager.fetch import FetchAsk, FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.partition.actions import FetchSession
+from highwater.replica_manager.requests.fetch import FetchAsk, FetchedPart, FetchPart, FetchRole
 
 from .scheduler import Future, Process
 

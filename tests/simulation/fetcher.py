@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.fetcher import actions as act
-from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.rotation import Rotation
+from highwater.fetcher.follower import actions as act
+from highwater.fetcher.follower.fetch_order import Rotation
+from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.fetch import FetchedPart
-from highwater.replica_manager.following import Following
+from highwater.replica_manager.replicas.following import Following
+from highwater.replica_manager.requests.fetch import FetchedPart
 
 from .fetch_stream import FetchStreamServer
 from .network import Stream

@@ -14,12 +14,12 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from highwater.controller import election
-from highwater.controller.cluster import Cluster
-from highwater.controller.controlled_shutdown import ControlledShutdowns
+from highwater.controller.state_machines import election
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.controlled_shutdown import ControlledShutdowns
 from highwater.errors import ErrorCode
-from highwater.fetcher import actions as fetcher_actions
-from highwater.fetcher.follower import Follower, FollowerState
+from highwater.fetcher.follower import actions as fetcher_actions
+from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.log_storage.fence import Fence, FenceVerdict, Role
 from highwater.log_storage.fence import propose as real_propose
 from highwater.log_storage.files import boot_record
@@ -27,14 +27,14 @@ from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
 from highwater.metadata import etcd_errors
 from highwater.metadata.models import PartitionState
-from highwater.replica_manager.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
-from highwater.replica_manager.append_pipeline import AppendPipeline
-from highwater.replica_manager.damaged_logs import DamagedLogs
-from highwater.replica_manager.hosted import HostedPartition
-from highwater.replica_manager.isr import IsrProposals
-from highwater.replica_manager.leadership import Leadership
-from highwater.replica_manager.partition import Partition
-from highwater.replica_manager.replica import Replica
+from highwater.replica_manager.partition.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
+from highwater.replica_manager.partition.isr import IsrProposals
+from highwater.replica_manager.partition.leadership import Leadership
+from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.partition.replica import Replica
+from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
 from . import storage
 from .replica_control import Control

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import BrokerRegistration, LiveBroker, PartitionKey
-from highwater.replica_manager.actions import Instruction
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.partition.actions import Instruction
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 
 from .etcd import Compare, Delete, Entry, Event, Put, Watch
 from .scheduler import Future

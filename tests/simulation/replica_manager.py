@@ -12,15 +12,15 @@ from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import Refused, Unavailable
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
-from highwater.replica_manager import actions as act
-from highwater.replica_manager.append_stream import Append, AppendAnswer, StorageUnavailableError
-from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.fetch import Fetching
-from highwater.replica_manager.hosted import HostedPartition
-from highwater.replica_manager.partition_core import ACKS_ALL
-from highwater.replica_manager.storage import StorageError
-from highwater.replica_manager.tail_cache import TailBatch
-from highwater.replica_manager.waits import Waits
+from highwater.replica_manager.partition import actions as act
+from highwater.replica_manager.partition.partition_core import ACKS_ALL
+from highwater.replica_manager.partition.tail_cache import TailBatch
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.waits import Waits
+from highwater.replica_manager.requests.fetch import Fetching
+from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import StorageError
 
 from .etcd import Compare, Put
 from .history import InvariantError

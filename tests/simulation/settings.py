@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from highwater.replica_manager.actions import PartitionSettings
+from highwater.replica_manager.partition.actions import PartitionSettings
 
 from .storage import SELDOM
 

@@ -18,7 +18,7 @@ from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
 from highwater.log_storage.log_state import LogState
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.append_stream import AppendAnswer
+from highwater.replica_manager.storage.append_stream import AppendAnswer
 
 from .history import History
 from .scheduler import Process, Scheduler

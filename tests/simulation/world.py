@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from highwater.controller.assignment import assign_replicas
+from highwater.controller.topics.assignment import assign_replicas
 from highwater.metadata.models import PartitionKey, TopicAssignment
 
 from .clients import CLIENT, Consumer, Producer

@@ -20,8 +20,8 @@ ALLOWED: dict[str, str] = {
     "client/cluster.py Cluster._ask_in_turn": "one call each; all are awaited, the first answer counts",
     "client/connection.py RequestStream.__init__": "an error of either half fails the stream; requests go again",
     "client/sender.py Sender._give_producer_id": "whatever it raises fails all that is outstanding",
-    "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the reign's outcome",
-    "fetcher/conversation.py converse": "both halves are waited for, their errors end the conversation",
+    "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the term's outcome",
+    "fetcher/bidirectional_stream.py converse": "both halves are waited for, their errors end the conversation",
     "kube/load.py Load.run": "what it raises is raised when the writers are done",
     "kube/etcd_member/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
@@ -32,12 +32,12 @@ ALLOWED: dict[str, str] = {
     "metadata/registration.py BrokerRegistrar.register": "tells that the registration is lost, whatever it raises",
     "metadata/leased_key.py LeasedKey.hold": "both are waited for, the outcome of one is the key's",
     "replica_manager/process.py serve": "waits for the signal, and is waited for",
-    "replica_manager/append_stream.py AppendStream._run": "both halves are waited for, their errors are logged",
-    "replica_manager/broker_servicer.py BrokerServicer.FetchStream": "as long as the call; its error ends the stream",
-    "replica_manager/broker_servicer.py BrokerServicer.ProduceStream": "as long as the call; its error ends the stream",
-    "replica_manager/fencer.py Fencer._flush": "one call; whatever it raises is logged and answered as a failure",
+    "replica_manager/storage/append_stream.py AppendStream._run": "both halves are waited for, errors are logged",
+    "replica_manager/server/broker_servicer.py BrokerServicer.FetchStream": "of the call; its error ends the stream",
+    "replica_manager/server/broker_servicer.py BrokerServicer.ProduceStream": "of the call; its error ends the stream",
+    "replica_manager/storage/fencer.py Fencer._flush": "one call; what it raises is logged, and a failure",
     "rpc/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses any more; `close` awaits it",
-    "replica_manager/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",
+    "replica_manager/membership/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",
 }
 
 # asyncio's groups.

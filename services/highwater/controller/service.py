@@ -8,11 +8,11 @@ import time
 import uuid
 from collections.abc import Callable
 
-from highwater.controller.administration import Administration
-from highwater.controller.cluster import Cluster
-from highwater.controller.election import ElectionPolicy
-from highwater.controller.reign import Rebalancing, Reign
-from highwater.controller.servicer import ControllerServicer
+from highwater.controller.administration.administration import Administration
+from highwater.controller.administration.servicer import ControllerServicer
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.election import ElectionPolicy
+from highwater.controller.term.active_controller import Rebalancing, Reign
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm

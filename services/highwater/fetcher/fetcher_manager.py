@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from highwater.fetcher.actions import Action
-from highwater.fetcher.follower import Follower
-from highwater.fetcher.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
+from highwater.fetcher.follower.actions import Action
+from highwater.fetcher.follower.follower import Follower
+from highwater.fetcher.follower.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
 from highwater.metadata.models import PartitionKey
 
 

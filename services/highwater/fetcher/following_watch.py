@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
-from highwater.fetcher.following import Following
+from highwater.fetcher.follower.following import Following
 from highwater.fetcher.wire import from_following
 from highwater.rpc.channel import open_channel
 from highwater.telemetry.log import get_logger, pairs

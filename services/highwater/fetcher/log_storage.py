@@ -14,8 +14,15 @@ from typing import TypeVar
 
 import grpc.aio
 
-from highwater.fetcher.actions import Append, Fence, FenceAnswer, LogAnswer, TruncateFullyAndStartAt, TruncateTo
-from highwater.fetcher.conversation import ConversationEndedError, converse
+from highwater.fetcher.bidirectional_stream import ConversationEndedError, converse
+from highwater.fetcher.follower.actions import (
+    Append,
+    Fence,
+    FenceAnswer,
+    LogAnswer,
+    TruncateFullyAndStartAt,
+    TruncateTo,
+)
 from highwater.fetcher.wire import (
     from_fence_result,
     from_log_result,

@@ -19,7 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.actions import (
+from highwater.fetcher.bidirectional_stream import ConversationEndedError, OverdueError, converse
+from highwater.fetcher.fetcher_metrics import FetcherMetrics
+from highwater.fetcher.follower.actions import (
     Action,
     Append,
     Delayed,
@@ -30,12 +32,10 @@ from highwater.fetcher.actions import (
     TruncateTo,
     WentOffline,
 )
-from highwater.fetcher.conversation import ConversationEndedError, OverdueError, converse
-from highwater.fetcher.fetcher_metrics import FetcherMetrics
-from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.fetch_order import Rotation
+from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
-from highwater.fetcher.rotation import Rotation
 from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel

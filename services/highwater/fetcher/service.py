@@ -10,8 +10,8 @@ import grpc.aio
 
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
-from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import ReplicaFetcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.actions import (
+from highwater.fetcher.follower.actions import (
     Append,
     DivergingEpoch,
     FenceAnswer,
@@ -17,7 +17,7 @@ from highwater.fetcher.actions import (
     TruncateFullyAndStartAt,
     TruncateTo,
 )
-from highwater.fetcher.following import FollowedPartition, Following, LeaderEndpoint
+from highwater.fetcher.follower.following import FollowedPartition, Following, LeaderEndpoint
 from highwater.log_storage.epochs import EpochEntry
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey

@@ -16,31 +16,31 @@ from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import read_states
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
-from highwater.replica_manager.acting_controller import ActingController
-from highwater.replica_manager.actions import PartitionSettings
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.broker_servicer import BrokerServicer
-from highwater.replica_manager.control import Control
-from highwater.replica_manager.control_servicer import ReplicaControlServicer
-from highwater.replica_manager.controller_client import ask_standing
-from highwater.replica_manager.controller_forwarder import ControllerForwarder, Forwarding
-from highwater.replica_manager.delete_records import DeletingRecords
-from highwater.replica_manager.fetch import Fetching
-from highwater.replica_manager.isr_writer import IsrChanges
-from highwater.replica_manager.leadership import Leadership
-from highwater.replica_manager.listener_servers import ListenerServers
-from highwater.replica_manager.liveness import Liveness
-from highwater.replica_manager.offsets import Offsets
-from highwater.replica_manager.produce import Producing
-from highwater.replica_manager.purge import Purge
-from highwater.replica_manager.readiness import Readiness, Standing
-from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
-from highwater.replica_manager.shutdown import await_release
-from highwater.replica_manager.storage import LogStorage
-from highwater.replica_manager.strays import Strays
-from highwater.replica_manager.topic_creation import TopicCreation
-from highwater.replica_manager.waits import Waits
+from highwater.replica_manager.membership.acting_controller import ActingController
+from highwater.replica_manager.membership.controlled_shutdown import await_release
+from highwater.replica_manager.membership.controller_client import ask_standing
+from highwater.replica_manager.membership.liveness import Liveness
+from highwater.replica_manager.membership.purge import Purge
+from highwater.replica_manager.membership.readiness import Readiness, Standing
+from highwater.replica_manager.membership.strays import Strays
+from highwater.replica_manager.membership.topic_creation import TopicCreation
+from highwater.replica_manager.partition.actions import PartitionSettings
+from highwater.replica_manager.partition.leadership import Leadership
+from highwater.replica_manager.replicas.isr_writer import IsrChanges
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.waits import Waits
+from highwater.replica_manager.requests.control import Control
+from highwater.replica_manager.requests.delete_records import DeletingRecords
+from highwater.replica_manager.requests.fetch import Fetching
+from highwater.replica_manager.requests.offsets import Offsets
+from highwater.replica_manager.requests.produce import Producing
+from highwater.replica_manager.server.broker_servicer import BrokerServicer
+from highwater.replica_manager.server.control_servicer import ReplicaControlServicer
+from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
+from highwater.replica_manager.server.listener_servers import ListenerServers
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener
 from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor

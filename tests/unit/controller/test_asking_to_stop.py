@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.controller import administration
-from highwater.controller.actions import Action, WriteState
-from highwater.controller.administration import Administration, HeldBack
-from highwater.controller.cluster import Cluster
-from highwater.controller.election import ElectionPolicy
+from highwater.controller.administration import administration
+from highwater.controller.administration.administration import Administration, HeldBack
+from highwater.controller.state_machines.actions import Action, WriteState
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import (
     BrokerRegistration,

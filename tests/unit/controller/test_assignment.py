@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.controller.assignment import assign_replicas, least_leading
+from highwater.controller.topics.assignment import assign_replicas, least_leading
 
 
 def test_the_table_of_kafkas_documentation() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.controller.wire import Endpoints
+from highwater.controller.sending.wire import Endpoints
 from highwater.metadata.models import BrokerRegistration, LiveBroker
 
 

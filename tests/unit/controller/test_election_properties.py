@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.controller.election import (
+from highwater.controller.state_machines.election import (
     ElectionPolicy,
     Electorate,
     LogTail,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.controller.liveness import BARRED_MS, REFUSED_MS, Attempt, BrokerProbe, FastPath, connect
+from highwater.controller.term.broker_liveness import BARRED_MS, REFUSED_MS, Attempt, BrokerProbe, FastPath, connect
 
 
 def connected_once() -> FastPath:

@@ -12,11 +12,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from highwater.controller import wire
-from highwater.controller.actions import SendLeaderAndIsr, SendMetadata
-from highwater.controller.cluster import Cluster
-from highwater.controller.election import ElectionPolicy
-from highwater.controller.sender import BrokerSender
+from highwater.controller.sending import wire
+from highwater.controller.sending.sender import BrokerSender
+from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendMetadata
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.metadata.models import BrokerRegistration, LiveBroker, PartitionKey
 from highwater.rpc.local_process import free_ports
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
@@ -86,8 +86,10 @@ def tell(sender: BrokerSender, call: str) -> None:
 async def test_what_is_cancelled_with_the_channel_is_sent_again(
     under_way: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.controller.sender.METADATA_TIMEOUT_S", _GRACE_S)  # longer than until it is replaced
-    monkeypatch.setattr("highwater.controller.sender.CONTROL_TIMEOUT_S", _GRACE_S)
+    monkeypatch.setattr(
+        "highwater.controller.sending.sender.METADATA_TIMEOUT_S", _GRACE_S
+    )  # longer than until it is replaced
+    monkeypatch.setattr("highwater.controller.sending.sender.CONTROL_TIMEOUT_S", _GRACE_S)
     monkeypatch.setattr("highwater.rpc.channel.REPLACE_AFTER_S", 0.2)
     monkeypatch.setattr("highwater.rpc.channel.CLOSE_GRACE_S", 0.2)
     address = f"127.0.0.1:{free_ports(1)[0]}"

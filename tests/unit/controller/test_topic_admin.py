@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.controller.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
-from highwater.controller.topic_config import TOPIC_CONFIG, problem_with
+from highwater.controller.topics.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
+from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.controller.assignment import assign_replicas
-from highwater.controller.topic_admin import MAX_PARTITIONS, Refusal
-from highwater.controller.topic_growth import NewPartitions, plan_growth
+from highwater.controller.topics.assignment import assign_replicas
+from highwater.controller.topics.topic_admin import MAX_PARTITIONS, Refusal
+from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.models import TopicAssignment
 

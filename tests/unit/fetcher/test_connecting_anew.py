@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
-from highwater.fetcher.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.replica_fetcher import ReplicaFetcher
 from highwater.rpc.settings import FetcherSettings, load
 from highwater.telemetry.metrics import Metrics

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.fetcher.actions import Action, Fence, FenceAnswer, Followed
 from highwater.fetcher.fetcher_manager import FetcherManager
-from highwater.fetcher.follower import Follower, FollowerState
-from highwater.fetcher.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
+from highwater.fetcher.follower.actions import Action, Fence, FenceAnswer, Followed
+from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey
 

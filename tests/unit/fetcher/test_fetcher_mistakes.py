@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from highwater.fetcher.actions import Append, FetchPosition
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
-from highwater.fetcher.follower import FollowerState
-from highwater.fetcher.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.actions import Append, FetchPosition
+from highwater.fetcher.follower.follower import FollowerState
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, _Sent
 from highwater.fetcher.replica_fetcher import ReplicaFetcher, _Asked
 from highwater.metadata.models import PartitionKey

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.actions import (
+from highwater.fetcher.follower.actions import (
     Action,
     Append,
     DivergingEpoch,
@@ -23,7 +23,7 @@ from highwater.fetcher.actions import (
     TruncateFullyAndStartAt,
     TruncateTo,
 )
-from highwater.fetcher.follower import Follower, FollowerState
+from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.log_storage.epochs import EpochEntry
 from highwater.log_storage.log_state import LogState
 from highwater.metadata.models import PartitionKey

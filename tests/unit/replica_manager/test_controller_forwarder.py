@@ -13,10 +13,11 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError, Unavailable
 from highwater.metadata.models import ControllerRegistration
-from highwater.replica_manager import acting_controller, controller_forwarder
-from highwater.replica_manager.acting_controller import ActingController
-from highwater.replica_manager.controller_forwarder import ControllerForwarder, Forwarding
-from highwater.replica_manager.metadata_cache import Endpoint
+from highwater.replica_manager.membership import acting_controller
+from highwater.replica_manager.membership.acting_controller import ActingController
+from highwater.replica_manager.replicas.metadata_cache import Endpoint
+from highwater.replica_manager.server import controller_forwarder
+from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto, to_proto
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc

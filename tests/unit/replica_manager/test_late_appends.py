@@ -15,7 +15,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
 from highwater.records import Codec, Record, encode_rows, read_header
-from highwater.replica_manager.actions import (
+from highwater.replica_manager.partition.actions import (
     Fence,
     FenceAnswer,
     FetchSession,
@@ -24,14 +24,14 @@ from highwater.replica_manager.actions import (
     LiveBrokers,
     PartitionSettings,
 )
-from highwater.replica_manager.append_pipeline import AppendPipeline
-from highwater.replica_manager.append_stream import Append, AppendAnswer
-from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.hosted import HostedPartition
-from highwater.replica_manager.partition_core import ACKS_ALL
-from highwater.replica_manager.produce import ProducePart, ProduceResult, Producing
-from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
-from highwater.replica_manager.waits import Waits
+from highwater.replica_manager.partition.partition_core import ACKS_ALL
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.waits import Waits
+from highwater.replica_manager.requests.produce import ProducePart, ProduceResult, Producing
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
+from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 from highwater.telemetry.metrics import Metrics
 
 KEY = PartitionKey(b"t" * 16, 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import BrokerRegistration
-from highwater.replica_manager.liveness import Liveness
+from highwater.replica_manager.membership.liveness import Liveness
 
 
 class Registrar:

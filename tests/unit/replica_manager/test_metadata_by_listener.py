@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionState
-from highwater.replica_manager.broker_servicer import BrokerServicer
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.errors import from_proto
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2

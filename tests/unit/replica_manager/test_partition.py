@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
-from highwater.replica_manager.actions import (
+from highwater.replica_manager.partition.actions import (
     NO_ACTIONS,
     Action,
     Fence,
@@ -27,8 +27,8 @@ from highwater.replica_manager.actions import (
     StopFollowing,
     WriteIsr,
 )
-from highwater.replica_manager.partition import Partition
-from highwater.replica_manager.partition_core import Phase
+from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.partition.partition_core import Phase
 
 KEY = PartitionKey(bytes(16), 0)
 ME = 1

@@ -11,8 +11,8 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.records import Record, TimestampType, encode_columns, encode_rows
 from highwater.records.timestamps import MAX_TIMESTAMP_MS
-from highwater.replica_manager.batch_check import check
-from highwater.replica_manager.topic_config import LONG_MAX, TopicConfig, parse
+from highwater.replica_manager.partition.topic_config import LONG_MAX, TopicConfig, parse
+from highwater.replica_manager.requests.batch_check import check
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.purgatory import FetchPurgatory, ProducePurgatory, Waiting
+from highwater.replica_manager.replicas.purgatory import FetchPurgatory, ProducePurgatory, Waiting
 
 A = PartitionKey(bytes(16), 0)
 B = PartitionKey(bytes(16), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.replica_manager.readiness import ASK_MS, SETTLE_MS, GaveUp, Readiness, Standing
+from highwater.replica_manager.membership.readiness import ASK_MS, SETTLE_MS, GaveUp, Readiness, Standing
 
 MAX_WAIT_MS = 10_000
 SOUND = Standing(True, 0)

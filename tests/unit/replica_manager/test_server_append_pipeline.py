@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.append_pipeline import AppendPipeline
-from highwater.replica_manager.append_stream import Append, AppendAnswer
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
+from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 
 KEY = PartitionKey(b"t" * 16, 0)
 

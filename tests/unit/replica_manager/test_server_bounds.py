@@ -11,14 +11,14 @@ import pytest
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import FetchSession, PartitionSettings
-from highwater.replica_manager.broker import Broker
-from highwater.replica_manager.broker_servicer import BrokerServicer
-from highwater.replica_manager.fetch import FetchAsk, Fetching, FetchPart, FetchRole
-from highwater.replica_manager.produce import Producing
-from highwater.replica_manager.replica_manager_metrics import ReplicaManagerMetrics
-from highwater.replica_manager.storage import LogStorage
-from highwater.replica_manager.waits import Waits
+from highwater.replica_manager.partition.actions import FetchSession, PartitionSettings
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.waits import Waits
+from highwater.replica_manager.requests.fetch import FetchAsk, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.requests.produce import Producing
+from highwater.replica_manager.server.broker_servicer import BrokerServicer
+from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2

@@ -13,13 +13,13 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.records import Codec, Record, encode_columns, encode_rows, iter_batches
 from highwater.records.varint import encode_unsigned_varint
-from highwater.replica_manager.batch_check import check
-from highwater.replica_manager.following import Followed, Following, FollowingWatch
-from highwater.replica_manager.hosted import tail_batches
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.payloads import rows_before_columns
-from highwater.replica_manager.sessions import FetchSessions
-from highwater.replica_manager.topic_config import TopicConfig, parse
+from highwater.replica_manager.partition.fetch_sessions import FetchSessions
+from highwater.replica_manager.partition.topic_config import TopicConfig, parse
+from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
+from highwater.replica_manager.replicas.hosted_partition import tail_batches
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.requests.batch_check import check
+from highwater.replica_manager.requests.payloads import rows_before_columns
 from highwater.rpc.embedding import embed
 from highwater.v1 import broker_pb2, common_pb2
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from highwater.replica_manager.actions import FetchSession
-from highwater.replica_manager.broker_servicer import BrokerServicer
-from highwater.replica_manager.fetch import FetchAsk
-from highwater.replica_manager.sessions import FetchSessions
+from highwater.replica_manager.partition.actions import FetchSession
+from highwater.replica_manager.partition.fetch_sessions import FetchSessions
+from highwater.replica_manager.requests.fetch import FetchAsk
+from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
 

@@ -12,9 +12,9 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.actions import Fence, FenceAnswer
-from highwater.replica_manager.fencer import Fencer
-from highwater.replica_manager.liveness import Liveness
+from highwater.replica_manager.membership.liveness import Liveness
+from highwater.replica_manager.partition.actions import Fence, FenceAnswer
+from highwater.replica_manager.storage.fencer import Fencer
 
 FIRST, SECOND = PartitionKey(b"a" * 16, 0), PartitionKey(b"b" * 16, 0)
 

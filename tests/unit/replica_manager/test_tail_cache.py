@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from highwater.replica_manager.tail_cache import TailBatch, TailCache, TailCacheBudget, TailRead
+from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache, TailCacheBudget, TailRead
 
 EPOCH, INCARNATION = 5, "storage-1"
 FAR = 1 << 40

@@ -13,11 +13,11 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import Unavailable
 from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
-from highwater.replica_manager.append_stream import StorageUnavailableError
-from highwater.replica_manager.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
-from highwater.replica_manager.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.offline_logs import OfflineLogs
-from highwater.replica_manager.storage import Description, LogDescription, StorageError
+from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import Description, LogDescription, StorageError
+from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.v1 import log_storage_pb2
 
 KEY = PartitionKey(b"t" * 16, 0)
@@ -63,7 +63,7 @@ class Storage:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.replica_manager.inquiry.RETRY_S", 0.0)
+    monkeypatch.setattr("highwater.replica_manager.storage.inquiry.RETRY_S", 0.0)
 
 
 async def settled(logs: OfflineLogs | DamagedLogs) -> None:

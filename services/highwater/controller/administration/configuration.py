@@ -1,0 +1,118 @@
+"""Topics' configurations, changed and described at the acting controller.
+
+etcd holds what a topic sets itself. A change is one guarded write of the whole; the watch brings it to the cluster,
+which tells the brokers that host the topic (with LeaderAndIsr, so that log-storage gets it too) and, as metadata, all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from highwater.controller.term.active_controller import Reign
+from highwater.controller.topics.topic_admin import Refusal
+from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.keys import Keys
+from highwater.metadata.store import Store
+from highwater.metadata.topic_configs import read_topic_config, write_topic_config
+from highwater.rpc.settings import ControllerSettings
+
+RETRY_PAUSE_S = 0.1
+ALTER_TIMEOUT_S = 10.0
+TOLD_PATIENCE_S = 2.0  # a broker that is slow to take a configuration does not hold up the answer for longer
+FROM_TOPIC = "topic"
+FROM_CONTROLLER = "controller"
+FROM_BROKERS = "brokers"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    key: str
+    value: str  # "" where each broker has its own default
+    source: str  # FROM_TOPIC: set there; else whose setting is the default
+
+    @property
+    def is_default(self) -> bool:
+        return self.source != FROM_TOPIC
+
+
+class Configuration:
+    """Bound to one reign. Raises `ControllerDeposed` where it ended meanwhile."""
+
+    def __init__(self, reign: Reign, store: Store, keys: Keys, settings: ControllerSettings) -> None:
+        self._reign = reign
+        self._cluster = reign.cluster
+        self._store = store
+        self._keys = keys
+        self._defaults = {
+            "min.insync.replicas": str(settings.min_insync_replicas),
+            "unclean.leader.election.enable": str(settings.unclean_leader_election_enable).lower(),
+        }
+
+    async def alter_topic(
+        self, name: str, changed: Mapping[str, str], unset: Collection[str], *, validate_only: bool
+    ) -> Refusal | None:
+        """Sets some keys of a topic and gives others back to their defaults; those not named stay. Answers when the
+        live brokers have taken it, or `TOLD_PATIENCE_S` after it was written."""
+        refusal = _refuse(name, changed, unset)
+        if refusal is not None:
+            return refusal
+        deadline = time.monotonic() + ALTER_TIMEOUT_S
+        while True:
+            topic = self._cluster.topics.named(name)
+            if topic is None or topic.deletion is not None:
+                return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            if validate_only:
+                return None
+            trouble = ""
+            try:
+                current = await read_topic_config(self._store, self._keys, name)
+                config = {key: value for key, value in {**current.config, **changed}.items() if key not in unset}
+                created = topic.versioned.create_revision
+                # Repeated after an outcome that is not known: the same keys get the same values.
+                if await write_topic_config(self._store, self._keys, self._reign.term, name, created, current, config):
+                    await self._told(topic.topic_id, config)
+                    return None
+            except (Unavailable, OutcomeUnknown, Refused) as error:
+                trouble = f": {error}"
+            if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
+                message = f"the configuration of topic {name!r} may or may not have been changed{trouble}"
+                return Refusal(ErrorCode.REQUEST_TIMED_OUT, message)
+            await self._reign.until(lambda: False, RETRY_PAUSE_S)
+
+    async def _told(self, topic_id: bytes, config: Mapping[str, str]) -> None:
+        def told() -> bool:
+            topic = self._cluster.topics.identified(topic_id)
+            return topic is None or (topic.config == config and self._reign.everyone_follows(topic))
+
+        await self._reign.until(told, TOLD_PATIENCE_S)
+
+    def describe_topic(self, name: str) -> list[ConfigEntry] | Refusal:
+        """Every key that a topic may have: its own value, or whose default counts."""
+        topic = self._cluster.topics.named(name)
+        if topic is None or topic.deletion is not None:
+            return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return [self._entry(key, topic.config) for key in sorted(TOPIC_CONFIG.keys() | topic.config.keys())]
+
+    def _entry(self, key: str, config: Mapping[str, str]) -> ConfigEntry:
+        if key in config:
+            return ConfigEntry(key, config[key], FROM_TOPIC)
+        if key in self._defaults:
+            return ConfigEntry(key, self._defaults[key], FROM_CONTROLLER)
+        return ConfigEntry(key, "", FROM_BROKERS)
+
+
+def _refuse(name: str, changed: Mapping[str, str], unset: Collection[str]) -> Refusal | None:
+    problem = problem_with(changed)
+    unknown = sorted(set(unset) - TOPIC_CONFIG.keys())
+    twice = sorted(set(unset) & changed.keys())
+    if problem is None and unknown:
+        problem = problem_with({unknown[0]: ""})
+    if problem is not None:
+        return Refusal(ErrorCode.INVALID_CONFIG, f"topic {name!r}: {problem}")
+    if twice:
+        return Refusal(ErrorCode.INVALID_REQUEST, f"topic {name!r}: {twice[0]} is both set and given back")
+    return None

@@ -1,0 +1,247 @@
+"""The gRPC edge of the controller: messages in, values to `Administration`, messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from highwater.controller.administration.administration import Administration, TopicOutcome
+from highwater.controller.sending import wire
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.topics.topic_admin import Refusal
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import ControllerDeposed
+from highwater.metadata.models import NO_LEADER, ControllerRegistration
+from highwater.rpc.errors import to_proto
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
+
+DEFAULT_TIMEOUT_MS = 30_000
+MAX_TIMEOUT_MS = 300_000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Response = TypeVar("_Response")
+
+
+class ControllerServicer(controller_pb2_grpc.ControllerServicer):
+    """`acting` gives the administration while this controller acts and has listed everything, `hint` who acts."""
+
+    def __init__(
+        self,
+        acting: Callable[[], Administration | None],
+        cluster: Callable[[], Cluster | None],
+        hint: Callable[[], ControllerRegistration | None],
+        cluster_id: Callable[[], str],
+    ) -> None:
+        self._acting = acting
+        self._cluster = cluster
+        self._hint = hint
+        self._cluster_id = cluster_id
+
+    async def CreateTopics(
+        self, request: controller_pb2.CreateTopicsRequest, context: Context
+    ) -> controller_pb2.CreateTopicsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                outcomes = await administration.create_topics(
+                    [wire.new_topic(each) for each in request.topics],
+                    validate_only=request.validate_only,
+                    timeout_s=_timeout_s(request.timeout_ms),
+                )
+            except ControllerDeposed:
+                return self._elsewhere(controller_pb2.CreateTopicsResponse)
+            return controller_pb2.CreateTopicsResponse(results=map(_topic_result, outcomes))
+        return self._elsewhere(controller_pb2.CreateTopicsResponse)
+
+    async def DeleteTopics(
+        self, request: controller_pb2.DeleteTopicsRequest, context: Context
+    ) -> controller_pb2.DeleteTopicsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                outcomes = await administration.delete_topics(request.topics, timeout_s=_timeout_s(request.timeout_ms))
+            except ControllerDeposed:
+                return self._elsewhere(controller_pb2.DeleteTopicsResponse)
+            return controller_pb2.DeleteTopicsResponse(results=map(_topic_result, outcomes))
+        return self._elsewhere(controller_pb2.DeleteTopicsResponse)
+
+    async def CreatePartitions(
+        self, request: controller_pb2.CreatePartitionsRequest, context: Context
+    ) -> controller_pb2.CreatePartitionsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                outcomes = await administration.create_partitions(
+                    [wire.new_partitions(each) for each in request.topics],
+                    validate_only=request.validate_only,
+                    timeout_s=_timeout_s(request.timeout_ms),
+                )
+            except ControllerDeposed:
+                return self._elsewhere(controller_pb2.CreatePartitionsResponse)
+            return controller_pb2.CreatePartitionsResponse(results=map(_topic_result, outcomes))
+        return self._elsewhere(controller_pb2.CreatePartitionsResponse)
+
+    async def ControlledShutdown(
+        self, request: controller_pb2.ControlledShutdownRequest, context: Context
+    ) -> controller_pb2.ControlledShutdownResponse:
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.ControlledShutdownResponse)
+        held_back = await administration.shut_down(request.broker_id, request.broker_epoch)
+        if held_back is None:
+            return controller_pb2.ControlledShutdownResponse(error=_not_registered(request))
+        return controller_pb2.ControlledShutdownResponse(
+            remaining=map(wire.partition_key, held_back.sample), leads=held_back.leads, needed_by=held_back.needed_by
+        )
+
+    async def DescribeReadiness(
+        self, request: controller_pb2.DescribeReadinessRequest, context: Context
+    ) -> controller_pb2.DescribeReadinessResponse:
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.DescribeReadinessResponse)
+        standing = administration.standing(request.broker_id, request.broker_epoch)
+        if standing is None:
+            return controller_pb2.DescribeReadinessResponse(error=_not_registered(request))
+        return controller_pb2.DescribeReadinessResponse(
+            told=standing.told,
+            out_of_sync=standing.out_of_sync,
+            sample=[
+                common_pb2.TopicPartition(topic=topic, partition=partition) for topic, partition in standing.sample
+            ],
+        )
+
+    async def ElectLeaders(
+        self, request: controller_pb2.ElectLeadersRequest, context: Context
+    ) -> controller_pb2.ElectLeadersResponse:
+        if request.type != controller_pb2.PREFERRED:
+            await _unimplemented(context, "unclean elections happen only by unclean.leader.election.enable")
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.ElectLeadersResponse)
+        outcomes = await administration.elect_preferred(
+            [(each.topic, each.partition) for each in request.partitions], timeout_s=_timeout_s(request.timeout_ms)
+        )
+        return controller_pb2.ElectLeadersResponse(
+            results=[
+                controller_pb2.PartitionResult(
+                    partition=common_pb2.TopicPartition(topic=each.topic, partition=each.partition),
+                    error=to_proto(each.error, each.message),
+                )
+                for each in outcomes
+            ]
+        )
+
+    async def DescribeCluster(
+        self, request: controller_pb2.DescribeClusterRequest, context: Context
+    ) -> controller_pb2.DescribeClusterResponse:
+        cluster = self._cluster()
+        if cluster is None:
+            return self._elsewhere(controller_pb2.DescribeClusterResponse)
+        partitions = cluster.topics.partitions()
+        acting = self._hint()
+        return controller_pb2.DescribeClusterResponse(
+            controller=_hint(acting),
+            cluster_id=self._cluster_id(),
+            controller_epoch=cluster.controller_epoch,
+            brokers=[
+                controller_pb2.BrokerDescription(
+                    endpoint=wire.endpoint(broker),
+                    shutting_down=cluster.is_shutting_down(broker_id),
+                    tail_lost=broker.registration.tail_lost,
+                    leaders=len(cluster.led_by(broker_id)),
+                    replicas=len(cluster.topics.hosted(broker_id)),
+                )
+                for broker_id, broker in sorted(cluster.brokers.items())
+            ],
+            topics=len(cluster.topics),
+            partitions=len(partitions),
+            offline_partitions=sum(partition.leader == NO_LEADER for partition in partitions),
+            under_replicated_partitions=sum(partition.under_replicated for partition in partitions),
+        )
+
+    async def AlterConfigs(
+        self, request: controller_pb2.AlterConfigsRequest, context: Context
+    ) -> controller_pb2.AlterConfigsResponse:
+        await _only_topics(context, [request.resource])
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.AlterConfigsResponse)
+        try:
+            refusal = await administration.configuration.alter_topic(
+                request.resource.name, dict(request.set), list(request.unset), validate_only=request.validate_only
+            )
+        except ControllerDeposed:
+            return self._elsewhere(controller_pb2.AlterConfigsResponse)
+        return controller_pb2.AlterConfigsResponse(error=None if refusal is None else to_proto(*refusal))
+
+    async def DescribeConfigs(
+        self, request: controller_pb2.DescribeConfigsRequest, context: Context
+    ) -> controller_pb2.DescribeConfigsResponse:
+        await _only_topics(context, request.resources)
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.DescribeConfigsResponse)
+        response = controller_pb2.DescribeConfigsResponse()
+        for resource in request.resources:
+            described = response.configs.add(resource=resource)
+            found = administration.configuration.describe_topic(resource.name)
+            if isinstance(found, Refusal):
+                described.error.CopyFrom(to_proto(*found))
+                continue
+            for entry in found:
+                described.entries.add(
+                    key=entry.key, value=entry.value, is_default=entry.is_default, source=entry.source
+                )
+        return response
+
+    async def ReassignPartitions(
+        self, request: controller_pb2.ReassignPartitionsRequest, context: Context
+    ) -> controller_pb2.ReassignPartitionsResponse:
+        await _unimplemented(context, "ReassignPartitions")
+
+    def _elsewhere(self, response: Callable[..., _Response]) -> _Response:
+        acting = self._hint()
+        where = "nobody acts now, try again" if acting is None else f"ask controller {acting.controller_id}"
+        return response(
+            error=to_proto(ErrorCode.NOT_CONTROLLER, f"this controller does not act: {where}"), controller=_hint(acting)
+        )
+
+
+def _hint(acting: ControllerRegistration | None) -> controller_pb2.ControllerHint | None:
+    if acting is None:
+        return None
+    return controller_pb2.ControllerHint(controller_id=acting.controller_id, address=acting.address)
+
+
+def _not_registered(
+    request: controller_pb2.ControlledShutdownRequest | controller_pb2.DescribeReadinessRequest,
+) -> common_pb2.Error:
+    message = f"broker {request.broker_id} is not registered under broker epoch {request.broker_epoch}"
+    return to_proto(ErrorCode.STALE_BROKER_EPOCH, message)
+
+
+def _topic_result(outcome: TopicOutcome) -> controller_pb2.TopicResult:
+    return controller_pb2.TopicResult(
+        topic=outcome.topic,
+        error=to_proto(outcome.error, outcome.message),
+        topic_id=outcome.topic_id,
+        partitions=outcome.partitions,
+        replication_factor=outcome.replication_factor,
+    )
+
+
+def _timeout_s(timeout_ms: int) -> float:
+    return min(timeout_ms if timeout_ms > 0 else DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS) / 1000
+
+
+async def _only_topics(context: Context, resources: Iterable[controller_pb2.ConfigResource]) -> None:
+    if any(resource.type != controller_pb2.TOPIC for resource in resources):
+        await _unimplemented(context, "the configuration of anything but a topic")
+
+
+async def _unimplemented(context: Context, what: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"not served by this version: {what}")

@@ -1,0 +1,173 @@
+"""All that one registered broker has not been told yet. Pure.
+
+One outbox a broker epoch: it begins with everything and dies with the registration. LeaderAndIsr and StopReplica go one
+after the other, UpdateMetadata beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from highwater.controller.sending.redelivery import Redelivery, backoff_ms
+from highwater.controller.state_machines.actions import (
+    Send,
+    SendLeaderAndIsr,
+    SendMetadata,
+    SendStopReplica,
+    StopPartition,
+)
+from highwater.metadata.models import PartitionKey
+
+MAX_PARTITIONS = 500  # a request: one call of FenceEpoch carries them all, and 5 s are enough for it
+UNANSWERED_MS = 5_000  # RULES 7.7
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionBatch:
+    """A LeaderAndIsr request to send; empty where the broker is greeted and hosts nothing."""
+
+    keys: Mapping[PartitionKey, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StopBatch:
+    """A StopReplica request to send."""
+
+    keys: Mapping[PartitionKey, int]
+    partitions: tuple[StopPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataBatch:
+    """An UpdateMetadata request to send. The live brokers go with each."""
+
+    full: bool
+    topic_ids: frozenset[bytes]
+    deleted_topic_ids: frozenset[bytes]
+
+
+class Outbox:
+    def __init__(self, broker_id: int, broker_epoch: int) -> None:
+        self.broker_id = broker_id
+        self.broker_epoch = broker_epoch
+        self._greeted = False
+        self._control_failures = 0
+        self._instructions: Redelivery[PartitionKey] = Redelivery()
+        self._stops: Redelivery[PartitionKey] = Redelivery()
+        self._stop_partitions: dict[PartitionKey, StopPartition] = {}
+        self._metadata: MetadataBatch | None = None
+        self._metadata_sending = False
+        self._metadata_due_ms = 0
+        self._metadata_failures = 0
+
+    def add(self, send: Send, now_ms: int) -> None:
+        """Takes what the cluster wants sent; what was meant for another registration is dropped."""
+        if (send.broker_id, send.broker_epoch) != (self.broker_id, self.broker_epoch):
+            return
+        match send:
+            case SendLeaderAndIsr(keys=keys):
+                self._instructions.put(keys, now_ms)
+            case SendStopReplica(partitions=partitions):
+                stops = {stop.key: stop for stop in partitions}
+                self._instructions.discard(stops)
+                self._stop_partitions |= stops
+                self._stops.put(stops, now_ms)
+            case SendMetadata():
+                added = MetadataBatch(send.full, send.topic_ids, send.deleted_topic_ids)
+                self._metadata = _merged(self._metadata, added)
+
+    # LeaderAndIsr and StopReplica
+
+    def next_control(self, now_ms: int) -> InstructionBatch | StopBatch | None:
+        """What to send now; leaderships before deletions."""
+        keys = self._instructions.take(now_ms, MAX_PARTITIONS)
+        if keys or not self._greeted:
+            return InstructionBatch(keys)
+        keys = self._stops.take(now_ms, MAX_PARTITIONS)
+        return StopBatch(keys, tuple(self._stop_partitions[key] for key in keys)) if keys else None
+
+    def control_due_ms(self) -> int | None:
+        """When `next_control` has something to say; None: not before `add`."""
+        due = [at for at in (self._instructions.next_due_ms(), self._stops.next_due_ms()) if at is not None]
+        return min(due, default=None)
+
+    def instructed(self, batch: InstructionBatch, refused: Collection[PartitionKey], now_ms: int) -> None:
+        """The broker answered; `refused` are the partitions that it answered with an error, or not at all."""
+        self._greeted = True
+        self._control_failures = 0
+        self._instructions.answered(batch.keys, refused, now_ms)
+
+    def stopped(self, batch: StopBatch, refused: Collection[PartitionKey], now_ms: int) -> None:
+        self._control_failures = 0
+        self._stops.answered(batch.keys, refused, now_ms)
+        for key in batch.keys:
+            if key not in self._stops:
+                self._stop_partitions.pop(key, None)
+
+    def control_failed(self, batch: InstructionBatch | StopBatch, now_ms: int) -> int:
+        """The broker could not be reached or did not answer in time. Returns how long to pause, in ms."""
+        (self._instructions if isinstance(batch, InstructionBatch) else self._stops).failed(batch.keys, now_ms)
+        pause_ms = backoff_ms(self._control_failures)
+        self._control_failures += 1
+        return pause_ms
+
+    def unanswered(self, now_ms: int) -> tuple[PartitionKey, ...]:
+        """Partitions of which LeaderAndIsr has gone unanswered for 5 s, each once (RULES 7.7)."""
+        return self._instructions.overdue(now_ms, UNANSWERED_MS)
+
+    def told(self, keys: Iterable[PartitionKey]) -> bool:
+        """Whether the broker has answered for the latest instructions of these partitions."""
+        return not any(key in self._instructions for key in keys)
+
+    @property
+    def untold(self) -> Collection[PartitionKey]:
+        """Partitions for whose latest instructions it has not answered without an error."""
+        return self._instructions.keys
+
+    @property
+    def greeted(self) -> bool:
+        """Whether it has answered an instruction, be it an empty one."""
+        return self._greeted
+
+    def is_stopping(self, topic_id: bytes) -> bool:
+        """Whether a replica of the topic is still to be stopped."""
+        return any(key.topic_id == topic_id for key in self._stop_partitions)
+
+    # UpdateMetadata
+
+    @property
+    def metadata_told(self) -> bool:
+        """Whether the broker knows all metadata that there is to know."""
+        return self._metadata is None and not self._metadata_sending
+
+    def next_metadata(self, now_ms: int) -> MetadataBatch | None:
+        if self._metadata is None or self._metadata_due_ms > now_ms:
+            return None
+        batch, self._metadata = self._metadata, None
+        self._metadata_sending = True
+        return batch
+
+    def metadata_due_ms(self) -> int | None:
+        return None if self._metadata is None else self._metadata_due_ms
+
+    def metadata_answered(self) -> None:
+        self._metadata_sending = False
+        self._metadata_failures = 0
+        self._metadata_due_ms = 0
+
+    def metadata_failed(self, batch: MetadataBatch, now_ms: int) -> None:
+        self._metadata_sending = False
+        self._metadata = batch if self._metadata is None else _merged(batch, self._metadata)
+        self._metadata_due_ms = now_ms + backoff_ms(self._metadata_failures)
+        self._metadata_failures += 1
+
+
+def _merged(older: MetadataBatch | None, newer: MetadataBatch) -> MetadataBatch:
+    if older is None:
+        return newer
+    return MetadataBatch(
+        older.full or newer.full,
+        older.topic_ids | newer.topic_ids,
+        older.deleted_topic_ids | newer.deleted_topic_ids,
+    )

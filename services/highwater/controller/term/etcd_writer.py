@@ -1,0 +1,144 @@
+"""Carries the state machines' writes to etcd, and tells them what became of each (RULES 2.2, 2.4, 2.6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from highwater.controller.state_machines.actions import Action, RecordTail, RemoveStates, RemoveTopic, Write, WriteState
+from highwater.controller.state_machines.cluster import Cluster
+from highwater.metadata.brokers import record_tail
+from highwater.metadata.controller_term import ControllerTerm
+from highwater.metadata.etcd_errors import StoreError, may_pass
+from highwater.metadata.keys import Keys
+from highwater.metadata.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
+from highwater.metadata.store import Store
+from highwater.metadata.topics import create_states, delete_states, finish_deletion
+from highwater.supervision import TaskGroup
+from highwater.telemetry.log import get_logger, pairs
+
+_log = get_logger(__name__)
+
+RETRY_PAUSE_S = 0.1
+WRITE_TIMEOUT_S = 2.0
+
+_Answer = TypeVar("_Answer")
+
+
+class EtcdWriter:
+    """Every write is guarded by the term. `perform` is given what the cluster wants after each outcome. Methods raise
+    `ControllerDeposed`, and wait out etcd's troubles, refusals too."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        term: ControllerTerm,
+        cluster: Cluster,
+        perform: Callable[[Sequence[Action]], None],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._term = term
+        self._cluster = cluster
+        self._perform = perform
+
+    async def carry_out(self, writes: Sequence[Write]) -> None:
+        """All of them, beside one another."""
+        states = [write for write in writes if isinstance(write, WriteState)]
+        elections = [write for write in states if write.compare_revision]
+        creations: dict[str, list[WriteState]] = defaultdict(list)
+        for write in states:
+            if not write.compare_revision:
+                creations[write.topic].append(write)
+        async with TaskGroup() as tasks:
+            if elections:
+                tasks.create_task(self._write_states(elections))
+            for topic, created in creations.items():
+                tasks.create_task(self._create_states(topic, created))
+            for other in writes:
+                match other:
+                    case RecordTail():
+                        tasks.create_task(self._record_tail(other))
+                    case RemoveStates():
+                        tasks.create_task(self._remove_states(other))
+                    case RemoveTopic():
+                        tasks.create_task(self._remove_topic(other))
+                    case WriteState():
+                        pass  # above
+
+    async def _write_states(self, writes: Sequence[WriteState]) -> None:
+        wanted = [StateWrite(write.topic, write.key.partition, write.state, write.compare_revision) for write in writes]
+        results = await write_states(self._store, self._keys, self._term, wanted, timeout_s=WRITE_TIMEOUT_S)
+        await self._conclude(writes, results)
+
+    async def _create_states(self, name: str, writes: Sequence[WriteState]) -> None:
+        topic = self._cluster.topics.named(name)
+        if topic is None or topic.topic_id != writes[0].key.topic_id:
+            return  # deleted meanwhile, and nothing waits for these states any more
+        states = {write.key.partition: write.state for write in writes}
+        results = await create_states(self._store, self._keys, self._term, topic.versioned, states)
+        await self._conclude(writes, results)
+
+    async def _conclude(self, writes: Sequence[WriteState], results: Sequence[StateWriteResult]) -> None:
+        written: dict[int, list[WriteState]] = defaultdict(list)
+        refused = []
+        unsettled = []
+        for write, result in zip(writes, results, strict=True):
+            match result.outcome:
+                case Outcome.WRITTEN:
+                    written[result.revision].append(write)
+                case Outcome.REFUSED:
+                    refused.append((write, result.current))
+                case Outcome.UNAVAILABLE | Outcome.UNKNOWN:
+                    unsettled.append(write)
+        for revision, done in written.items():
+            self._perform(self._cluster.written(done, revision))
+        if refused:
+            _log.info("writes lost their race %s", pairs(states=len(refused)))
+            self._perform(self._cluster.refused(refused))
+        if unsettled:
+            await self._settle(unsettled)
+
+    async def _settle(self, writes: Sequence[WriteState]) -> None:
+        """RULES 2.4: what a re-read shows; where it is what was compared, the cluster writes again, and one of the two
+        wins."""
+        _log.warning("etcd did not do some writes, or did not say so: reading them %s", pairs(states=len(writes)))
+        await asyncio.sleep(RETRY_PAUSE_S)
+        partitions = [(write.topic, write.key.partition) for write in writes]
+        found, _ = await self._until_answered(lambda: read_states(self._store, self._keys, partitions))
+        self._perform(
+            self._cluster.refused([(write, found.get((write.topic, write.key.partition))) for write in writes])
+        )
+
+    async def _record_tail(self, record: RecordTail) -> None:
+        await self._until_answered(
+            lambda: record_tail(self._store, self._keys, self._term, record.broker_id, record.broker_epoch)
+        )
+        self._cluster.tail_recorded(record.broker_id, record.broker_epoch)
+
+    async def _remove_states(self, removal: RemoveStates) -> None:
+        await self._until_answered(
+            lambda: delete_states(self._store, self._keys, self._term, removal.topic, removal.topic_id)
+        )
+        self._perform(self._cluster.states_removed(removal.topic_id))
+
+    async def _remove_topic(self, removal: RemoveTopic) -> None:
+        # The watch tells the cluster, as it tells of creations: so the two never come in the wrong order.
+        await self._until_answered(
+            lambda: finish_deletion(self._store, self._keys, self._term, removal.topic, removal.topic_id)
+        )
+
+    @staticmethod
+    async def _until_answered(ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """For what may be repeated."""
+        while True:
+            try:
+                return await ask()
+            except StoreError as error:
+                if not may_pass(error):
+                    raise
+                _log.warning("etcd does not answer, trying again: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)

@@ -1,0 +1,59 @@
+"""What this broker should be following, as values, and which fetcher a partition belongs to. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from highwater.fetcher.follower.actions import Followed
+from highwater.metadata.models import PartitionKey
+
+_HALVES = struct.Struct(">QQ")
+_INT = 1 << 32
+
+
+class FetcherId(NamedTuple):
+    """Names a fetcher within its broker."""
+
+    leader: int
+    fetcher_id: int
+
+
+class LeaderEndpoint(NamedTuple):
+    """Where a leader's broker is, as of one registration: the next may be on another host of the same name."""
+
+    address: str
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPartition:
+    topic: str
+    leader: LeaderEndpoint
+    followed: Followed
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """One WatchFollowing message: the whole of what to follow."""
+
+    broker_id: int
+    broker_epoch: int
+    partitions: Mapping[PartitionKey, FollowedPartition]
+
+
+def fetcher_id_of(key: PartitionKey, leader: int, fetchers: int) -> FetcherId:
+    """Spreads a leader's partitions over `num.replica.fetchers` as Kafka does, abs(31 * hash(topic id) + partition)
+    modulo their number: neighbours of one topic go to different fetchers, and a restart changes nothing."""
+    value = (31 * _hash_code(key.topic_id) + key.partition) % _INT
+    signed = value - _INT if value >= _INT // 2 else value
+    return FetcherId(leader, abs(signed) % fetchers)
+
+
+def _hash_code(topic_id: bytes) -> int:
+    """Java's `UUID.hashCode`."""
+    high, low = _HALVES.unpack(topic_id)
+    mixed: int = high ^ low
+    return (mixed >> 32) ^ (mixed & (_INT - 1))

@@ -1,0 +1,335 @@
+"""This broker's registration, and what it hangs on: log-storage's incarnation, lease, tail (RULES 1.4, 7.2, 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from highwater.errors import UserError
+from highwater.metadata.brokers import read_addresses
+from highwater.metadata.cluster_id import ensure_cluster_id
+from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.leased_key import boottime_ms
+from highwater.metadata.models import BrokerRegistration
+from highwater.metadata.registration import BrokerRegistrar
+from highwater.metadata.store import Store
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import Description
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.liveness")
+
+RETRY_S = 0.1
+LONGEST_RETRY_S = 10.0
+TAIL_POLL_S = 0.5
+# How long an instruction waits for a registration that the controller saw before this broker heard of it itself.
+EPOCH_WAIT_S = 2.0
+LEASES_WAITED_FOR = 2  # session timeouts: etcd may have given a lease its whole time once more
+
+
+class _AddressTakenError(Exception):
+    """Another broker is registered with one of this broker's addresses."""
+
+
+class Liveness:
+    """Registers, and registers anew whenever the registration is lost or log-storage restarts; until then nothing is
+    led.
+
+    `listeners` tells the advertised addresses by name, which are known once the ports are bound. `registered` is called
+    after each registration, `failed` where it cannot go on: another process has taken this broker id
+    (`DuplicateBrokerIdError`), another broker has one of the addresses, the logs are another cluster's (`UserError`).
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        store: Store,
+        keys: Keys,
+        *,
+        listeners: Callable[[], Mapping[str, str]],
+        internal_listener: str,
+        host_address: str = "",
+        rack: str,
+        session_timeout_ms: int,
+        registered: Callable[[], None],
+        failed: Callable[[Exception], None],
+        supervisor: TaskSupervisor | None = None,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._keys = keys
+        self._listeners = listeners
+        self._internal_listener = internal_listener
+        self._host_address = host_address
+        self._rack = rack
+        self._session_timeout_ms = session_timeout_ms
+        self._registered = registered
+        self._failed = failed
+        self._supervisor = supervisor or TaskSupervisor()
+        self._registrar = BrokerRegistrar(
+            store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
+        )
+        self.cluster_id = ""  # the one that the logs belong to; empty before the first registration
+        self.has_registered = False  # at some time: others know of this start of the broker
+        self._due = asyncio.Event()
+        self._due.set()
+        self._epoch_changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._tail: asyncio.Task[None] | None = None
+        self._shutting_down = False
+        self._leaving_since = 0  # when the registration was marked; every later one says so, too
+        self._updating = asyncio.Lock()  # each update is made from what the one before it wrote
+        self._offline_log_reports = 0
+        self._reports_due = asyncio.Event()
+        self._reporting: asyncio.Task[None] | None = None
+
+    def lease_confirmed(self) -> bool:
+        """RULES 8.1: whether the lease was confirmed within its TTL."""
+        return boottime_ms() < self._registrar.confirmed_until_ms
+
+    async def await_registration(self, broker_epoch: int) -> None:
+        """Returns once this broker knows itself registered under `broker_epoch` or a higher one, or after
+        `EPOCH_WAIT_S`: the controller may see a registration before the answer to it arrives here."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + EPOCH_WAIT_S
+        while self._broker.broker_epoch is None or self._broker.broker_epoch < broker_epoch:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._epoch_changed.wait()
+            except TimeoutError:
+                return
+
+    def start(self) -> None:
+        # Who does not know whether it is registered cannot go on: where this ends by an error, the process does.
+        self._running = self._supervisor.run_once("liveness", self._run, self._failed)
+        self._reporting = self._supervisor.run_forever("offline-log-reports", self._report)
+
+    async def announce_shutdown(self) -> None:
+        """Marks the registration: no election will choose this broker, no ISR will take it in (RULES 5.6, 7.1)."""
+        self._shutting_down = True
+        await self._mark()
+
+    async def _mark(self) -> None:
+        if await self._update(shutting_down=True):
+            self._leaving_since = self._registrar.updated_at
+
+    def register_anew(self) -> None:
+        """Under a new broker epoch, so that nothing that was sent under the present one can bring a replica back into
+        an ISR (RULES 2.3, 7.6). What is led is led no more."""
+        self._broker.registration_lost()
+        self._due.set()
+
+    def report_offline_logs(self) -> None:
+        """More logs are offline: the controller asks for them when it sees the registration change (RULES 7.7)."""
+        self._offline_log_reports += 1
+        self._reports_due.set()
+
+    async def _report(self) -> None:
+        while True:
+            await self._reports_due.wait()
+            self._reports_due.clear()
+            try:
+                await self._remember_doubted()
+                await self._update(offline_log_reports=self._offline_log_reports)
+            except (StoreError, StorageUnavailableError) as error:
+                logger.warning("offline logs are not reported yet: %s", error)
+                self._reports_due.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def _remember_doubted(self) -> None:
+        """Before the controller acts on what is offline: a directory whose disk has lost what was written remembers it
+        where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`, and `StorageUnavailableError` where
+        log-storage does not say which."""
+        described = await self._broker.storage.describe()
+        await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
+
+    async def _update(self, **changes: Any) -> bool:
+        """Whether the registration, if there is one, has these fields now."""
+        async with self._updating:
+            registration = self._registrar.registration
+            if registration is None:
+                return False
+            return await self._registrar.update(replace(registration, leaving_since=self._leaving_since, **changes))
+
+    async def _ordinary(self, broker_epoch: int) -> bool:
+        """Whether the registration under this broker epoch says no more that a tail is lost."""
+        async with self._updating:
+            registration = self._registrar.registration
+            if registration is None or self._registrar.broker_epoch != broker_epoch:
+                return False
+            return await self._registrar.update(
+                replace(registration, leaving_since=self._leaving_since, tail_lost=False)
+            )
+
+    async def stop(self, *, deregister: bool) -> None:
+        for task in (self._running, self._tail, self._reporting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if deregister:
+            await self._registrar.deregister()
+        else:
+            await self._registrar.close()
+
+    def log_storage_seen(self, incarnation: str) -> None:
+        """Some answer of log-storage came from this incarnation."""
+        known = self._broker.log_storage_incarnation
+        if incarnation == known:
+            return
+        if known:
+            logger.warning("log-storage restarted: registering anew %s", pairs(incarnation=incarnation))
+        # RULES 1.4, 3.5: what was led under the old incarnation is led no more.
+        self._broker.broker_epoch = None
+        self._broker.log_storage_restarted(incarnation)
+        if self._tail is not None:
+            self._tail.cancel()  # what a start has found is not settled by what was settled before it
+        self._due.set()
+
+    def _lost(self) -> None:
+        self._broker.registration_lost()
+        self._due.set()
+
+    async def _probe(self) -> None:
+        await self._broker.storage.probe(self._session_timeout_ms / 2000)
+
+    async def _run(self) -> None:
+        taken_since_ms: int | None = None
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._register()
+                taken_since_ms = None
+            except _AddressTakenError as error:
+                # What a process that was killed has left behind ends with its lease: that long it is waited for.
+                now_ms = boottime_ms()
+                if taken_since_ms is None:
+                    logger.warning("cannot register yet: %s", error)
+                    taken_since_ms = now_ms
+                if now_ms - taken_since_ms > LEASES_WAITED_FOR * self._session_timeout_ms:
+                    self._broker.registration_lost()
+                    raise UserError(str(error)) from None
+                self._due.set()
+                await asyncio.sleep(RETRY_S)
+            except (StorageUnavailableError, StoreError) as error:
+                logger.warning("cannot register yet: %s", error)
+                self._due.set()
+                await asyncio.sleep(RETRY_S)
+            except Exception:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
+                self._broker.registration_lost()
+                raise
+
+    async def _register(self) -> None:
+        # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
+        # while log-storage opens its logs it does not know yet whether their tails are lost.
+        incarnation = await self._broker.storage.probe(self._session_timeout_ms / 2000)
+        # In this order: what a present disk is told to have lost stands in the description, and is not settled by this.
+        doubted = await doubted_dirs(self._store, self._keys)
+        described = await self._broker.storage.describe()
+        doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
+        await self._settle_cluster(described)
+        self._due.clear()  # both answers were shown to `log_storage_seen`
+        if incarnation != described.incarnation:
+            raise StorageUnavailableError("log-storage restarted between two answers")
+        self._broker.registration_lost()
+        listeners = dict(self._listeners())
+        await self._check_addresses(listeners, before=None)
+        registration = BrokerRegistration(
+            broker_id=self._broker.broker_id,
+            address=listeners[self._internal_listener],
+            host_address=self._host_address,
+            incarnation=self._broker.incarnation,
+            log_storage_incarnation=incarnation,
+            rack=self._rack,
+            tail_lost=described.tail_lost or bool(doubted),
+            shutting_down=self._shutting_down,
+            leaving_since=self._leaving_since,
+            offline_log_reports=self._offline_log_reports,
+            listeners=listeners,
+        )
+        broker_epoch = await self._registrar.register(registration)
+        try:
+            # Of two that register at once each sees itself alone before, and the later one not after it has.
+            await self._check_addresses(listeners, before=broker_epoch)
+        except (_AddressTakenError, StoreError):
+            await self._registrar.deregister()
+            raise
+        self.has_registered = True
+        if self._shutting_down and not registration.shutting_down:
+            await self._mark()  # it was announced while this was on its way
+        if self._due.is_set():
+            return  # log-storage restarted meanwhile: this registration speaks of an incarnation that is gone
+        self._broker.registered(broker_epoch)
+        self._epoch_changed.set()
+        self._epoch_changed = asyncio.Event()
+        self._registered()
+        if self._tail is not None:
+            self._tail.cancel()
+        self._tail = self._supervisor.run_once("tail", lambda: self._settle_tail(registration, broker_epoch, doubted))
+
+    async def _check_addresses(self, listeners: Mapping[str, str], *, before: int | None) -> None:
+        """Raises `_AddressTakenError` where another broker, registered before that broker epoch (None: at all), has one
+        of these addresses."""
+        for other_id, (broker_epoch, others) in (await read_addresses(self._store, self._keys)).items():
+            if other_id == self._broker.broker_id or (before is not None and broker_epoch > before):
+                continue
+            for name, address in listeners.items():
+                if address in others:
+                    raise _AddressTakenError(
+                        f"broker {other_id} is registered at {address} already, which is this broker's address of "
+                        f"listener {name}: give every broker addresses of its own in advertised.listeners"
+                    )
+
+    async def _settle_cluster(self, described: Description) -> None:
+        """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""
+        cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+        strange = described.cluster_ids - {"", cluster_id}
+        if strange:
+            raise UserError(
+                f"the log directories belong to cluster {min(strange)} and etcd holds cluster {cluster_id}: "
+                "point the broker at its own etcd, or make its metadata again (docs/operations.md, Restoring etcd)"
+            )
+        if "" in described.cluster_ids:
+            await self._broker.storage.record_cluster(cluster_id)
+        self.cluster_id = cluster_id
+
+    async def _settle_tail(
+        self, registration: BrokerRegistration, broker_epoch: int, doubted: Mapping[str, int]
+    ) -> None:
+        """RULES 7.2: once the registration is ordinary, and only then, the present boot is recorded as the last one
+        that used the log directories, and etcd forgets which had been in doubt. Tries until it is, or until this
+        registration has ended."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                if registration.tail_lost:
+                    await self._tail_settled(broker_epoch)
+                if registration.tail_lost and not await self._ordinary(broker_epoch):
+                    return
+                await self._broker.storage.record_boot(registration.log_storage_incarnation)
+                await forget_doubted(self._store, self._keys, doubted)
+                return
+            except (StorageUnavailableError, StoreError) as error:
+                logger.warning(
+                    "the boot is not recorded yet, a start before it is may count as a lost tail %s",
+                    pairs(error=error, retry_in_s=pause_s),
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    async def _tail_settled(self, broker_epoch: int) -> None:
+        """Returns once the controller has taken this broker out of what its lost tail touches."""
+        while True:
+            with contextlib.suppress(StoreError):
+                entry = await self._store.get(self._keys.broker_tail(self._broker.broker_id))
+                if entry is not None and int(entry.value) == broker_epoch:
+                    return
+            await asyncio.sleep(TAIL_POLL_S)

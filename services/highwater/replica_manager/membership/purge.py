@@ -1,0 +1,126 @@
+"""Deleting logs that nobody wants any more (RULES 9.3): after a linearizable read under the same cluster id, and only
+what that read shows to be gone, marked, or assigned elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import NO_EPOCH, PartitionKey
+from highwater.metadata.partition_states import read_states
+from highwater.metadata.store import Store
+from highwater.metadata.topics import TopicsRead, read_topics
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.purge")
+
+KEPT = StorageError(
+    ErrorCode.INVALID_REQUEST, "the topic exists and this replica is assigned here: the log is kept (RULES 9.3)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doom:
+    """A log that may be deleted, and the leader epoch to say so with (-1: a dead topic id)."""
+
+    key: PartitionKey
+    leader_epoch: int
+
+
+class Purge:
+    """`cluster_id` gives the one that this broker's logs belong to ("": not known yet); under another one nothing is
+    deleted: an etcd that has lost everything must not take the records with it. `evict` stops the replica of a log that
+    is about to be deleted."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        storage: LogStorage,
+        store: Store,
+        keys: Keys,
+        *,
+        cluster_id: Callable[[], str],
+        evict: Callable[[PartitionKey], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._storage = storage
+        self._store = store
+        self._keys = keys
+        self._cluster_id = cluster_id
+        self._evict = evict
+
+    async def delete(self, wanted: Iterable[PartitionKey]) -> dict[PartitionKey, StorageError]:
+        """Deletes what the rules allow of `wanted`. NONE: gone; anything else: why it is still there."""
+        wanted = list(wanted)
+        try:
+            dooms, kept = await self._judge(wanted)
+        except StoreError as error:
+            return dict.fromkeys(wanted, StorageError(ErrorCode.LOG_STORAGE_ERROR, f"etcd: {error}"))
+        return dict.fromkeys(kept, KEPT) | await self._delete(dooms)
+
+    async def _delete(self, dooms: Sequence[_Doom]) -> dict[PartitionKey, StorageError]:
+        results: dict[PartitionKey, StorageError] = {}
+        for doom in dooms:
+            self._evict(doom.key)
+            try:
+                results[doom.key] = await self._storage.delete_log(doom.key, doom.leader_epoch)
+            except StorageUnavailableError as error:
+                results[doom.key] = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
+            if results[doom.key].code is ErrorCode.UNKNOWN_TOPIC_ID:
+                results[doom.key] = StorageError(ErrorCode.NONE)  # deleted before
+            logger.info(
+                "deleted a log %s",
+                pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=results[doom.key].code.name),
+            )
+        return results
+
+    async def delete_strays(self, hosted: Collection[PartitionKey]) -> bool:
+        """Deletes the logs of topics that were deleted, or moved, while this broker was away or cut off (RULES 9.2).
+        Their replicas that are still `hosted` in memory end, too, whether they have a log or not.
+
+        False: some log remained that may be deleted later; one that is offline waits for log-storage's next start.
+        Raises `StoreError`, `StorageUnavailableError`.
+        """
+        described = await self._storage.describe()
+        # What there is was listed first: a topic made after the read below cannot be among it.
+        offline = {log.key for log in described.logs if log.offline}
+        dooms, _ = await self._judge(list({log.key for log in described.logs} | set(hosted)))
+        for doom in dooms:
+            self._evict(doom.key)
+        results = await self._delete([doom for doom in dooms if doom.key not in offline])
+        return not any(error.code is ErrorCode.LOG_STORAGE_ERROR for error in results.values())
+
+    async def _judge(self, wanted: Sequence[PartitionKey]) -> tuple[list[_Doom], list[PartitionKey]]:
+        read = await read_topics(self._store, self._keys)
+        ours = self._cluster_id()
+        if not ours or read.cluster_id != ours:
+            logger.error(
+                "this etcd is of another cluster, no log is deleted %s",
+                pairs(cluster_id=read.cluster_id or "none", ours=ours or "none"),
+            )
+            return [], list(wanted)
+        dooms, kept = [], []
+        for key in wanted:
+            doom = await self._doom(key, read)
+            if doom is None:
+                kept.append(key)
+            else:
+                dooms.append(doom)
+        return dooms, kept
+
+    async def _doom(self, key: PartitionKey, read: TopicsRead) -> _Doom | None:
+        topic = read.topics.get(key.topic_id)
+        if topic is None or key.topic_id in read.marked:
+            return _Doom(key, NO_EPOCH)
+        replicas = topic.assignment.replicas
+        if key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
+            return None
+        name = (topic.assignment.topic, key.partition)
+        states, _ = await read_states(self._store, self._keys, [name])
+        state = states.get(name)
+        return None if state is None else _Doom(key, state.state.leader_epoch)

@@ -1,0 +1,322 @@
+"""What a leader knows and decides under one leader epoch: high watermark, ISR, and what a replica's fetch is answered.
+
+Made by `Partition` when the fence is answered, dropped when leadership ends. Pure, as `Partition` is. The numbers in
+this file are RULES'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.epochs import LeaderEpochCache
+from highwater.metadata.models import VersionedState
+from highwater.replica_manager.partition.actions import (
+    NO_ACTIONS,
+    Action,
+    DivergingEpoch,
+    FenceAnswer,
+    FetchSession,
+    FetchVerdict,
+    FollowerFetch,
+    HighWatermarkAdvanced,
+    LiveBrokers,
+    LogStartRaised,
+    PartitionSettings,
+    ReadState,
+    WriteIsr,
+)
+from highwater.replica_manager.partition.isr import IsrProposals, next_state
+from highwater.replica_manager.partition.replica import NEVER_MS, Replica
+
+
+class Leadership:
+    """Invariants: log start ≤ high watermark ≤ log end offset; the high watermark only grows, and never beyond the
+    acked offset of a replica that counts (DESIGN §6: 2); the ISR holds the leader (6)."""
+
+    __slots__ = (
+        "_propose_from_ms",
+        "_rests",
+        "_settings",
+        "broker_id",
+        "epoch_start",
+        "epochs",
+        "followers",
+        "followers_in_order",
+        "high_watermark",
+        "incarnation",
+        "leader_epoch",
+        "live",
+        "log_end_offset",
+        "log_start_offset",
+        "min_insync_replicas",
+        "proposals",
+    )
+
+    def __init__(
+        self,
+        broker_id: int,
+        settings: PartitionSettings,
+        state: VersionedState,
+        replicas: Sequence[int],
+        min_insync_replicas: int,
+        live: LiveBrokers,
+        answer: FenceAnswer,
+        high_watermark: int,
+        first_proposal_id: int,
+        now_ms: int,
+    ) -> None:
+        """`high_watermark`: as this process knew it before, 0 where it did not."""
+        self.broker_id = broker_id
+        self._settings = settings
+        self.leader_epoch = state.state.leader_epoch
+        self.min_insync_replicas = min_insync_replicas  # min(configured, assigned) (5.2)
+        self.live = live
+        self.incarnation = answer.incarnation  # log-storage's that answered the fence
+
+        self.log_start_offset = answer.log_start_offset  # only grows
+        self.log_end_offset = answer.log_end_offset  # as log-storage last answered; only grows (3.2)
+        # log-storage's is that of the last checkpoint; this process may know better (2: it only grows).
+        known = max(high_watermark, answer.high_watermark, answer.log_start_offset)
+        self.high_watermark = min(known, answer.log_end_offset)
+        # 3.2: the epoch starts at the log end that the fence answered, in an empty log too.
+        self.epochs = LeaderEpochCache(answer.epochs)
+        self.epochs.assign(self.leader_epoch, answer.log_end_offset)
+        start = self.epochs.start_of(self.leader_epoch)
+        assert start is not None  # invariant 5: a log that this epoch fences holds no higher one
+        self.epoch_start = start
+
+        self.proposals = IsrProposals(state, first_proposal_id)
+        self._propose_from_ms = NEVER_MS  # back-off: no proposal and no other read of the state before
+        # All assigned but the leader itself.
+        self.followers = {r: Replica(r) for r in replicas if r != broker_id}
+        self.followers_in_order = tuple(self.followers.values())
+        self._rests = True
+        self._count_members(now_ms)
+
+    # ---------------------------------------------------------------------------------------------------- queries
+
+    @property
+    def high_watermark_rests(self) -> bool:
+        """5.2."""
+        return self._rests
+
+    @property
+    def enough_certain_replicas(self) -> bool:
+        """Whether a produce with `acks=all` may be appended (5.3)."""
+        return self.proposals.certain_isr_size >= self.min_insync_replicas
+
+    @property
+    def enough_committed_replicas(self) -> bool:
+        """Whether a produce with `acks=all` may be acknowledged (5.3)."""
+        return len(self.proposals.committed.state.isr) >= self.min_insync_replicas
+
+    def low_watermark(self) -> int:
+        """The smallest log start of the registered replicas (5.8); -1 while one of them has not fetched."""
+        live = self.live.epochs
+        starts = [r.log_start_offset for r in self.followers_in_order if r.broker_id in live]
+        return min([self.log_start_offset, *starts])
+
+    # ------------------------------------------------------------------------------------------------- the own log
+
+    def log_grew(self, log_end_offset: int, now_ms: int) -> Sequence[Action]:
+        if log_end_offset <= self.log_end_offset:
+            return NO_ACTIONS
+        self.log_end_offset = log_end_offset
+        if self._advance_high_watermark(now_ms):
+            return (HighWatermarkAdvanced(self.high_watermark),)
+        return NO_ACTIONS
+
+    def log_start_raised(self, log_start_offset: int) -> Sequence[Action]:
+        if log_start_offset <= self.log_start_offset:
+            return NO_ACTIONS
+        self.log_start_offset = log_start_offset
+        self.epochs.truncate_from_start(log_start_offset)
+        return (LogStartRaised(log_start_offset),)
+
+    # -------------------------------------------------------------------------------------------- followers' fetches
+
+    def fetched(self, fetch: FollowerFetch, now_ms: int) -> FetchVerdict:
+        """A replica's fetch (4.1-4.3, 4.5). On an error or a divergence nothing is recorded."""
+        session, leader_epoch, fetch_offset, acked_offset, last_epoch, log_start_offset = fetch
+        if leader_epoch != self.leader_epoch:
+            lower = leader_epoch < self.leader_epoch
+            return self._refuse(ErrorCode.FENCED_LEADER_EPOCH if lower else ErrorCode.UNKNOWN_LEADER_EPOCH)
+        replica = self.followers.get(session.broker_id)
+        if replica is None:
+            return self._refuse(ErrorCode.REPLICA_NOT_ASSIGNED)
+        if session is not replica.session:
+            if session.broker_epoch < max(replica.broker_epoch, self.live.epochs.get(session.broker_id, -1)):
+                return self._refuse(ErrorCode.STALE_BROKER_EPOCH)
+            if replica.is_older(session):
+                return self._refuse(ErrorCode.FETCH_SESSION_STALE)
+        if not 0 <= acked_offset <= fetch_offset:
+            return self._refuse(ErrorCode.INVALID_REQUEST)  # 4.1
+        if not self.log_start_offset <= fetch_offset <= self.log_end_offset:
+            return self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if last_epoch != leader_epoch:  # of the own epoch nothing is beyond the log end: it agrees
+            diverging = self.epochs.diverging(last_epoch, fetch_offset, self.log_end_offset)
+            if diverging is not None:
+                end = diverging.end_offset if diverging.leader_epoch >= 0 else self.log_start_offset
+                return self._verdict(ErrorCode.NONE, DivergingEpoch(diverging.leader_epoch, end), NO_ACTIONS)
+        if session is not replica.session or replica.closed_since_ms is not None:
+            replica.bind(session)
+        grew = acked_offset != replica.log_end_offset
+        replica.fetched(acked_offset, log_start_offset, self.log_end_offset, now_ms)
+        if replica.in_sync is not (acked_offset >= self.high_watermark):
+            # In the ISR without all that is committed (4.5), or out of it with all of it (5.6).
+            return self._verdict(ErrorCode.NONE, None, self._evaluate(now_ms))
+        if grew and self._advance_high_watermark(now_ms):
+            return self._verdict(ErrorCode.NONE, None, (HighWatermarkAdvanced(self.high_watermark),))
+        return self._verdict(ErrorCode.NONE, None, NO_ACTIONS)
+
+    def _refuse(self, error: ErrorCode) -> FetchVerdict:
+        return self._verdict(error, None, NO_ACTIONS)
+
+    def _verdict(self, error: ErrorCode, diverging: DivergingEpoch | None, actions: Sequence[Action]) -> FetchVerdict:
+        return FetchVerdict(error, diverging, self.high_watermark, self.log_start_offset, self.log_end_offset, actions)
+
+    def session_opened(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
+        replica = self.followers.get(session.broker_id)
+        return self.evaluate(now_ms) if replica is not None and replica.reopen(session) else NO_ACTIONS
+
+    def session_closed(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
+        replica = self.followers.get(session.broker_id)
+        return self.evaluate(now_ms) if replica is not None and replica.close(session, now_ms) else NO_ACTIONS
+
+    def brokers_changed(self, live: LiveBrokers, now_ms: int) -> Sequence[Action]:
+        self.live = live
+        return self.evaluate(now_ms)
+
+    # ------------------------------------------------------------------------------------------------------- the ISR
+
+    def isr_written(self, proposal_id: int, revision: int, now_ms: int) -> Sequence[Action]:
+        return self.evaluate(now_ms) if self.proposals.written(proposal_id, revision) else NO_ACTIONS
+
+    def isr_failed(self, proposal_id: int, now_ms: int, *, refused: bool) -> Sequence[Action]:
+        """Refused, or of unknown outcome; either way the proposal counts until a read has shown more (2.4)."""
+        if not self.proposals.failed(proposal_id, refused=refused):
+            return NO_ACTIONS
+        if not self.proposals.unsettled:
+            return self.evaluate(now_ms)  # a watch was faster
+        self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
+        return (ReadState(),)
+
+    def tick(self, now_ms: int) -> Sequence[Action]:
+        return self._evaluate(now_ms)
+
+    def evaluate(self, now_ms: int) -> Sequence[Action]:
+        """After anything but the hot paths: what the ISR should become, and how far the high watermark may go."""
+        self._count_members(now_ms)
+        return self._evaluate(now_ms)
+
+    def _evaluate(self, now_ms: int) -> Sequence[Action]:
+        # The proposal first: a joining member counts from its proposal on (5.1).
+        step = self._next_isr_step(now_ms)
+        if step is not None:
+            self._count_members(now_ms)
+        if self._advance_high_watermark(now_ms):
+            advanced = HighWatermarkAdvanced(self.high_watermark)
+            return (advanced,) if step is None else (step, advanced)
+        return NO_ACTIONS if step is None else (step,)
+
+    def _count_members(self, now_ms: int) -> None:
+        """Brings what the high watermark depends on up to date with the committed state and the proposals."""
+        state = self.proposals.committed.state
+        maximal = self.proposals.maximal_isr
+        for replica in self.followers_in_order:
+            replica.counts_for_high_watermark = replica.broker_id in maximal
+            member = replica.broker_id in state.isr
+            if member and not replica.in_sync:
+                replica.in_sync_since_ms = now_ms  # 5.6: the lag counts from the election or the joining
+            if replica.in_sync and not member:
+                replica.fetched_since_leaving = False
+            replica.in_sync = member
+        self._rests = len(state.isr) < self.min_insync_replicas or bool(state.elr)
+
+    def _next_isr_step(self, now_ms: int) -> WriteIsr | ReadState | None:
+        proposals = self.proposals
+        if proposals.outcome_awaited or now_ms < self._propose_from_ms:
+            return None
+        if proposals.refused:
+            self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
+            return ReadState()  # the one before had no answer
+        committed = proposals.committed.state
+        lost_data = [r.broker_id for r in self.followers_in_order if 0 <= r.log_end_offset < self.high_watermark]
+        leaving = [r.broker_id for r in self.followers_in_order if r.in_sync and self._leaves(r, now_ms)]
+        joining = [r for r in self.followers_in_order if not r.in_sync and self._joins(r)]
+        if not (leaving or joining or lost_data or committed.elr or proposals.unknown):
+            return None
+        isr = frozenset(committed.isr).difference(leaving, lost_data).union(r.broker_id for r in joining)
+        assert self.broker_id in isr  # invariant 6
+        wanted = next_state(committed, isr, frozenset(lost_data), self.min_insync_replicas)
+        # With an outcome unknown even an unchanged state is written: only another write over the same revision makes
+        # sure that the unknown one is not written later (2.4).
+        if wanted == committed and not proposals.unknown:
+            return None
+        return proposals.propose(wanted, {r.broker_id: r.broker_epoch for r in joining})
+
+    def _leaves(self, replica: Replica, now_ms: int) -> bool:
+        """5.6."""
+        closed = replica.closed_since_ms
+        if closed is not None and now_ms - closed >= self._settings.session_grace_ms:
+            return True
+        # A node that was lost leaves its sessions open. What is seen of the registrations counts from when this broker
+        # sees its own: before, nothing has been listed.
+        live = self.live.epochs
+        if (
+            replica.broker_id not in live
+            and self.broker_id in live
+            and replica.silent(self._settings.silent_ms, now_ms)
+        ):
+            return True
+        return replica.lags(self._settings.replica_lag_time_max_ms, now_ms)
+
+    def _joins(self, replica: Replica) -> bool:
+        """5.6; and 2.3: under the registration that its fetches name, as far as it is known here."""
+        return (
+            replica.log_end_offset >= max(self.high_watermark, self.epoch_start)
+            and replica.fetched_since_leaving
+            and replica.session_open
+            and self.live.epochs.get(replica.broker_id) == replica.broker_epoch
+            and replica.broker_id not in self.live.shutting_down
+        )
+
+    def _advance_high_watermark(self, now_ms: int) -> bool:
+        """5.1, 5.2. Whether it advanced."""
+        if self._rests:
+            return False
+        lowest = self.log_end_offset
+        for replica in self.followers_in_order:
+            if replica.log_end_offset < lowest and (
+                replica.counts_for_high_watermark or self._is_about_to_join(replica, now_ms)
+            ):
+                lowest = replica.log_end_offset
+        if lowest <= self.high_watermark:
+            return False  # invariant 2: it only grows
+        self.high_watermark = lowest
+        return True
+
+    def _is_about_to_join(self, replica: Replica, now_ms: int) -> bool:
+        """Caught up lately, so that the high watermark must not run away from it; one that was killed, or taken out of
+        the ISR because it copies nothing any more (7.7), must not hold it (5.1)."""
+        return (
+            now_ms - replica.last_caught_up_ms <= self._settings.replica_lag_time_max_ms
+            and replica.fetched_since_leaving
+            and replica.session_open
+            and self.live.epochs.get(replica.broker_id) == replica.broker_epoch
+        )
+
+    def check_invariants(self) -> None:
+        committed = self.proposals.committed
+        assert committed.state.leader == self.broker_id  # invariant 5
+        assert self.broker_id in committed.state.isr  # invariant 6
+        assert not set(committed.state.isr) & set(committed.state.elr)  # 7.3
+        assert self.log_start_offset <= self.high_watermark <= self.log_end_offset
+        in_flight = self.proposals.in_flight
+        assert in_flight is None or in_flight.compare_revision == committed.revision  # 2.2
+        maximal = self.proposals.maximal_isr
+        for replica in self.followers_in_order:
+            assert replica.log_end_offset <= self.log_end_offset  # 4.2
+            assert replica.counts_for_high_watermark == (replica.broker_id in maximal)
+            assert replica.in_sync == (replica.broker_id in committed.state.isr)

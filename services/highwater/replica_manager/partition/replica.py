@@ -1,0 +1,146 @@
+"""What the leader knows of one follower, under one leader epoch. A new leader epoch starts with new objects."""
+
+from __future__ import annotations
+
+from highwater.replica_manager.partition.actions import UNKNOWN_OFFSET, FetchSession
+
+NEVER_MS = -(1 << 62)  # before any `now_ms`
+
+
+class Replica:
+    """One follower as its fetches under this leader epoch show it. Nothing here is written by a fetch that the
+    leader refused or found diverging (RULES 4.2)."""
+
+    __slots__ = (
+        "_awaited_end_offset",
+        "_awaited_since_ms",
+        "_last_fetch_leader_end_offset",
+        "_last_fetch_ms",
+        "broker_id",
+        "closed_since_ms",
+        "counts_for_high_watermark",
+        "fetched_since_leaving",
+        "in_sync",
+        "in_sync_since_ms",
+        "last_caught_up_ms",
+        "log_end_offset",
+        "log_start_offset",
+        "session",
+    )
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+
+        # The acked offset: what the follower's log-storage has answered for (RULES 4.1, 4.5). UNKNOWN_OFFSET before the
+        # first valid fetch under this leader epoch and the session's broker epoch; never above the leader's log end.
+        self.log_end_offset = UNKNOWN_OFFSET
+        self.log_start_offset = UNKNOWN_OFFSET
+
+        # The stream that last fetched this partition, or took that one's place; None before the first valid fetch.
+        # Its (broker epoch, number) only grows.
+        self.session: FetchSession | None = None
+        # When the session closed, None while it is open. Set only where there is a session.
+        self.closed_since_ms: int | None = None
+
+        # The latest time at which the follower had, or is known to have had later, all that the leader had then. Only
+        # grows under one broker epoch; NEVER_MS under a new one.
+        self.last_caught_up_ms = NEVER_MS
+        # Whether it is in the committed ISR. Kept by the leadership, as the two below.
+        self.in_sync = False
+        # From when on the lag of an ISR member counts: the election, or the commit of its joining (RULES 5.6). A member
+        # joins with HW, not with the log end, so it may not be caught up yet and has replica.lag.time.max.ms for it.
+        self.in_sync_since_ms = NEVER_MS
+
+        # Whether it has fetched since it left the ISR: one that merely fell silent would join again at once, by what it
+        # had acknowledged before, and hold the high watermark for as long as its session seems open (RULES 5.6).
+        self.fetched_since_leaving = True
+
+        # Whether it is in the committed ISR or in a pending proposal's (RULES 5.1).
+        self.counts_for_high_watermark = False
+
+        self._last_fetch_ms = NEVER_MS
+        self._last_fetch_leader_end_offset = 0
+        # A log end offset that the leader had at `_awaited_since_ms` and this follower has not acknowledged yet.
+        self._awaited_end_offset = 0
+        self._awaited_since_ms = NEVER_MS
+
+    @property
+    def session_open(self) -> bool:
+        return self.session is not None and self.closed_since_ms is None
+
+    @property
+    def broker_epoch(self) -> int:
+        """Of the session; -1 where there is none."""
+        return self.session.broker_epoch if self.session is not None else -1
+
+    def is_older(self, session: FetchSession) -> bool:
+        """Whether a newer stream than `session` has fetched this partition: a stream that was overtaken may still
+        deliver what it had sent (RULES 4.1)."""
+        mine = self.session
+        return mine is not None and (session.broker_epoch, session.number) < (mine.broker_epoch, mine.number)
+
+    def bind(self, session: FetchSession) -> None:
+        """`session` is now the one that counts, and open. Under a new broker epoch nothing that the old one
+        acknowledged is taken over: its log may have lost its tail (RULES 2.3, 7.2). The lag of an ISR member goes on
+        counting from when it was last caught up."""
+        mine = self.session
+        assert mine is None or not self.is_older(session), (session, mine)
+        if mine is not None and session.broker_epoch > mine.broker_epoch:
+            self.log_end_offset = UNKNOWN_OFFSET
+            self.log_start_offset = UNKNOWN_OFFSET
+            self.in_sync_since_ms = max(self.in_sync_since_ms, self.last_caught_up_ms)
+            self.last_caught_up_ms = NEVER_MS
+            self._last_fetch_ms = self._awaited_since_ms = NEVER_MS
+            self._last_fetch_leader_end_offset = self._awaited_end_offset = 0
+        self.session = session
+        self.closed_since_ms = None
+
+    def reopen(self, session: FetchSession) -> bool:
+        """A stream opened. Whether it takes the place of the one that fetched this partition: the same fetcher's, or
+        any of a newer registration of the broker (RULES 5.6: closed and reopened)."""
+        mine = self.session
+        if mine is None or self.is_older(session):
+            return False
+        if session.broker_epoch == mine.broker_epoch and session.fetcher_id != mine.fetcher_id:
+            return False
+        self.bind(session)
+        return True
+
+    def close(self, session: FetchSession, now_ms: int) -> bool:
+        """A stream closed. Whether it was the one that counts here."""
+        if self.session is None or self.session != session or self.closed_since_ms is not None:
+            return False
+        self.closed_since_ms = now_ms
+        return True
+
+    def fetched(self, acked_offset: int, log_start_offset: int, leader_end_offset: int, now_ms: int) -> None:
+        """A fetch that agrees with the leader's log. The seeds' two rules of `updateLogReadResult`, with the acked
+        offset in the fetch offset's place (RULES 4.5, 5.6); and, as a pipelined fetch acknowledges not what the fetch
+        before it returned but what an earlier one did, the second rule also for the leader's log end at that earlier
+        one. (By the two alone a follower that keeps two fetches in flight under steady load would never have caught
+        up.)"""
+        if acked_offset >= leader_end_offset:
+            caught_up_ms = now_ms
+        elif acked_offset >= self._last_fetch_leader_end_offset:
+            caught_up_ms = self._last_fetch_ms
+        elif acked_offset >= self._awaited_end_offset:
+            caught_up_ms = self._awaited_since_ms
+        else:
+            caught_up_ms = NEVER_MS
+        self.last_caught_up_ms = max(self.last_caught_up_ms, caught_up_ms)
+        if acked_offset >= self._awaited_end_offset:
+            self._awaited_end_offset = leader_end_offset
+            self._awaited_since_ms = now_ms
+        self._last_fetch_leader_end_offset = leader_end_offset
+        self._last_fetch_ms = now_ms
+        self.log_end_offset = acked_offset
+        self.log_start_offset = log_start_offset
+        self.fetched_since_leaving = True
+
+    def silent(self, silent_ms: int, now_ms: int) -> bool:
+        """Whether an ISR member has not fetched for so long, counted from the election or its joining at least."""
+        return now_ms - max(self._last_fetch_ms, self.in_sync_since_ms) >= silent_ms
+
+    def lags(self, replica_lag_time_max_ms: int, now_ms: int) -> bool:
+        """Whether an ISR member has not been caught up for too long (RULES 5.6)."""
+        return now_ms - max(self.last_caught_up_ms, self.in_sync_since_ms) > replica_lag_time_max_ms

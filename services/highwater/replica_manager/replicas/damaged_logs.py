@@ -1,0 +1,174 @@
+"""Logs in which scrubbing has found damage: out of the ISR, cut, and copied anew from the leader (RULES 7.6).
+
+What is damaged lies below the high watermark, so it is dropped only when this replica counts for nothing any more:
+
+1. Where the ISR can spare it, the broker stops leading or following the partition, and registers anew. So no fetch that
+   is still under way can bring it back into the ISR: a joining compares the broker epoch of the fetches (RULES 2.3).
+2. Asked to take the partition up again, it answers that the log is damaged. The controller elects another leader, if it
+   led, and takes it out of the ISR and `elr` (RULES 7.3: it enters none).
+3. Told so, it reads the state once more: what etcd shows under the new broker epoch stays as it is, as nobody can add
+   a replica that does not fetch. Then it has log-storage drop the damaged segment and all behind it, and follows.
+
+Where nobody else may lead, or it does not come about in `PATIENCE_MS`, the replica goes on as it is and tries again
+later: a damaged replica is better than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.metadata_cache import MetadataCache
+from highwater.replica_manager.storage.inquiry import Inquiry
+from highwater.replica_manager.storage.log_storage import LogStorage, StorageError, from_key
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.damaged_logs")
+
+PATIENCE_MS = 15_000
+RETRY_MS = 60_000
+_NOT_YET = StorageError(
+    ErrorCode.LOG_STORAGE_ERROR,
+    "the log is damaged: it is mended when this replica is neither in the ISR nor in elr",
+)
+
+
+class DamagedLogs:
+    """`leave` stops what the partition does here; `register_anew` ends the registration and makes another. `read_state`
+    is a linearizable read of the state in etcd, None where there is none; it raises `StoreError`."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        storage: LogStorage,
+        hosted: Mapping[PartitionKey, HostedPartition],
+        metadata: MetadataCache,
+        *,
+        leave: Callable[[HostedPartition], None],
+        broker_epoch: Callable[[], int | None],
+        now_ms: Callable[[], int],
+        supervisor: TaskSupervisor | None = None,
+    ) -> None:
+        self.register_anew: Callable[[], None] = lambda: None
+        self.read_state: Callable[[str, int], Awaitable[PartitionState | None]] = _no_state
+        self._broker_id = broker_id
+        self._storage = storage
+        self._hosted = hosted
+        self._metadata = metadata
+        self._leave = leave
+        self._broker_epoch = broker_epoch
+        self._now_ms = now_ms
+        self._due_ms: dict[PartitionKey, int] = {}  # damaged: when it may be tried to mend it
+        self._leaving_since_ms: dict[PartitionKey, int] = {}
+        self._left_under: dict[PartitionKey, int | None] = {}  # the broker epoch that may have fetched it
+        self._dropping: set[PartitionKey] = set()
+        self._inquiry = Inquiry("damaged", self._ask, supervisor)
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        """Whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""
+        return key in self._leaving_since_ms
+
+    def __len__(self) -> int:
+        return len(self._due_ms)
+
+    def restarted(self) -> None:
+        """Another incarnation of log-storage: it has forgotten what it had found."""
+        self._due_ms.clear()
+        self._leaving_since_ms.clear()
+        self._left_under.clear()
+
+    def count_changed(self, count: int) -> None:
+        """The number of damaged logs is another one than before: which they are is asked for."""
+        self._inquiry.begin()
+
+    async def stop(self) -> None:
+        await self._inquiry.stop()
+
+    async def _ask(self) -> None:
+        described = await self._storage.describe_logs()
+        self.found({from_key(log.partition) for log in described.logs if log.damaged})
+
+    def found(self, damaged: set[PartitionKey]) -> None:
+        """These are all that are damaged now."""
+        for key in self._due_ms.keys() - damaged - self._leaving_since_ms.keys():
+            del self._due_ms[key]
+        for key in damaged - self._due_ms.keys():
+            logger.error("a log is damaged %s", pairs(partition=key))
+            self._due_ms[key] = self._now_ms()
+
+    def tick(self) -> None:
+        """To be called every second or so."""
+        now_ms = self._now_ms()
+        for key, since_ms in list(self._leaving_since_ms.items()):
+            if now_ms - since_ms >= PATIENCE_MS and key not in self._dropping:
+                self._give_up(key)
+        begun = [key for key, due_ms in self._due_ms.items() if now_ms >= due_ms and self._may_leave(key)]
+        for key in begun:
+            logger.warning("a damaged log leaves the ISR %s", pairs(partition=key))
+            self._leaving_since_ms[key] = now_ms
+            self._left_under[key] = self._broker_epoch()
+            self._leave(self._hosted[key])
+        if begun:
+            self.register_anew()
+
+    def _give_up(self, key: PartitionKey) -> None:
+        logger.warning("a damaged log cannot be mended now %s", pairs(partition=key))
+        del self._leaving_since_ms[key]
+        self._due_ms[key] = self._now_ms() + RETRY_MS
+
+    def _may_leave(self, key: PartitionKey) -> bool:
+        """Whether the ISR can spare it, as far as is known here: the leader or the controller decides."""
+        hosted = self._hosted.get(key)
+        if hosted is None or key in self._leaving_since_ms:
+            return False
+        partition = hosted.partition
+        topic = self._metadata.by_id(key.topic_id)
+        cached = None if topic is None else topic.partitions.get(key.partition)
+        committed = partition.committed
+        if committed is None or (cached is not None and cached.revision > committed.revision):
+            state = None if cached is None else cached.state
+        else:
+            state = committed.state
+        if state is None:
+            return False
+        others = [each for each in state.isr if each != self._broker_id and each in self._metadata.brokers]
+        # Where the minimum is all replicas there are, it cannot be kept.
+        return len(others) >= max(1, min(partition.min_insync_replicas, len(partition.replicas) - 1))
+
+    async def mend(self, topic: str, key: PartitionKey, state: PartitionState) -> StorageError | None:
+        """On an instruction with this state. None: the log may be taken up, as it is mended, or as nobody else may
+        lead. Raises `StorageUnavailableError`."""
+        if state.leader in (self._broker_id, NO_LEADER) and self._counts(state):
+            self._give_up(key)
+            return None
+        if self._counts(state) or self._broker_epoch() in (None, self._left_under.get(key)):
+            return _NOT_YET
+        self._dropping.add(key)
+        try:
+            # The instruction's may be older than a joining under the broker epoch before.
+            committed = await self.read_state(topic, key.partition)
+            if committed is None or self._counts(committed):
+                return _NOT_YET
+            error = await self._storage.drop_damaged(key, committed.leader_epoch)
+        except StoreError as failure:
+            return StorageError(ErrorCode.LOG_STORAGE_ERROR, f"the log is damaged, and etcd does not answer: {failure}")
+        finally:
+            self._dropping.discard(key)
+        if error.code is not ErrorCode.NONE:
+            return error
+        logger.warning("a damaged log was cut, to be copied anew %s", pairs(partition=key))
+        self._leaving_since_ms.pop(key, None)
+        self._due_ms.pop(key, None)
+        return None
+
+    def _counts(self, state: PartitionState) -> bool:
+        """RULES 7.6."""
+        return self._broker_id in (state.leader, *state.isr, *state.elr)
+
+
+async def _no_state(topic: str, partition: int) -> PartitionState | None:
+    return None

@@ -1,0 +1,141 @@
+"""Carries WriteIsr and ReadState actions to etcd: those of a few milliseconds in one transaction (RULES 2.5, 2.6).
+
+A write is made once and its outcome handed back; nothing is tried again here (RULES 2.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from highwater.metadata.cluster_view import versioned_state
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import Keys
+from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedState
+from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult
+from highwater.metadata.store import Store
+from highwater.replica_manager.partition.actions import WriteIsr
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.isr_writer")
+
+GATHER_S = 0.003
+TIMEOUT_S = 5.0
+
+
+class IsrOutcomes(Protocol):
+    """What a partition is told of its proposals and reads."""
+
+    def isr_settled(self, key: PartitionKey, proposal_id: int, result: StateWriteResult) -> None: ...
+
+    def state_read(self, key: PartitionKey, state: VersionedState) -> None: ...
+
+
+class IsrChanges:
+    """`broker_epoch` gives the present one, or None while not registered: then every proposal is refused unwritten."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        broker_id: int,
+        *,
+        broker_epoch: Callable[[], int | None],
+        outcomes: IsrOutcomes,
+        metrics: ReplicaManagerMetrics,
+        supervisor: TaskSupervisor | None = None,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._writer = IsrWriter(store, keys, broker_id)
+        self._broker_epoch = broker_epoch
+        self._outcomes = outcomes
+        self._metrics = metrics
+        self._writes: dict[PartitionKey, tuple[str, WriteIsr]] = {}
+        self._reads: dict[PartitionKey, str] = {}
+        self._flushing: asyncio.TimerHandle | None = None
+        self._supervisor = supervisor or TaskSupervisor()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def write(self, key: PartitionKey, topic: str, action: WriteIsr) -> None:
+        self._writes[key] = (topic, action)  # a partition has one proposal in flight
+        self._soon()
+
+    def read(self, key: PartitionKey, topic: str) -> None:
+        self._reads[key] = topic
+        self._soon()
+
+    async def stop(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _soon(self) -> None:
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = None
+        writes, self._writes = self._writes, {}
+        reads, self._reads = self._reads, {}
+        if writes:
+            proposals = [(key, topic, action) for key, (topic, action) in writes.items()]
+            self._spawn("isr-write", lambda: self._write(proposals))
+        if reads:
+            self._spawn("isr-read", lambda: self._read(reads))
+
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = self._supervisor.run_once(name, work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, proposals: Sequence[tuple[PartitionKey, str, WriteIsr]]) -> None:
+        broker_epoch = self._broker_epoch()
+        if broker_epoch is None:
+            results = [StateWriteResult(Outcome.UNAVAILABLE)] * len(proposals)
+        else:
+            changes = [
+                IsrChange(key, topic, action.state, action.compare_revision, action.broker_epochs)
+                for key, topic, action in proposals
+            ]
+            try:
+                results = await self._writer.write(changes, broker_epoch, timeout_s=TIMEOUT_S)
+            except StoreError as error:
+                logger.warning("ISR changes of unknown outcome: %s", pairs(partitions=len(changes), error=error))
+                results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
+            except Exception:  # a mistake of ours: loud, and what may have been written stays pending
+                logger.exception("ISR changes of unknown outcome: %s", pairs(partitions=len(changes)))
+                results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
+        for (key, topic, action), result in zip(proposals, results, strict=True):
+            logger.info(
+                "ISR change %s",
+                pairs(topic=topic, partition=key.partition, isr=action.state.isr, outcome=result.outcome.value),
+            )
+            self._metrics.isr_changes.labels(result.outcome.value).inc()
+            try:
+                self._outcomes.isr_settled(key, action.proposal_id, result)
+            except Exception:  # one partition's: the others are not to wait for it
+                logger.exception("the outcome of an ISR change could not be taken %s", pairs(partition=key))
+
+    async def _read(self, reads: dict[PartitionKey, str]) -> None:
+        keys = self._keys
+        wanted = [
+            name for key, topic in reads.items() for name in (keys.topic(topic), keys.state(topic, key.partition))
+        ]
+        try:
+            entries, _ = await self._store.get_many(wanted, timeout_s=TIMEOUT_S)
+        except StoreError as error:
+            logger.warning("cannot read partition states: %s", error)  # the partition asks again
+            return
+        for key, topic in reads.items():
+            assigned = entries.get(keys.topic(topic))
+            state = entries.get(keys.state(topic, key.partition))
+            if assigned is None or state is None or TopicAssignment.from_json(assigned.value).topic_id != key.topic_id:
+                continue  # deleted, or another topic by now (RULES 1.1): the controller will stop this replica
+            self._outcomes.state_read(key, versioned_state(state))

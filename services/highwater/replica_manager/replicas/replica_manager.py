@@ -1,0 +1,342 @@
+"""The replicas that this broker hosts, and the carrying out of what their partitions decide."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState
+from highwater.metadata.partition_states import Outcome, StateWriteResult
+from highwater.replica_manager.partition import actions as act
+from highwater.replica_manager.partition.fetch_sessions import FetchSessions
+from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
+from highwater.replica_manager.partition.topic_config import TopicConfig, parse
+from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
+from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.isr_writer import IsrChanges
+from highwater.replica_manager.replicas.metadata_cache import Endpoint, MetadataCache
+from highwater.replica_manager.replicas.waits import DataWait, Waits
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
+from highwater.replica_manager.storage.fencer import Fencer
+from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.replica_manager.storage.offline_logs import OfflineLogs
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.broker")
+
+
+class Broker:
+    """Everything of one broker that is touched by more than one kind of request. Used from one event loop only.
+
+    `lease_confirmed` tells whether the lease was confirmed within its TTL (RULES 8.1), `now_ms` is any monotonic clock.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        settings: act.PartitionSettings,
+        storage: LogStorage,
+        *,
+        tail_cache_bytes: int,
+        waits: Waits,
+        message_max_bytes: int,
+        lease_confirmed: Callable[[], bool],
+        now_ms: Callable[[], int],
+        cleanup_policy: str = "delete",
+        supervisor: TaskSupervisor | None = None,
+    ) -> None:
+        self.broker_id = broker_id
+        self.incarnation = uuid.uuid4().hex
+        self.settings = settings
+        self.storage = storage
+        self.lease_confirmed = lease_confirmed
+        self.now_ms = now_ms
+        self.hosted: dict[PartitionKey, HostedPartition] = {}
+        self.metadata = MetadataCache()
+        self.following = FollowingWatch()
+        self.sessions = FetchSessions()
+        self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
+        self.broker_epoch: int | None = None  # None: not registered
+        self.isr_changes: IsrChanges | None = None  # None only until the service is wired up
+        self.fencer = Fencer(storage, self.incarnation, self._fenced)
+        self.waits = waits
+        self._tail_budget = TailCacheBudget(tail_cache_bytes)
+        self._message_max_bytes = message_max_bytes
+        self._cleanup_policy = cleanup_policy
+        self.offline_logs = OfflineLogs(storage, self._log_failed, supervisor)
+        self.damaged_logs = DamagedLogs(
+            broker_id,
+            storage,
+            self.hosted,
+            self.metadata,
+            leave=self._leave_damaged,
+            broker_epoch=lambda: self.broker_epoch,
+            now_ms=now_ms,
+            supervisor=supervisor,
+        )
+        self.report_offline_logs: Callable[[], None] = lambda: None  # tells the controller to ask for them
+        self._log_storage_incarnation = ""
+        self._live = act.LiveBrokers()
+        self._follows: dict[PartitionKey, tuple[str, act.Follow]] = {}
+        self._publishing = False
+
+    # What the requests ask
+
+    def absent(self, key: PartitionKey) -> ErrorCode:
+        """The error for a partition that is not hosted here."""
+        known = self.metadata.by_id(key.topic_id)
+        return ErrorCode.UNKNOWN_TOPIC_ID if known is None else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def leader_of(self, key: PartitionKey) -> tuple[int, int]:
+        """(leader, leader epoch): the newest of what instructions and metadata say."""
+        cached = self.metadata.leader(key)
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return cached
+        instructed = (hosted.partition.leader, hosted.partition.leader_epoch)
+        return instructed if instructed[1] >= cached[1] else cached
+
+    @property
+    def log_storage_incarnation(self) -> str:
+        return self._log_storage_incarnation
+
+    def topic_config(self, config: Mapping[str, str]) -> TopicConfig:
+        return parse(
+            config,
+            min_insync_replicas=self.settings.min_insync_replicas,
+            message_max_bytes=self._message_max_bytes,
+            cleanup_policy=self._cleanup_policy,
+        )
+
+    # Hosting
+
+    def host(self, key: PartitionKey, topic: str, config: Mapping[str, str]) -> HostedPartition:
+        """The hosted replica, taken in if it is new; its log exists in log-storage already."""
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            partition = Partition(key, topic, self.broker_id, self.settings)
+            hosted = HostedPartition(
+                key,
+                topic,
+                partition,
+                self.topic_config(config),
+                TailCache(self._tail_budget),
+                self.waits,
+                now_ms=self.now_ms,
+                perform=self.perform,
+            )
+            self.hosted[key] = hosted
+            self.perform(hosted, partition.brokers_changed(self._live, self.now_ms()))
+        hosted.config = self.topic_config(config)
+        return hosted
+
+    def evict(self, key: PartitionKey) -> None:
+        """Stops a replica: it leads no more, is followed no more, and is not hosted."""
+        hosted = self.hosted.pop(key, None)
+        if hosted is not None:
+            self.perform(hosted, hosted.partition.stop())
+            hosted.wake_all()
+
+    # Carrying out
+
+    def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
+        for action in actions:
+            match action:
+                case act.HighWatermarkAdvanced(offset):
+                    hosted.high_watermark_advanced(offset)
+                case act.WriteIsr():
+                    assert self.isr_changes is not None
+                    self.isr_changes.write(hosted.key, hosted.topic, action)
+                case act.ReadState():
+                    assert self.isr_changes is not None
+                    self.isr_changes.read(hosted.key, hosted.topic)
+                case act.Fence():
+                    hosted.fencing = self.fencer.submit(hosted.key, action)
+                case act.LeadershipStarted(leader_epoch, incarnation, log_end_offset):
+                    self._leadership_started(hosted, leader_epoch, incarnation, log_end_offset)
+                case act.LeadershipInterrupted(leader_epoch):
+                    logger.info("leadership over %s", self._named(hosted, leader_epoch))
+                    hosted.interrupted()
+                case act.Follow():
+                    self._follows[hosted.key] = (hosted.topic, action)
+                    self._publish_soon()
+                case act.StopFollowing():
+                    if self._follows.pop(hosted.key, None) is not None:
+                        self._publish_soon()
+                case act.LogStartRaised():
+                    hosted.log_start_raised()
+
+    def _leadership_started(
+        self, hosted: HostedPartition, leader_epoch: int, incarnation: str, log_end_offset: int
+    ) -> None:
+        logger.info("leading %s", self._named(hosted, leader_epoch))
+        pipeline = AppendPipeline(
+            hosted.key,
+            leader_epoch,
+            log_end_offset,
+            send=self.storage.append,
+            log_ended=functools.partial(hosted.log_ended, leader_epoch),
+            interrupted=functools.partial(self._append_unknown, hosted, leader_epoch),
+            log_failed=lambda: self.offline_logs.seen([hosted.key]),
+        )
+        hosted.started(pipeline, incarnation, log_end_offset)
+        for wait in self.leadership_waits:
+            wait.wake()
+
+    def _append_unknown(self, hosted: HostedPartition, leader_epoch: int) -> None:
+        self.perform(hosted, hosted.partition.append_unknown(leader_epoch, self.now_ms()))
+
+    def _log_failed(self, key: PartitionKey) -> None:
+        """RULES 7.7: this partition alone; the others are served as before."""
+        hosted = self.hosted.get(key)
+        if hosted is not None:
+            self.perform(hosted, hosted.partition.log_failed())
+            self.report_offline_logs()
+
+    def _leave_damaged(self, hosted: HostedPartition) -> None:
+        self.perform(hosted, hosted.partition.log_failed())
+
+    def _fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
+        if answer.offline:
+            self.offline_logs.seen([key])
+        elif answer.error is ErrorCode.NONE:
+            self.offline_logs.serves(key)
+        hosted = self.hosted.get(key)
+        if hosted is not None:
+            self.perform(hosted, hosted.partition.fenced(answer, self.now_ms()))
+
+    def isr_settled(self, key: PartitionKey, proposal_id: int, result: StateWriteResult) -> None:
+        hosted = self.hosted.get(key)
+        if hosted is None:
+            return
+        now_ms = self.now_ms()
+        match result.outcome:
+            case Outcome.WRITTEN:
+                self.perform(hosted, hosted.partition.isr_written(proposal_id, result.revision, now_ms))
+            case Outcome.UNKNOWN:
+                self.perform(hosted, hosted.partition.isr_unknown(proposal_id, now_ms))
+            case Outcome.REFUSED | Outcome.UNAVAILABLE:
+                self.perform(hosted, hosted.partition.isr_refused(proposal_id, now_ms))
+
+    def state_read(self, key: PartitionKey, state: VersionedState) -> None:
+        hosted = self.hosted.get(key)
+        if hosted is not None:
+            self.perform(hosted, hosted.partition.state_seen(state, self.now_ms()))
+
+    @staticmethod
+    def _named(hosted: HostedPartition, leader_epoch: int) -> str:
+        return pairs(topic=hosted.topic, partition=hosted.key.partition, leader_epoch=leader_epoch)
+
+    # What concerns all of them
+
+    @property
+    def live_brokers(self) -> Set[int]:
+        """The brokers that this one sees registered."""
+        return self._live.epochs.keys()
+
+    def others_may_lead(self) -> bool:
+        """Whether another broker is registered that is not shutting down."""
+        return any(
+            broker_id != self.broker_id and broker_id not in self._live.shutting_down for broker_id in self._live.epochs
+        )
+
+    def tick(self) -> None:
+        now_ms = self.now_ms()
+        for produce in self.waits.produces.expired(now_ms):
+            produce.done(ErrorCode.REQUEST_TIMED_OUT)
+        for hosted in self.hosted.values():
+            if hosted.partition.leadership is not None:
+                actions = hosted.partition.tick(now_ms)
+                if actions:
+                    self.perform(hosted, actions)
+
+    def session_opened(self, session: act.FetchSession) -> None:
+        now_ms = self.now_ms()
+        for hosted in self.hosted.values():
+            self.perform(hosted, hosted.partition.session_opened(session, now_ms))
+
+    def session_closed(self, session: act.FetchSession) -> None:
+        if not self.sessions.is_newest(session):
+            return
+        self.sessions.close(session)
+        now_ms = self.now_ms()
+        for hosted in self.hosted.values():
+            self.perform(hosted, hosted.partition.session_closed(session, now_ms))
+
+    def brokers_changed(self, brokers: Mapping[int, LiveBroker]) -> None:
+        """Who is registered, from etcd."""
+        self.metadata.set_brokers(
+            Endpoint(
+                broker_id,
+                live.broker_epoch,
+                live.registration.address,
+                live.registration.rack,
+                live.registration.listeners,
+            )
+            for broker_id, live in brokers.items()
+        )
+        self._live = act.LiveBrokers(
+            {broker_id: live.broker_epoch for broker_id, live in brokers.items()},
+            frozenset(broker_id for broker_id, live in brokers.items() if live.registration.shutting_down),
+        )
+        now_ms = self.now_ms()
+        for hosted in self.hosted.values():
+            self.perform(hosted, hosted.partition.brokers_changed(self._live, now_ms))
+            for wait in hosted.log_start_waits:
+                wait.wake()
+        self._publish_soon()
+
+    def learn_brokers(self, endpoints: Iterable[Endpoint]) -> None:
+        """Addresses that came with an instruction."""
+        self.metadata.add_brokers(endpoints)
+        self._publish_soon()
+
+    def registered(self, broker_epoch: int) -> None:
+        self.broker_epoch = broker_epoch
+        self._publish_soon()
+
+    def registration_lost(self) -> None:
+        """RULES 1.4: not registered, so stop leading."""
+        self.broker_epoch = None
+        for hosted in self.hosted.values():
+            self.perform(hosted, hosted.partition.registration_lost())
+
+    def log_storage_restarted(self, incarnation: str) -> None:
+        self._log_storage_incarnation = incarnation
+        self.offline_logs.restarted()
+        self.damaged_logs.restarted()
+        for hosted in self.hosted.values():
+            self.perform(hosted, hosted.partition.log_storage_restarted(incarnation))
+        self._publish_soon()
+
+    # WatchFollowing
+
+    def publish_following(self) -> None:
+        """RULES 3.3: what is in it is fenced already. A leader that is not registered is left out until it is."""
+        self._publishing = False
+        if self.broker_epoch is None:
+            return  # the fetcher's sessions would be refused: what it had stands until there is a new broker epoch
+        partitions = {}
+        for key, (topic, follow) in self._follows.items():
+            leader = self.metadata.brokers.get(follow.leader)
+            if leader is not None:
+                partitions[key] = Followed(
+                    topic,
+                    follow.leader,
+                    leader.address,
+                    leader.broker_epoch,
+                    follow.leader_epoch,
+                    follow.unclean_epoch,
+                )
+        self.following.publish(Following(self.broker_epoch, self._log_storage_incarnation, partitions))
+
+    def _publish_soon(self) -> None:
+        if not self._publishing:
+            self._publishing = True
+            asyncio.get_running_loop().call_soon(self.publish_following)

@@ -1,0 +1,90 @@
+"""DeleteRecords: the log start is raised here, then on every live replica (RULES 5.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.waits import DataWait
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+
+TO_HIGH_WATERMARK = -1
+MAX_WAITING = 1_000  # partitions, over all requests
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRecords:
+    key: PartitionKey
+    error: ErrorCode = ErrorCode.NONE
+    message: str = ""
+    low_watermark: int = -1  # the smallest log start of the live replicas
+
+
+class DeletingRecords:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting = 0
+
+    async def delete(self, key: PartitionKey, offset: int, timeout_ms: int) -> DeletedRecords:
+        """Answered when the log start of every live replica has reached `offset`, or with REQUEST_TIMED_OUT; with
+        OVERLOADED, and nothing deleted, where too many wait for that already."""
+        hosted = self._broker.hosted.get(key)
+        if hosted is None:
+            return DeletedRecords(key, self._broker.absent(key))
+        partition = hosted.partition
+        if partition.leadership is None:
+            return DeletedRecords(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        wanted = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
+        if not 0 <= wanted <= partition.high_watermark:
+            return DeletedRecords(
+                key,
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {wanted} is not at or below the high watermark {partition.high_watermark}",
+            )
+        if self._waiting >= MAX_WAITING:
+            return DeletedRecords(
+                key, ErrorCode.OVERLOADED, f"{self._waiting} deletions wait here already: retry later"
+            )
+        self._waiting += 1
+        try:
+            return await self._delete(hosted, wanted, timeout_ms)
+        finally:
+            self._waiting -= 1
+
+    async def _delete(self, hosted: HostedPartition, wanted: int, timeout_ms: int) -> DeletedRecords:
+        key, partition = hosted.key, hosted.partition
+        leader_epoch, incarnation = partition.leader_epoch, partition.incarnation
+        try:
+            # log-storage raises no log start above the high watermark that it was told last.
+            await self._broker.storage.checkpoint_high_watermarks([(key, leader_epoch, partition.high_watermark)])
+            error, log_start_offset = await self._broker.storage.raise_log_start(key, leader_epoch, wanted)
+        except StorageUnavailableError as problem:
+            return DeletedRecords(key, ErrorCode.LOG_STORAGE_ERROR, str(problem))
+        if error.code is not ErrorCode.NONE:
+            return DeletedRecords(key, error.code, error.message)
+        self._broker.perform(hosted, partition.log_start_seen(leader_epoch, incarnation, log_start_offset))
+        return await self._everywhere(hosted, leader_epoch, wanted, timeout_ms)
+
+    @staticmethod
+    async def _everywhere(hosted: HostedPartition, leader_epoch: int, offset: int, timeout_ms: int) -> DeletedRecords:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max(timeout_ms, 0) / 1000
+        wait = DataWait()
+        hosted.log_start_waits.add(wait)
+        try:
+            while True:
+                leadership = hosted.partition.leadership
+                if leadership is None or leadership.leader_epoch != leader_epoch:
+                    return DeletedRecords(hosted.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                low_watermark = leadership.low_watermark()
+                if low_watermark >= offset:
+                    return DeletedRecords(hosted.key, low_watermark=low_watermark)
+                if loop.time() >= deadline:
+                    return DeletedRecords(hosted.key, ErrorCode.REQUEST_TIMED_OUT, low_watermark=low_watermark)
+                await wait.wait(deadline - loop.time())
+        finally:
+            hosted.log_start_waits.discard(wait)

@@ -1,0 +1,61 @@
+"""The broker's log directories, of which only its log-storage knows, as clients ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import StorageError
+from highwater.rpc.errors import to_proto
+from highwater.v1 import broker_pb2, log_storage_pb2
+
+
+class LogDirs:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def describe(self, keys: Sequence[PartitionKey]) -> broker_pb2.DescribeLogDirsResponse:
+        """No keys: all replicas. LOG_STORAGE_ERROR where log-storage does not answer."""
+        try:
+            found = await self._broker.storage.describe_logs(keys)
+        except StorageUnavailableError as error:
+            return broker_pb2.DescribeLogDirsResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, str(error)))
+        response = broker_pb2.DescribeLogDirsResponse()
+        for log_dir in found.log_dirs:
+            described = response.log_dirs.add(
+                path=log_dir.path,
+                full=log_dir.full,
+                total_bytes=log_dir.total_bytes,
+                usable_bytes=log_dir.usable_bytes,
+                directory_id=log_dir.directory_id,
+            )
+            if log_dir.HasField("error"):
+                described.error.CopyFrom(log_dir.error)
+            for log in found.logs:
+                _add_replicas(described, log)
+        return response
+
+    async def alter(self, moves: Sequence[tuple[PartitionKey, str]]) -> Sequence[StorageError]:
+        """What became of each move, in their order."""
+        try:
+            return await self._broker.storage.alter_log_dirs(moves)
+        except StorageUnavailableError as error:
+            return [StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))] * len(moves)
+
+
+def _add_replicas(log_dir: broker_pb2.LogDir, log: log_storage_pb2.LogDescription) -> None:
+    if log.log_dir == log_dir.path:
+        replica = log_dir.replicas.add(partition=log.partition, topic=log.topic, size_bytes=log.size_bytes)
+        if log.HasField("error"):
+            replica.error.CopyFrom(log.error)
+    if log.future_log_dir == log_dir.path:
+        log_dir.replicas.add(
+            partition=log.partition,
+            topic=log.topic,
+            size_bytes=log.future_size_bytes,
+            offset_lag=max(log.log.log_end_offset - log.future_log_end_offset, 0),
+            is_future=True,
+        )

@@ -1,0 +1,414 @@
+"""The `Broker` service's edge: protobuf in and out, streams, nothing decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.keys import is_internal_topic
+from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.requests.delete_records import DeletingRecords
+from highwater.replica_manager.requests.fetch import Fetching
+from highwater.replica_manager.requests.list_batches import list_batches
+from highwater.replica_manager.requests.log_dirs import LogDirs
+from highwater.replica_manager.requests.offsets import CONSUMER, EpochAsk, ListedOffset, OffsetAsk, Offsets
+from highwater.replica_manager.requests.produce import ProducePart, ProduceResult, Producing
+from highwater.replica_manager.server.fetch_stream import (
+    FetchStream,
+    fetch_ask,
+    fetch_error,
+    fetch_refusal,
+    fetch_response,
+)
+from highwater.replica_manager.storage.log_storage import from_key, to_key
+from highwater.rpc.errors import to_proto
+from highwater.rpc.listeners import Listener
+from highwater.telemetry.log import get_logger
+from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+logger = get_logger("replica_manager.broker_servicer")
+
+_SERVICE = "highwater.v1.Broker"
+UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BrokerServicer(broker_pb2_grpc.BrokerServicer):
+    """Of one listener: by which one a call came in is known without asking the caller."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        producing: Producing,
+        fetching: Fetching,
+        offsets: Offsets,
+        deleting: DeletingRecords,
+        producer_ids: ProducerIdAllocator,
+        topic_creation: TopicCreation,
+        cluster_id: Callable[[], str],
+        listener: Listener,
+    ) -> None:
+        self._broker = broker
+        self._producing = producing
+        self._fetching = fetching
+        self._offsets = offsets
+        self._deleting = deleting
+        self._producer_ids = producer_ids
+        self._topic_creation = topic_creation
+        self._cluster_id = cluster_id
+        self._listener = listener
+        self._log_dirs = LogDirs(broker)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        generated = _GeneratedHandlers()
+        broker_pb2_grpc.add_BrokerServicer_to_server(self, cast(grpc.aio.Server, generated))
+        # Fetch responses come from here as bytes already.
+        handlers = generated.handlers | {
+            "Fetch": grpc.unary_unary_rpc_method_handler(
+                self.Fetch, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
+            ),
+            "FetchStream": grpc.stream_stream_rpc_method_handler(
+                self.FetchStream, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    # Produce
+
+    async def Produce(self, request: broker_pb2.ProduceRequest, context: Context) -> broker_pb2.ProduceResponse:
+        done: asyncio.Future[broker_pb2.ProduceResponse] = asyncio.get_running_loop().create_future()
+
+        def respond(response: broker_pb2.ProduceResponse) -> None:
+            if not done.done():
+                done.set_result(response)
+
+        self._submit(request, respond)
+        return await done
+
+    async def ProduceStream(
+        self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
+    ) -> AsyncIterator[broker_pb2.ProduceResponse]:
+        responses: deque[broker_pb2.ProduceResponse] = deque()
+        wake = asyncio.Event()
+        room = asyncio.Semaphore(self._producing.max_requests)  # a peer that reads no responses is not read either
+        open_requests = 0
+        ended = False
+        failure: Exception | None = None
+
+        def respond(response: broker_pb2.ProduceResponse) -> None:
+            responses.append(response)
+            wake.set()
+
+        async def read() -> None:
+            nonlocal open_requests, ended, failure
+            try:
+                async for request in request_iterator:
+                    await room.acquire()
+                    open_requests += 1
+                    self._submit(request, respond)
+            except Exception as error:  # a request without its answer would be waited for: the stream ends
+                failure = error
+            finally:
+                ended = True
+                wake.set()
+
+        reading = asyncio.create_task(read(), name="produce-stream")
+        try:
+            while True:
+                while responses:
+                    yield responses.popleft()
+                    open_requests -= 1
+                    room.release()
+                if failure is not None:
+                    raise failure
+                if ended and not open_requests:
+                    return
+                wake.clear()
+                await wake.wait()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    def _submit(
+        self, request: broker_pb2.ProduceRequest, respond: Callable[[broker_pb2.ProduceResponse], None]
+    ) -> None:
+        correlation_id = request.correlation_id
+
+        def done(results: Sequence[ProduceResult]) -> None:
+            respond(
+                broker_pb2.ProduceResponse(correlation_id=correlation_id, results=[_produce_result(r) for r in results])
+            )
+
+        parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
+        self._producing.submit(request.acks, request.timeout_ms, parts, done)
+
+    # Fetch
+
+    async def Fetch(  # type: ignore[override]
+        self, request: broker_pb2.FetchRequest, context: Context
+    ) -> bytes:
+        refusal = fetch_refusal(request, self._listener)
+        if refusal:
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
+        if request.WhichOneof("role") == "replica":
+            return fetch_error(
+                request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
+            )
+        ask = fetch_ask(request)
+        if ask is None:
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
+        return fetch_response(request.correlation_id, await self._fetching.answer(ask))
+
+    async def FetchStream(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
+    ) -> AsyncIterator[bytes]:
+        stream = FetchStream(self._broker, self._fetching, self._listener)
+        reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
+
+        # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it: the
+        # session ends with the call, or its leader would wait replica.lag.time.max.ms for it (RULES 5.6).
+        def ended(_: Context) -> None:
+            reading.cancel()
+            stream.close()
+
+        context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable
+        try:
+            async for response in stream.responses():
+                yield response
+            # Where reading failed (a mistake of ours), its client hears of an error and not of an ordinary end, and
+            # the log says why: the stream would be opened again and again, and nobody would know what for.
+            if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
+                logger.error("a fetch stream failed", exc_info=error)
+                raise error
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    # The rest
+
+    async def ListOffsets(
+        self, request: broker_pb2.ListOffsetsRequest, context: Context
+    ) -> broker_pb2.ListOffsetsResponse:
+        asks = [OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions]
+        refusal = "" if request.replica_id == CONSUMER else self._listener.refusal("the replica or debug role")
+        if refusal:
+            listed = [ListedOffset(ask.key, ErrorCode.INVALID_REQUEST, refusal) for ask in asks]
+        else:
+            listed = await self._offsets.list_all(asks, request.replica_id)
+        return broker_pb2.ListOffsetsResponse(
+            results=[
+                broker_pb2.ListOffsetsResult(
+                    partition=to_key(each.key),
+                    error=to_proto(each.error, each.message),
+                    offset=each.offset,
+                    timestamp=each.timestamp,
+                    leader_epoch=each.leader_epoch,
+                )
+                for each in listed
+            ]
+        )
+
+    async def OffsetForLeaderEpoch(
+        self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
+    ) -> broker_pb2.OffsetForLeaderEpochResponse:
+        ends = [
+            self._offsets.epoch_end(EpochAsk(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
+            for part in request.partitions
+        ]
+        return broker_pb2.OffsetForLeaderEpochResponse(
+            results=[
+                broker_pb2.EpochEndOffset(
+                    partition=to_key(end.key),
+                    error=to_proto(end.error),
+                    leader_epoch=end.leader_epoch,
+                    end_offset=end.end_offset,
+                )
+                for end in ends
+            ]
+        )
+
+    async def DeleteRecords(
+        self, request: broker_pb2.DeleteRecordsRequest, context: Context
+    ) -> broker_pb2.DeleteRecordsResponse:
+        deleted = await asyncio.gather(
+            *(
+                self._deleting.delete(from_key(part.partition), part.offset, request.timeout_ms)
+                for part in request.partitions
+            )
+        )
+        return broker_pb2.DeleteRecordsResponse(
+            results=[
+                broker_pb2.DeleteRecordsResult(
+                    partition=to_key(each.key),
+                    error=to_proto(each.error, each.message),
+                    low_watermark=each.low_watermark,
+                )
+                for each in deleted
+            ]
+        )
+
+    async def ListBatches(
+        self, request: broker_pb2.ListBatchesRequest, context: Context
+    ) -> broker_pb2.ListBatchesResponse:
+        return await list_batches(self._broker, request)
+
+    async def DescribeLogDirs(
+        self, request: broker_pb2.DescribeLogDirsRequest, context: Context
+    ) -> broker_pb2.DescribeLogDirsResponse:
+        return await self._log_dirs.describe([from_key(key) for key in request.partitions])
+
+    async def AlterReplicaLogDirs(
+        self, request: broker_pb2.AlterReplicaLogDirsRequest, context: Context
+    ) -> broker_pb2.AlterReplicaLogDirsResponse:
+        errors = await self._log_dirs.alter([(from_key(move.partition), move.log_dir) for move in request.moves])
+        return broker_pb2.AlterReplicaLogDirsResponse(
+            results=[
+                broker_pb2.ReplicaLogDirResult(partition=move.partition, error=to_proto(error.code, error.message))
+                for move, error in zip(request.moves, errors, strict=True)
+            ]
+        )
+
+    async def Metadata(self, request: broker_pb2.MetadataRequest, context: Context) -> broker_pb2.MetadataResponse:
+        cache = self._broker.metadata
+        if not cache.complete and not _knows(cache, request):
+            # What it does not know may be there all the same (RULES 9.4).
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, "the controller has not told this broker of all topics yet"
+            )
+        topics = []
+        if request.all_topics:
+            topics = [self._topic(topic) for topic in cache.topics()]
+        created: dict[str, CreationOutcome] = {}
+        if self._topic_creation.enabled and request.allow_auto_topic_creation:
+            created = await self._topic_creation.create(
+                [name for name in request.topics if cache.by_name(name) is None]
+            )
+        for name in request.topics:
+            topic = cache.by_name(name)
+            topics.append(
+                broker_pb2.TopicMetadata(topic=name, error=to_proto(*created.get(name, UNKNOWN_TOPIC)))
+                if topic is None
+                else self._topic(topic)
+            )
+        for topic_id in request.topic_ids:
+            topic = cache.by_id(topic_id)
+            topics.append(
+                broker_pb2.TopicMetadata(topic_id=topic_id, error=to_proto(ErrorCode.UNKNOWN_TOPIC_ID))
+                if topic is None
+                else self._topic(topic)
+            )
+        return broker_pb2.MetadataResponse(
+            cluster_id=self._cluster_id(),
+            brokers=[
+                common_pb2.BrokerEndpoint(
+                    broker_id=broker.broker_id,
+                    broker_epoch=broker.broker_epoch,
+                    address=broker.address,
+                    rack=broker.rack,
+                )
+                for broker in cache.reached_by(self._listener.name).values()
+            ],
+            topics=topics,
+            controller_id=cache.controller_id,
+            controller_address=cache.controller_address,
+            broker_id=self._broker.broker_id,
+        )
+
+    def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
+        cache = self._broker.metadata
+        reached = cache.reached_by(self._listener.name)
+        return broker_pb2.TopicMetadata(
+            topic=topic.topic,
+            topic_id=topic.topic_id,
+            partitions=[
+                _partition_metadata(number, partition, reached, _leader_error(partition.state.leader, cache, reached))
+                for number, partition in topic.numbered()
+            ],
+            config=dict(topic.config),
+            internal=is_internal_topic(topic.topic),
+        )
+
+    async def InitProducerId(
+        self, request: broker_pb2.InitProducerIdRequest, context: Context
+    ) -> broker_pb2.InitProducerIdResponse:
+        try:
+            producer_id = await self._producer_ids.next_id()
+        except StoreError as error:
+            return broker_pb2.InitProducerIdResponse(
+                error=to_proto(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"etcd does not answer: {error}"),
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        return broker_pb2.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+class _GeneratedHandlers:
+    """Takes the generated handlers where a server would."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """The same again, in a form that cannot be looked into."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        assert service == _SERVICE
+        self.handlers = handlers
+
+
+def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
+    made = broker_pb2.ProduceResult(
+        partition=to_key(result.key),
+        base_offset=result.base_offset,
+        last_offset=result.last_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+        leader=result.leader,
+        leader_epoch=result.leader_epoch,
+    )
+    if result.error is not ErrorCode.NONE:
+        made.error.CopyFrom(to_proto(result.error, result.message))
+    return made
+
+
+def _leader_error(leader: int, cache: MetadataCache, reached: Mapping[int, Endpoint]) -> ErrorCode:
+    if leader in reached:
+        return ErrorCode.NONE
+    return ErrorCode.LISTENER_NOT_FOUND if leader in cache.brokers else ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def _partition_metadata(
+    number: int, partition: CachedPartition, reached: Mapping[int, Endpoint], error: ErrorCode
+) -> broker_pb2.PartitionMetadata:
+    """A replica that the client's listener does not lead to is offline for it, as in Kafka."""
+    state = partition.state
+    return broker_pb2.PartitionMetadata(
+        error=None if error is ErrorCode.NONE else to_proto(error),
+        partition=number,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        replicas=partition.replicas,
+        isr=state.isr,
+        offline_replicas=[
+            replica for replica in partition.replicas if replica not in reached or replica in partition.offline_replicas
+        ],
+    )
+
+
+def _knows(cache: MetadataCache, request: broker_pb2.MetadataRequest) -> bool:
+    return (
+        not request.all_topics
+        and all(cache.by_name(name) is not None for name in request.topics)
+        and all(cache.by_id(topic_id) is not None for topic_id in request.topic_ids)
+    )

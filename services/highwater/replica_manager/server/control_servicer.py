@@ -1,0 +1,156 @@
+"""The `ReplicaControl` service's edge: protobuf in and out, nothing decided."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc.aio
+
+from highwater.metadata.models import PartitionState, VersionedState
+from highwater.replica_manager.replicas.following import Following
+from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.requests.control import (
+    Control,
+    InstructionOutcome,
+    PartitionInstruction,
+    Sender,
+    StopInstruction,
+)
+from highwater.replica_manager.storage.log_storage import from_key, to_key
+from highwater.rpc.errors import to_proto
+from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
+    def __init__(self, broker: Broker, control: Control) -> None:
+        self._broker = broker
+        self._control = control
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        replica_control_pb2_grpc.add_ReplicaControlServicer_to_server(self, server)
+
+    async def LeaderAndIsr(
+        self, request: replica_control_pb2.LeaderAndIsrRequest, context: Context
+    ) -> replica_control_pb2.LeaderAndIsrResponse:
+        outcomes = await self._control.leader_and_isr(
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
+            [
+                PartitionInstruction(
+                    each.topic,
+                    from_key(each.partition),
+                    _state(each.state),
+                    tuple(each.state.replicas),
+                    dict(each.config),
+                    tuple(each.state.offline_replicas),
+                    each.topic_revision,
+                )
+                for each in request.partitions
+            ],
+            self._news(request.live_brokers),
+        )
+        return replica_control_pb2.LeaderAndIsrResponse(
+            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
+        )
+
+    async def StopReplica(
+        self, request: replica_control_pb2.StopReplicaRequest, context: Context
+    ) -> replica_control_pb2.StopReplicaResponse:
+        outcomes = await self._control.stop_replica(
+            Sender(request.controller_id, request.controller_epoch, request.broker_epoch),
+            [
+                StopInstruction(from_key(each.partition), each.leader_epoch, each.delete_log)
+                for each in request.partitions
+            ],
+        )
+        return replica_control_pb2.StopReplicaResponse(
+            error=to_proto(outcomes.error, outcomes.message), results=map(_outcome, outcomes.partitions)
+        )
+
+    async def UpdateMetadata(
+        self, request: replica_control_pb2.UpdateMetadataRequest, context: Context
+    ) -> replica_control_pb2.UpdateMetadataResponse:
+        outcomes = await self._control.update_metadata(
+            Sender(request.controller_id, request.controller_epoch),
+            request.controller_address,
+            self._news(request.live_brokers),
+            [_topic(topic) for topic in request.topics],
+            full=request.full,
+            deleted=list(request.deleted_topic_ids),
+        )
+        return replica_control_pb2.UpdateMetadataResponse(error=to_proto(outcomes.error, outcomes.message))
+
+    async def WatchFollowing(
+        self, request: replica_control_pb2.WatchFollowingRequest, context: Context
+    ) -> AsyncIterator[replica_control_pb2.Following]:
+        async for following in self._broker.following.watch():
+            yield _following(self._broker.broker_id, following)
+
+    def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
+        """Those that are not known from etcd yet: every instruction names all brokers."""
+        lacks = self._broker.metadata.lacks
+        return [_endpoint(each) for each in brokers if lacks(each.broker_id, each.broker_epoch)]
+
+
+def _state(state: common_pb2.PartitionState) -> VersionedState:
+    return VersionedState(
+        PartitionState(
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            leader_broker_epoch=state.leader_broker_epoch,
+            isr=tuple(state.isr),
+            elr=tuple(state.elr),
+            lost=tuple(state.lost),
+            unclean_epoch=state.unclean_epoch,
+            controller_epoch=state.controller_epoch,
+        ),
+        state.state_revision,
+    )
+
+
+def _endpoint(broker: common_pb2.BrokerEndpoint) -> Endpoint:
+    listeners = {listener.name: listener.address for listener in broker.listeners}
+    return Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack, listeners)
+
+
+def _topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
+    partitions = {}
+    for each in topic.partitions:
+        versioned = _state(each.state)
+        partitions[each.partition] = CachedPartition(
+            versioned.state, versioned.revision, tuple(each.state.replicas), tuple(each.state.offline_replicas)
+        )
+    return CachedTopic(topic.topic, topic.topic_id, dict(topic.config), partitions)
+
+
+def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResult:
+    return replica_control_pb2.InstructionResult(
+        partition=to_key(outcome.key),
+        error=to_proto(outcome.error, outcome.message),
+        tail=replica_control_pb2.LogTail(last_epoch=outcome.last_epoch, log_end_offset=outcome.log_end_offset),
+        log_offline=outcome.log_offline,
+        log_damaged=outcome.log_damaged,
+    )
+
+
+def _following(broker_id: int, following: Following) -> replica_control_pb2.Following:
+    return replica_control_pb2.Following(
+        broker_id=broker_id,
+        broker_epoch=following.broker_epoch,
+        log_storage_incarnation=following.log_storage_incarnation,
+        partitions=[
+            replica_control_pb2.FollowedPartition(
+                topic=followed.topic,
+                partition=to_key(key),
+                leader=followed.leader,
+                leader_address=followed.leader_address,
+                leader_broker_epoch=followed.leader_broker_epoch,
+                leader_epoch=followed.leader_epoch,
+                unclean_epoch=followed.unclean_epoch,
+            )
+            for key, followed in following.partitions.items()
+        ],
+    )

@@ -1,0 +1,176 @@
+"""The `Controller` service of a broker: administration, forwarded to the acting controller, so that a client needs no
+way to the controllers. What only brokers ask of a controller is not forwarded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from highwater.errors import ErrorCode
+from highwater.metadata.etcd_errors import StoreError
+from highwater.replica_manager.membership.acting_controller import ActingController, ControllerLink
+from highwater.replica_manager.replicas.metadata_cache import Endpoint
+from highwater.rpc.errors import from_proto, to_proto
+from highwater.v1 import controller_pb2, controller_pb2_grpc
+
+MAX_FORWARDED = 100  # calls under way, over all listeners of this broker
+LONGEST_S = 330.0  # of a call without a deadline: the controller's longest time, and some to spare
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Response = TypeVar("_Response")
+_Call = Callable[..., Awaitable[_Response]]
+
+
+class Forwarding:
+    """Hands a call on with the client's deadline, and the answer back. A controller that says that it does not act is
+    left for the one that etcd names, once; a call that nobody answered is not made again, as it may have been done."""
+
+    def __init__(self, acting: ActingController) -> None:
+        self._acting = acting
+        self._under_way = 0
+
+    async def forward(
+        self,
+        method: Callable[[controller_pb2_grpc.ControllerAsyncStub], _Call[_Response]],
+        request: Any,
+        refused: Callable[..., _Response],
+        context: Context,
+    ) -> _Response:
+        """`refused` makes the response for what this broker has to say itself."""
+        if self._under_way >= MAX_FORWARDED:
+            message = f"{MAX_FORWARDED} administrative calls are under way on this broker: try again"
+            return refused(error=to_proto(ErrorCode.OVERLOADED, message))
+        self._under_way += 1
+        try:
+            return await self._forward(method, request, refused, context)
+        except StoreError as error:
+            message = f"etcd does not say which controller acts: {error}"
+            return refused(error=to_proto(ErrorCode.NOT_CONTROLLER, message))
+        finally:
+            self._under_way -= 1
+
+    async def _forward(
+        self,
+        method: Callable[[controller_pb2_grpc.ControllerAsyncStub], _Call[_Response]],
+        request: Any,
+        refused: Callable[..., _Response],
+        context: Context,
+    ) -> _Response:
+        asked: ControllerLink | None = None
+        response: _Response | None = None
+        while True:
+            link = await self._acting.find()
+            if response is not None and (link is None or link is asked):
+                return response  # nobody else acts
+            if link is None:
+                return refused(error=to_proto(ErrorCode.NOT_CONTROLLER, "no controller acts now: try again"))
+            try:
+                async with link.used():
+                    answer: Any = await method(link.stub)(request, timeout=_time_left_s(context))
+            except grpc.aio.AioRpcError as error:
+                self._acting.doubt(link)
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    await context.abort(error.code(), error.details() or "")
+                message = f"controller {link.controller.controller_id} does not answer, it may have done it: try again"
+                return refused(error=to_proto(ErrorCode.NETWORK_EXCEPTION, message))
+            if answer.HasField("controller"):
+                answer.controller.address = ""  # of no use to those who go by a broker
+            if from_proto(answer.error) is not ErrorCode.NOT_CONTROLLER or asked is not None:
+                forwarded: _Response = answer
+                return forwarded
+            self._acting.doubt(link)
+            asked, response = link, answer
+
+
+class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
+    """Of one listener: `brokers` are those that have it, with its addresses."""
+
+    def __init__(self, forwarding: Forwarding, brokers: Callable[[], Mapping[int, Endpoint]]) -> None:
+        self._forward = forwarding.forward
+        self._brokers = brokers
+
+    async def CreateTopics(
+        self, request: controller_pb2.CreateTopicsRequest, context: Context
+    ) -> controller_pb2.CreateTopicsResponse:
+        return await self._forward(
+            lambda stub: stub.CreateTopics, request, controller_pb2.CreateTopicsResponse, context
+        )
+
+    async def DeleteTopics(
+        self, request: controller_pb2.DeleteTopicsRequest, context: Context
+    ) -> controller_pb2.DeleteTopicsResponse:
+        return await self._forward(
+            lambda stub: stub.DeleteTopics, request, controller_pb2.DeleteTopicsResponse, context
+        )
+
+    async def CreatePartitions(
+        self, request: controller_pb2.CreatePartitionsRequest, context: Context
+    ) -> controller_pb2.CreatePartitionsResponse:
+        return await self._forward(
+            lambda stub: stub.CreatePartitions, request, controller_pb2.CreatePartitionsResponse, context
+        )
+
+    async def DescribeCluster(
+        self, request: controller_pb2.DescribeClusterRequest, context: Context
+    ) -> controller_pb2.DescribeClusterResponse:
+        response = await self._forward(
+            lambda stub: stub.DescribeCluster, request, controller_pb2.DescribeClusterResponse, context
+        )
+        reached = self._brokers()
+        for described in response.brokers:
+            broker = reached.get(described.endpoint.broker_id)
+            described.endpoint.address = "" if broker is None else broker.address
+            described.endpoint.ClearField("listeners")
+        return response
+
+    async def AlterConfigs(
+        self, request: controller_pb2.AlterConfigsRequest, context: Context
+    ) -> controller_pb2.AlterConfigsResponse:
+        return await self._forward(
+            lambda stub: stub.AlterConfigs, request, controller_pb2.AlterConfigsResponse, context
+        )
+
+    async def DescribeConfigs(
+        self, request: controller_pb2.DescribeConfigsRequest, context: Context
+    ) -> controller_pb2.DescribeConfigsResponse:
+        return await self._forward(
+            lambda stub: stub.DescribeConfigs, request, controller_pb2.DescribeConfigsResponse, context
+        )
+
+    async def ReassignPartitions(
+        self, request: controller_pb2.ReassignPartitionsRequest, context: Context
+    ) -> controller_pb2.ReassignPartitionsResponse:
+        return await self._forward(
+            lambda stub: stub.ReassignPartitions, request, controller_pb2.ReassignPartitionsResponse, context
+        )
+
+    async def ElectLeaders(
+        self, request: controller_pb2.ElectLeadersRequest, context: Context
+    ) -> controller_pb2.ElectLeadersResponse:
+        return await self._forward(
+            lambda stub: stub.ElectLeaders, request, controller_pb2.ElectLeadersResponse, context
+        )
+
+    # Not forwarded.
+
+    async def ControlledShutdown(
+        self, request: controller_pb2.ControlledShutdownRequest, context: Context
+    ) -> controller_pb2.ControlledShutdownResponse:
+        await _only_for_brokers(context)
+
+    async def DescribeReadiness(
+        self, request: controller_pb2.DescribeReadinessRequest, context: Context
+    ) -> controller_pb2.DescribeReadinessResponse:
+        await _only_for_brokers(context)
+
+
+async def _only_for_brokers(context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not forwarded: a broker asks the controller itself")
+
+
+def _time_left_s(context: Context) -> float:
+    left_s = context.time_remaining()
+    return LONGEST_S if left_s is None else min(max(left_s, 0.0), LONGEST_S)

@@ -1,0 +1,176 @@
+"""Fetches in protobuf, in and out, and the streams of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.requests.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.storage.log_storage import from_key, to_key
+from highwater.rpc.embedding import Piece, embed
+from highwater.rpc.errors import to_proto
+from highwater.rpc.listeners import Listener
+from highwater.v1 import broker_pb2
+
+# Requests of one stream that are read before the first of them is answered.
+MAX_STREAM_FETCHES = 16
+_RESULTS_FIELD = 2  # FetchResponse.results
+_RECORDS_FIELD = 5  # FetchResult.records
+
+
+class FetchStream:
+    """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
+
+    def __init__(self, broker: Broker, fetching: Fetching, listener: Listener) -> None:
+        self._broker = broker
+        self._fetching = fetching
+        self._listener = listener
+        self._session: Any = None
+        self._asks: deque[tuple[int, FetchAsk | bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
+        self._answering: FetchAsk | None = None
+        self._ended = False
+        # What a consumer was told last of each partition: it is told again only what changed.
+        self._told: dict[Any, tuple[int, int]] = {}
+
+    async def read(self, requests: AsyncIterator[broker_pb2.FetchRequest]) -> None:
+        try:
+            async for request in requests:
+                await self._room.acquire()
+                self._asks.append((request.correlation_id, self._take(request)))
+                if self._answering is not None:
+                    self._answering.wait.end()
+                self._wake.set()
+                if self._ended:
+                    return
+        finally:
+            self._ended = True
+            if self._answering is not None:
+                self._answering.wait.end()  # nobody waits for data on a stream that is being hung up
+            self._wake.set()
+
+    def _take(self, request: broker_pb2.FetchRequest) -> FetchAsk | bytes:
+        refusal = fetch_refusal(request, self._listener)
+        if refusal:
+            self._ended = True
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
+        ask = fetch_ask(request)
+        if ask is None:
+            self._ended = True
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
+        if ask.role is FetchRole.REPLICA:
+            role = request.replica
+            if self._session is None:
+                self._session = self._broker.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
+                self._broker.session_opened(self._session)
+            elif (role.broker_id, role.broker_epoch, role.fetcher_id) != self._session_name():
+                self._ended = True
+                return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
+            if not self._broker.sessions.is_newest(self._session):
+                self._ended = True
+                return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
+            ask.session = self._session
+            self._fetching.note_follower(ask)
+        return ask
+
+    def _session_name(self) -> tuple[int, int, int]:
+        return (self._session.broker_id, self._session.broker_epoch, self._session.fetcher_id)
+
+    async def responses(self) -> AsyncIterator[bytes]:
+        while True:
+            while not self._asks:
+                if self._ended:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            correlation_id, ask = self._asks.popleft()
+            if isinstance(ask, bytes):
+                yield ask
+            else:
+                self._answering = ask
+                if self._asks:
+                    ask.wait.end()
+                results = await self._fetching.answer(ask)
+                self._answering = None
+                yield fetch_response(correlation_id, self._to_tell(ask, results))
+            self._room.release()
+
+    def _to_tell(self, ask: FetchAsk, results: Sequence[FetchedPart]) -> Sequence[FetchedPart]:
+        if ask.role is not FetchRole.CONSUMER:
+            return results
+        kept = []
+        for result in results:
+            known = (result.high_watermark, result.log_start_offset)
+            if result.error is not ErrorCode.NONE:
+                kept.append(result)  # and nothing is remembered: of what does not exist there is no end
+            elif result.pieces or self._told.get(result.key) != known:
+                kept.append(result)
+                self._told[result.key] = known
+        return kept
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._broker.session_closed(self._session)
+
+
+def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
+    """Why a request of this role is not taken on this listener; empty: it is."""
+    role = request.WhichOneof("role")
+    return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
+
+
+def fetch_ask(request: broker_pb2.FetchRequest) -> FetchAsk | None:
+    """None: it names no role."""
+    name = request.WhichOneof("role")
+    if name is None:
+        return None
+    role = FetchRole(name)
+    return FetchAsk(
+        role,
+        [
+            FetchPart(
+                from_key(part.partition),
+                part.leader_epoch,
+                part.fetch_offset,
+                part.max_bytes,
+                part.acked_offset,
+                part.last_epoch,
+                part.log_start_offset,
+            )
+            for part in request.partitions
+        ],
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        broker_pb2.COLUMNS in request.accepts,
+    )
+
+
+def fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str) -> bytes:
+    response = broker_pb2.FetchResponse(correlation_id=request.correlation_id, error=to_proto(code, message))
+    return response.SerializeToString()
+
+
+def fetch_response(correlation_id: int, results: Sequence[FetchedPart]) -> bytes:
+    out: list[Piece] = [broker_pb2.FetchResponse(correlation_id=correlation_id).SerializeToString()]
+    for result in results:
+        small = broker_pb2.FetchResult(
+            partition=to_key(result.key),
+            high_watermark=result.high_watermark,
+            log_start_offset=result.log_start_offset,
+            leader=result.leader,
+            leader_epoch=result.leader_epoch,
+            log_end_offset=result.log_end_offset,
+        )
+        if result.error is not ErrorCode.NONE:
+            small.error.CopyFrom(to_proto(result.error, result.message))
+        if result.diverging is not None:
+            small.diverging.leader_epoch = result.diverging.leader_epoch
+            small.diverging.end_offset = result.diverging.end_offset
+        embed(out, _RESULTS_FIELD, small.SerializeToString(), _RECORDS_FIELD, result.pieces)
+    return b"".join(out)

@@ -1,0 +1,77 @@
+"""Carries Fence actions to log-storage: those of one turn of the event loop in one call for each role (RULES 3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from highwater.errors import ErrorCode
+from highwater.log_storage.fence import Role
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.partition.actions import Fence, FenceAnswer
+from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.fencer")
+
+CALL_PARTITIONS = 1_000
+
+_Due = tuple[PartitionKey, Fence, "asyncio.Future[FenceAnswer]"]
+
+
+class Fencer:
+    """`answered` is called with each answer, an error included, before the future that `submit` returned is done."""
+
+    def __init__(
+        self, storage: LogStorage, incarnation: str, answered: Callable[[PartitionKey, FenceAnswer], None]
+    ) -> None:
+        self._storage = storage
+        self._incarnation = incarnation
+        self._answered = answered
+        self._due: list[_Due] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, key: PartitionKey, fence: Fence) -> asyncio.Future[FenceAnswer]:
+        loop = asyncio.get_running_loop()
+        if not self._due:
+            loop.call_soon(self._flush)
+        future: asyncio.Future[FenceAnswer] = loop.create_future()
+        self._due.append((key, fence, future))
+        return future
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for role in Role:
+            of_role = [item for item in due if item[1].role is role]
+            for start in range(0, len(of_role), CALL_PARTITIONS):
+                task = asyncio.ensure_future(self._fence(role, of_role[start : start + CALL_PARTITIONS]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _fence(self, role: Role, due: Sequence[_Due]) -> None:
+        try:
+            partitions = [(key, fence.leader_epoch) for key, fence, _ in due]
+            answers = await self._storage.fence(role, self._incarnation, partitions)
+        except StorageUnavailableError as error:
+            logger.warning("cannot fence %d partitions: %s", len(due), error)
+            answers = _failed(role, due)
+        except Exception:  # a mistake of ours: loud, and the controller is told that it failed
+            logger.exception("cannot fence %d partitions", len(due))
+            answers = _failed(role, due)
+        for (key, _, future), answer in zip(due, answers, strict=True):
+            try:
+                self._answered(key, answer)
+            except Exception:  # one partition's: the others are not to wait for it
+                logger.exception("a fence's answer could not be taken %s", pairs(partition=key))
+            if not future.done():
+                future.set_result(answer)
+
+
+def _failed(role: Role, due: Sequence[_Due]) -> list[FenceAnswer]:
+    return [FenceAnswer(role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR) for _, fence, _ in due]

@@ -1,0 +1,64 @@
+"""Which of this broker's logs are offline, as log-storage says (RULES 7.7).
+
+A log that went offline takes nothing until log-storage is started again, so the set only grows under one incarnation.
+It is learned from whichever answer says so first: an append, a read or a fence of the log itself, or the number of
+offline logs in every answer of the append stream (a broker that only follows appends nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.storage.inquiry import Inquiry
+from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.offline_logs")
+
+
+class OfflineLogs:
+    """`failed` is called with each log once, when it is found offline."""
+
+    def __init__(
+        self, storage: LogStorage, failed: Callable[[PartitionKey], None], supervisor: TaskSupervisor | None = None
+    ) -> None:
+        self._storage = storage
+        self._failed = failed
+        self._known: set[PartitionKey] = set()
+        self._inquiry = Inquiry("offline", self._ask, supervisor)
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def seen(self, keys: Iterable[PartitionKey]) -> None:
+        """log-storage answered that these are offline."""
+        for key in keys:
+            if key not in self._known:
+                self._known.add(key)
+                logger.error("a log is offline %s", pairs(partition=key))
+                self._failed(key)
+
+    def serves(self, key: PartitionKey) -> None:
+        """log-storage fenced or made this log."""
+        self._known.discard(key)
+
+    def restarted(self) -> None:
+        """Another incarnation of log-storage: whatever was offline may be sound again."""
+        self._known.clear()
+
+    def count_changed(self, count: int) -> None:
+        """The number of offline logs is another one than before: which they are is asked for."""
+        if count:
+            self._inquiry.begin()
+
+    async def stop(self) -> None:
+        await self._inquiry.stop()
+
+    async def _ask(self) -> None:
+        described = await self._storage.describe()
+        self.seen(log.key for log in described.logs if log.offline)

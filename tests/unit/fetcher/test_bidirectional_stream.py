@@ -1,0 +1,56 @@
+"""How a conversation ends that was cut off from below."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc.aio import EOF  # type: ignore[attr-defined]
+
+from highwater.fetcher.bidirectional_stream import ConversationEndedError, converse
+
+
+class Call:
+    """A call on a channel that is closed: its reader is cancelled."""
+
+    def __init__(self) -> None:
+        self.reading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def write(self, request: object) -> None:
+        self.reading.cancel()
+
+    async def read(self) -> Any:
+        await self.reading
+        return EOF
+
+    def cancel(self) -> None: ...
+
+
+async def one() -> AsyncIterator[bytes]:
+    yield b""
+    await asyncio.Event().wait()
+
+
+async def test_a_call_that_is_cancelled_with_its_channel_is_a_broken_one() -> None:
+    """Not a cancellation of who talks: its session would end for good (RULES 8.8)."""
+    call: Any = Call()
+    with pytest.raises(ConversationEndedError, match="closed"):
+        await asyncio.wait_for(
+            converse(call, one(), lambda response: None, oldest=lambda: None, limit_s=60.0), timeout=10.0
+        )
+
+
+async def test_who_is_cancelled_ends() -> None:
+    call: Any = Call()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    talking = asyncio.create_task(converse(call, nothing(), lambda response: None, oldest=lambda: None, limit_s=60.0))
+    await asyncio.sleep(0)
+    talking.cancel()
+    await asyncio.wait((talking,), timeout=10.0)
+    assert talking.cancelled()
