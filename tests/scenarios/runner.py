@@ -60,6 +60,13 @@ from highwater.replica_manager.partition.actions import (
     StopFollowing,
     WriteIsr,
 )
+from highwater.replica_manager.partition.answers import (
+    check_consumer_fetch,
+    end_offset_for_epoch,
+    latest_for_consumer,
+    produce_admission,
+    produce_outcome,
+)
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.replicas.purgatory import ProducePurgatory
 
@@ -135,7 +142,7 @@ class Runner:
                     self.unknown.append(self.taken())
             elif isinstance(action, HighWatermarkAdvanced):
                 for produce, leader_epoch, required in self.produces.reached(KEY, action.offset):
-                    outcome = self.partition.produce_outcome(leader_epoch, required)
+                    outcome = produce_outcome(self.partition, leader_epoch, required)
                     assert outcome is not None
                     self.output.append(f"{produce}: {'acknowledged' if not outcome else outcome.name}")
 
@@ -235,7 +242,7 @@ class Runner:
         self.log_end += int(count)
 
     def do_produce(self, name: str, count: str) -> None:
-        admission = self.partition.produce_admission(-1)
+        admission = produce_admission(self.partition, -1)
         if admission is not ErrorCode.NONE:
             self.output.append(f"{name}: {admission.name}")
             return
@@ -246,16 +253,16 @@ class Runner:
     def do_duplicate(self, name: str, end: str) -> None:
         required = int(end)
         leader_epoch = self.partition.leader_epoch
-        error: ErrorCode | None = self.partition.produce_admission(-1)
+        error: ErrorCode | None = produce_admission(self.partition, -1)
         if error is ErrorCode.NONE:
-            error = self.partition.produce_outcome(leader_epoch, required)
+            error = produce_outcome(self.partition, leader_epoch, required)
         if error is None:
             self.produces.add(KEY, required, FAR_MS, (name, leader_epoch, required))
         self.output.append(f"{name}: " + ("waits" if error is None else error.name if error else "acknowledged"))
         self.answer_append(leader_epoch)
 
     def do_admit(self, acks: str) -> None:
-        self.output.append(self.partition.produce_admission(int(acks)).name)
+        self.output.append(produce_admission(self.partition, int(acks)).name)
 
     def do_raise_log_start(self, offset: str) -> None:
         self.log_start = int(offset)
@@ -325,16 +332,16 @@ class Runner:
     # ------------------------------------------------------------------------------------------------------ consumers
 
     def do_consume(self, at: str, epoch: str = "-1") -> None:
-        error = self.partition.check_consumer_fetch(int(epoch), int(at))
-        bound = self.partition.consumer_bound()
+        error = check_consumer_fetch(self.partition, int(epoch), int(at))
+        bound = self.partition.high_watermark
         self.output.append(error.name if error else f"read {at}..{bound}" if int(at) < bound else "nothing")
 
     def do_latest(self) -> None:
-        latest = self.partition.latest_for_consumer()
+        latest = latest_for_consumer(self.partition)
         self.output.append(latest.name if isinstance(latest, ErrorCode) else str(latest))
 
     def do_epoch_end(self, epoch: str) -> None:
-        end = self.partition.end_offset_for_epoch(int(epoch))
+        end = end_offset_for_epoch(self.partition, int(epoch))
         self.output.append(f"epoch={end.leader_epoch} end={end.end_offset}")
 
     # ----------------------------------------------------------------------------------------------------------- etcd

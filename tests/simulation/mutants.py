@@ -32,6 +32,7 @@ from highwater.replica_manager.partition.isr import IsrProposals
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.replica import Replica
+from highwater.replica_manager.replicas import hosted_partition
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
@@ -207,14 +208,15 @@ def _surviving_produce() -> list[Any]:
             pipeline.close()
         self.wake_all()
 
-    real = Partition.produce_outcome
+    real = hosted_partition.produce_outcome
 
-    def outcome(self: Partition, leader_epoch: int, required_offset: int) -> ErrorCode | None:
-        return real(self, self.leader_epoch, required_offset)
+    def outcome(partition: Partition, leader_epoch: int, required_offset: int) -> ErrorCode | None:
+        del leader_epoch
+        return real(partition, partition.leader_epoch, required_offset)
 
     return [
         patch.object(HostedPartition, "interrupted", interrupted),
-        patch.object(Partition, "produce_outcome", outcome),
+        patch.object(hosted_partition, "produce_outcome", outcome),
     ]
 
 

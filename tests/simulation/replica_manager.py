@@ -13,7 +13,12 @@ from highwater.metadata.etcd_errors import Refused, Unavailable
 from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import Outcome, StateWriteResult
 from highwater.replica_manager.partition import actions as act
-from highwater.replica_manager.partition.partition_core import ACKS_ALL
+from highwater.replica_manager.partition.answers import (
+    ACKS_ALL,
+    check_consumer_fetch,
+    latest_for_consumer,
+    produce_admission,
+)
 from highwater.replica_manager.partition.tail_cache import TailBatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import Broker
@@ -410,7 +415,7 @@ class ReplicaManager(Process):
         if hosted is None:
             reply(Produced(broker.absent(key)))
             return
-        error = hosted.partition.produce_admission(acks)
+        error = produce_admission(hosted.partition, acks)
         if error is ErrorCode.NONE and acks != ACKS_ALL and not self.lease_confirmed():
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # RULES 8.1
         if error is not ErrorCode.NONE or hosted.pipeline is None:
@@ -488,13 +493,13 @@ class ReplicaManager(Process):
             reply((self.broker.absent(key), (), -1))
             return
         partition = hosted.partition
-        error = partition.check_consumer_fetch(leader_epoch, offset)
+        error = check_consumer_fetch(partition, leader_epoch, offset)
         if error is not ErrorCode.NONE:
             reply((error, (), partition.leader_epoch))
             return
         batches: Sequence[Batch] = ()
         epoch = partition.leader_epoch
-        bound = partition.consumer_bound()
+        bound = partition.high_watermark
         if bound > offset:
             _, error, batches = await self.read(hosted, offset, bound)
         self.world.history.consumer_read(key, batches, bound, epoch)
@@ -502,7 +507,7 @@ class ReplicaManager(Process):
 
     def on_latest(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
         hosted = self.broker.hosted.get(key)
-        latest = ErrorCode.NOT_LEADER_OR_FOLLOWER if hosted is None else hosted.partition.latest_for_consumer()
+        latest = ErrorCode.NOT_LEADER_OR_FOLLOWER if hosted is None else latest_for_consumer(hosted.partition)
         if hosted is not None and not isinstance(latest, ErrorCode):
             self.world.history.latest_shown(key, hosted.partition.leader_epoch, latest)
         reply(latest)

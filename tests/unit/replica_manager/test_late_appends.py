@@ -24,7 +24,7 @@ from highwater.replica_manager.partition.actions import (
     LiveBrokers,
     PartitionSettings,
 )
-from highwater.replica_manager.partition.partition_core import ACKS_ALL
+from highwater.replica_manager.partition.answers import ACKS_ALL
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import Broker

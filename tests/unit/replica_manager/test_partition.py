@@ -27,8 +27,8 @@ from highwater.replica_manager.partition.actions import (
     StopFollowing,
     WriteIsr,
 )
-from highwater.replica_manager.partition.partition import Partition
-from highwater.replica_manager.partition.partition_core import Phase
+from highwater.replica_manager.partition.answers import produce_outcome
+from highwater.replica_manager.partition.partition import Partition, Phase
 
 KEY = PartitionKey(bytes(16), 0)
 ME = 1
@@ -140,12 +140,12 @@ def test_leading_outside_the_own_isr_is_refused() -> None:
 def test_a_produce_of_another_epoch_or_after_the_end_of_leadership_fails() -> None:
     partition = leading()
     partition.appended(5, "storage-1", 10, 0, 1)
-    assert partition.produce_outcome(5, 10) is None
-    assert partition.produce_outcome(4, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert produce_outcome(partition, 5, 10) is None
+    assert produce_outcome(partition, 4, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     partition.fetched(fetch(2, 10), 2)
-    assert partition.produce_outcome(5, 10) is ErrorCode.NONE
+    assert produce_outcome(partition, 5, 10) is ErrorCode.NONE
     partition.resign()
-    assert partition.produce_outcome(5, 10) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert produce_outcome(partition, 5, 10) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_a_produce_that_completes_below_the_minimum_says_so() -> None:
@@ -153,7 +153,7 @@ def test_a_produce_that_completes_below_the_minimum_says_so() -> None:
     partition.appended(5, "storage-1", 10, 0, 1)
     partition.fetched(fetch(2, 10), 2)
     partition.state_seen(state(isr=(1,), revision=11), 3)
-    assert partition.produce_outcome(5, 10) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert produce_outcome(partition, 5, 10) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 def test_the_minimum_is_capped_at_the_assigned_replicas_and_defaults_to_the_broker_s() -> None:

@@ -6,11 +6,12 @@ is the caller's; late and repeated answers are recognised and ignored. The numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.fence import Role
-from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
 from highwater.replica_manager.partition.actions import (
     NO_ACTIONS,
     Action,
@@ -25,18 +26,126 @@ from highwater.replica_manager.partition.actions import (
     LeadershipInterrupted,
     LeadershipStarted,
     LiveBrokers,
+    PartitionSettings,
     StopFollowing,
 )
 from highwater.replica_manager.partition.leadership import Leadership
-from highwater.replica_manager.partition.partition_core import PartitionCore, Phase
+from highwater.replica_manager.partition.replica import Replica
+
+NO_BROKERS = LiveBrokers()
+
+
+class Phase(Enum):
+    OFFLINE = "offline"  # nothing instructed, or not assigned here
+    FENCING = "fencing"  # instructed; the fence is not answered yet
+    UNFENCED = "unfenced"  # the fence failed; the instruction sent again tries again
+    LEADER = "leader"
+    SETTLING = "settling"  # leader whose log end is being read again after an append of unknown outcome (3.4)
+    FOLLOWER = "follower"
+    RESIGNED = "resigned"  # gave leadership up; leads again only under a higher leader epoch (3.5)
+
 
 _LEADING = frozenset({Phase.LEADER, Phase.SETTLING})
 _AWAITING_FENCE = frozenset({Phase.FENCING, Phase.UNFENCED})
 
 
-class Partition(PartitionCore):
+class Partition:
     """Invariants: the leader epoch only grows (DESIGN §6: 5); there is a `Leadership` exactly while the phase is LEADER
     or SETTLING; leadership given up under an epoch is never taken up again under it (3.5)."""
+
+    def __init__(self, key: PartitionKey, topic: str, broker_id: int, settings: PartitionSettings) -> None:
+        self.key = key
+        self.topic = topic
+        self.broker_id = broker_id
+        self.settings = settings
+
+        self._phase = Phase.OFFLINE
+        self._role = Role.FOLLOWER  # of the fence asked for last
+        self._state: VersionedState | None = None  # the latest known, where it is not led here
+        self._replicas: tuple[int, ...] = ()  # the assignment
+        self._min_insync_replicas = 1  # min(configured, assigned), at least 1 (5.2)
+        self._highest_epoch_seen = -1  # in an instruction or in etcd
+        self._live = NO_BROKERS
+        self._leadership: Leadership | None = None
+        # Ids go on over leader epochs, so that a late outcome of an old proposal is never taken for a new one's. Not
+        # where a replica is evicted: its topic id is dead or it is assigned elsewhere (9.3), for good.
+        self._next_proposal_id = 1
+        self._incarnation = ""  # log-storage's, as last fenced or announced; "" before either
+        # As last fenced, and while this broker leads the leadership's. The high watermark is of the present lineage,
+        # the one since the last unclean election (7.4), or 0, and only grows within it (invariant 2).
+        self._log_start_offset = 0
+        self._log_end_offset = 0
+        self._high_watermark = 0
+        # While settling: when to fence again after one that failed. None while its answer is awaited: there is never
+        # more than one under way, so that the answer is always the one asked for after the latest unknown append.
+        self._refence_from_ms: int | None = None
+
+    # ------------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """Where this broker answers as the leader: followers, proposals, epoch start. Read only."""
+        return self._leadership
+
+    @property
+    def committed(self) -> VersionedState | None:
+        """The latest state known under the leader epoch instructed last; None before the first instruction."""
+        return self._leadership.proposals.committed if self._leadership is not None else self._state
+
+    @property
+    def leader(self) -> int:
+        """The leader as this broker last heard, NO_LEADER where there is none."""
+        return self._state.state.leader if self._state is not None else NO_LEADER
+
+    @property
+    def leader_epoch(self) -> int:
+        """Of the instruction taken last; -1 before the first."""
+        return self._state.state.leader_epoch if self._state is not None else -1
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The assignment, preferred leader first."""
+        return self._replicas
+
+    @property
+    def min_insync_replicas(self) -> int:
+        """min(configured, assigned replicas) (5.2)."""
+        return self._min_insync_replicas
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """The committed ISR and that of every pending proposal (5.1); empty where this broker does not lead."""
+        return self._leadership.proposals.maximal_isr if self._leadership is not None else frozenset()
+
+    @property
+    def followers(self) -> Mapping[int, Replica]:
+        """What the leader knows of the others; empty where this broker does not lead. Read only."""
+        return self._leadership.followers if self._leadership is not None else {}
+
+    @property
+    def high_watermark(self) -> int:
+        """The leader's; on a follower as it was when it was fenced."""
+        return self._leadership.high_watermark if self._leadership is not None else self._high_watermark
+
+    @property
+    def log_end_offset(self) -> int:
+        """The leader's own; on a follower as it was when it was fenced. Reads for replicas are bounded by it:
+        log-storage may hold more, whose append is not answered yet, and a replica that acknowledged that would be out
+        of range."""
+        return self._leadership.log_end_offset if self._leadership is not None else self._log_end_offset
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._leadership.log_start_offset if self._leadership is not None else self._log_start_offset
+
+    @property
+    def incarnation(self) -> str:
+        """log-storage's, under which this partition is fenced."""
+        return self._incarnation
 
     # --------------------------------------------------------------------------------------- instructions and fences
 
@@ -210,8 +319,10 @@ class Partition(PartitionCore):
         if self._leadership is not None:
             return self._leadership.fetched(fetch, now_ms)
         error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if fetch.leader_epoch != self.leader_epoch:
-            error = self.check_client_epoch(max(fetch.leader_epoch, 0))
+        epoch = max(fetch.leader_epoch, 0)
+        if self.leader_epoch not in (fetch.leader_epoch, epoch):
+            lower = epoch < self.leader_epoch
+            error = ErrorCode.FENCED_LEADER_EPOCH if lower else ErrorCode.UNKNOWN_LEADER_EPOCH
         return FetchVerdict(error, None, self._high_watermark, self._log_start_offset, self._log_end_offset, NO_ACTIONS)
 
     def session_opened(self, session: FetchSession, now_ms: int) -> Sequence[Action]:

@@ -10,6 +10,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.records import STAMP_BYTES, BatchHeader, stamp
 from highwater.replica_manager.partition.actions import Action, FenceAnswer
+from highwater.replica_manager.partition.answers import produce_outcome
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.partition.topic_config import TopicConfig
@@ -105,7 +106,7 @@ class HostedPartition:
     ) -> None:
         """`done` is called once the high watermark has reached `end_offset` under `leader_epoch`, or cannot any more
         (RULES 5.3, 5.4), or the time is up; at once where that is known already."""
-        outcome = self.partition.produce_outcome(leader_epoch, end_offset)
+        outcome = produce_outcome(self.partition, leader_epoch, end_offset)
         if outcome is not None:
             done(outcome)
             return
@@ -131,7 +132,7 @@ class HostedPartition:
 
     def high_watermark_advanced(self, offset: int) -> None:
         for produce in self._waits.produces.reached(self.key, offset):
-            outcome = self.partition.produce_outcome(produce.leader_epoch, produce.end_offset)
+            outcome = produce_outcome(self.partition, produce.leader_epoch, produce.end_offset)
             assert outcome is not None, (self.key, produce, offset)
             produce.done(outcome)
         # By how many bytes is not known: each that waits looks again.

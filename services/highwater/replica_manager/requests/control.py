@@ -12,7 +12,7 @@ from highwater.metadata.models import PartitionKey, VersionedState
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.actions import Instruction
-from highwater.replica_manager.partition.partition_core import Phase
+from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import Broker

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
-from highwater.replica_manager.partition.partition_core import Phase
+from highwater.replica_manager.partition.answers import check_consumer_fetch
+from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting
@@ -202,14 +203,14 @@ class Fetching:
             case FetchRole.REPLICA:
                 return self._replica_bound(ask.verdicts[index], part, hosted, result)
             case FetchRole.CONSUMER:
-                result.error = partition.check_consumer_fetch(part.leader_epoch, part.fetch_offset)
+                result.error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
                 result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
                 if result.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                     result.message = (
                         f"offset {part.fetch_offset} is not between the log start {partition.log_start_offset} and the "
                         "log end: seek to an offset that exists"
                     )
-                return -1 if result.error is not ErrorCode.NONE else partition.consumer_bound()  # RULES 5.7
+                return -1 if result.error is not ErrorCode.NONE else partition.high_watermark  # RULES 5.7
             case FetchRole.DEBUG:
                 result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
                 result.log_end_offset = partition.log_end_offset

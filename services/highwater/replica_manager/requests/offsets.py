@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.partition.answers import check_client_epoch, end_offset_for_epoch, latest_for_consumer
 from highwater.replica_manager.replicas.replica_manager import Broker
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import OffsetAnswer, OffsetLookup, StorageError
@@ -74,7 +75,7 @@ class Offsets:
         if replica_id == DEBUG:
             return OffsetLookup(ask.key, ask.timestamp, -1)
         partition = hosted.partition
-        error = partition.check_client_epoch(ask.leader_epoch)
+        error = check_client_epoch(partition, ask.leader_epoch)
         if error is not ErrorCode.NONE:
             return ListedOffset(ask.key, error)
         if ask.timestamp == EARLIEST:
@@ -84,7 +85,7 @@ class Offsets:
                 return ListedOffset(ask.key, offset=partition.log_end_offset, leader_epoch=partition.leader_epoch)
             return OffsetLookup(ask.key, ask.timestamp, -1)
         # RULES 5.7: after an election what an earlier leader had shown may be above the high watermark.
-        latest = partition.latest_for_consumer()
+        latest = latest_for_consumer(partition)
         if isinstance(latest, ErrorCode):
             return ListedOffset(ask.key, latest, "the new leader is still finding out what is committed: retry")
         if ask.timestamp == LATEST:
@@ -115,8 +116,8 @@ class Offsets:
         hosted = self._broker.hosted.get(ask.key)
         if hosted is None:
             return EpochEnd(ask.key, self._broker.absent(ask.key))
-        error = hosted.partition.check_client_epoch(ask.current_leader_epoch)
+        error = check_client_epoch(hosted.partition, ask.current_leader_epoch)
         if error is not ErrorCode.NONE:
             return EpochEnd(ask.key, error)
-        end = hosted.partition.end_offset_for_epoch(ask.leader_epoch)
+        end = end_offset_for_epoch(hosted.partition, ask.leader_epoch)
         return EpochEnd(ask.key, ErrorCode.NONE, end.leader_epoch, end.end_offset)

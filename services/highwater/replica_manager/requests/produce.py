@@ -14,7 +14,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import is_internal_topic
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.partition.partition_core import ACKS, ACKS_ALL
+from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import Broker
@@ -109,7 +109,7 @@ class Producing:
                 " records, write to another topic",
             )
             return
-        error = hosted.partition.produce_admission(request.acks)
+        error = produce_admission(hosted.partition, request.acks)
         if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._broker.lease_confirmed():
             # RULES 8.1: another may lead by now, and nobody would tell us before we acknowledged.
             self._refuse(result, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all")
