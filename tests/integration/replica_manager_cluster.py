@@ -140,7 +140,7 @@ class Trio:
         assert manager is not None
 
         async def epoch() -> int:
-            found = manager.broker.broker_epoch
+            found = manager.replica_manager.broker_epoch
             return found if found is not None and found > above else 0
 
         return int(await eventually(epoch, f"broker {self.broker_id} registers", within_s))
@@ -170,7 +170,7 @@ class Trio:
     @property
     def broker_epoch(self) -> int:
         assert self.replica_manager is not None
-        epoch = self.replica_manager.broker.broker_epoch
+        epoch = self.replica_manager.replica_manager.broker_epoch
         assert epoch is not None
         return epoch
 
@@ -290,7 +290,7 @@ class TestCluster:
     async def _all_see_all(self) -> bool:
         """etcd tells a watcher that began in the past of what came since up to 100 ms late."""
         managers = [trio.replica_manager for trio in self.trios.values() if trio.replica_manager is not None]
-        return all(manager.broker.live_brokers >= self.trios.keys() for manager in managers)
+        return all(manager.replica_manager.live_brokers >= self.trios.keys() for manager in managers)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -387,7 +387,8 @@ class TestCluster:
                         broker_id=other.broker_id, broker_epoch=other.broker_epoch, address=other._socket("rm")
                     )
                     for other in self.trios.values()
-                    if other.replica_manager is not None and other.replica_manager.broker.broker_epoch is not None
+                    if other.replica_manager is not None
+                    and other.replica_manager.replica_manager.broker_epoch is not None
                 ],
             )
         )

@@ -41,7 +41,7 @@ async def test_more_than_may_wait_are_told_so_at_once(cluster: TestCluster, monk
     waiting = [asyncio.create_task(deleted(cluster, topic, 60_000)) for _ in range(2)]
     manager = cluster[0].replica_manager
     assert manager is not None
-    hosted = manager.broker.hosted[topic.key]
+    hosted = manager.replica_manager.hosted[topic.key]
 
     async def both_wait() -> bool:
         assert not any(each.done() for each in waiting), [each.result() for each in waiting if each.done()]

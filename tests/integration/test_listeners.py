@@ -190,7 +190,7 @@ async def test_administration_by_a_client_listener_while_controllers_come_and_go
         assert manager is not None
 
         async def told() -> bool:
-            return manager.broker.metadata.complete
+            return manager.replica_manager.metadata.complete
 
         await eventually(told, "the controller has told the broker of everything")
         async with Admin(cluster[0].client_address) as admin:

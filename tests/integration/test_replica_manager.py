@@ -65,7 +65,7 @@ async def test_a_fetch_waits_for_data_and_is_answered_as_soon_as_it_is_committed
     async def registered() -> bool:
         manager = cluster[0].replica_manager
         assert manager is not None
-        return manager.broker.waits.consumers.waits_for(topic.key)
+        return manager.replica_manager.waits.consumers.waits_for(topic.key)
 
     await eventually(registered, "the fetch waits")
     await cluster[0].produce(topic.key, rows(b"a"))
@@ -276,7 +276,7 @@ async def test_a_broker_that_cannot_confirm_its_lease_takes_acks_all_only(
     topic = await cluster.create_topic("orders")
     manager = cluster[0].replica_manager
     assert manager is not None
-    monkeypatch.setattr(manager.broker, "lease_confirmed", lambda: False)
+    monkeypatch.setattr(manager.replica_manager, "lease_confirmed", lambda: False)
     for acks in (0, 1):
         result = await cluster[0].produce(topic.key, rows(b"a"), acks=acks)
         assert result.error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER

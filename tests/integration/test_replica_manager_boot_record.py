@@ -81,7 +81,7 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
 
         await eventually(being_recorded, "the boot is to be recorded")
         may_register.clear()
-        before = manager.broker.log_storage_incarnation
+        before = manager.replica_manager.log_storage_incarnation
         await trio.stop_log_storage()
         data = trio.directory / "logs"
         record = boot_record.read_record(data)
@@ -96,7 +96,7 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
         await trio.start_log_storage()
 
         async def seen() -> bool:
-            return manager.broker.log_storage_incarnation != before
+            return manager.replica_manager.log_storage_incarnation != before
 
         await eventually(seen, "the new log-storage is seen")
         may_record = True

@@ -45,7 +45,7 @@ async def test_it_registers_with_a_log_and_another_directory_offline(
         await trio.registered(above=before)
         manager = trio.replica_manager
         assert manager is not None
-        described = await manager.broker.storage.describe()
+        described = await manager.replica_manager.storage.describe()
         assert [log.key for log in described.logs if log.offline] == [topic.key]
 
 
@@ -59,7 +59,7 @@ async def test_a_doubt_that_is_settled_is_forgotten_although_a_log_is_offline(
         before = trio.broker_epoch
         manager = trio.replica_manager
         assert manager is not None
-        [directory_id] = (await manager.broker.storage.describe()).sound_dirs
+        [directory_id] = (await manager.replica_manager.storage.describe()).sound_dirs
         await trio.stop_log_storage()
         await remember_doubted(store, keys, [directory_id])
         (trio.directory / "logs" / "t-0" / f"{0:020}.log").unlink()

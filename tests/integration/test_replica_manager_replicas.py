@@ -165,7 +165,7 @@ async def test_a_follower_that_hears_of_a_leader_first_waits_for_it(cluster: Tes
     await stream.write(request)
     manager = cluster[0].replica_manager
     assert manager is not None
-    await until(lambda: manager.broker.leadership_waits)
+    await until(lambda: manager.replica_manager.leadership_waits)
     await cluster.instruct(0, topic)
     async with asyncio.timeout(5):
         assert (await stream.read()).results[0].error.code == ErrorCode.NONE

@@ -34,7 +34,7 @@ def log_directory(cluster: TestCluster, topic: Topic) -> Path:
 def hosted(cluster: TestCluster, topic: Topic) -> bool:
     manager = cluster[0].replica_manager
     assert manager is not None
-    return topic.key in manager.broker.hosted
+    return topic.key in manager.replica_manager.hosted
 
 
 async def test_a_topic_deleted_while_its_broker_was_cut_off_is_cleaned_up_there(cluster: TestCluster) -> None:
@@ -63,7 +63,7 @@ async def test_a_topic_deleted_out_of_the_controllers_reach_is_cleaned_up_when_a
     manager = cluster[0].replica_manager
     assert manager is not None
     before = cluster[0].broker_epoch
-    there = manager.broker.metadata.by_id(kept.key.topic_id)
+    there = manager.replica_manager.metadata.by_id(kept.key.topic_id)
     assert there is not None
     await manager.control.update_metadata(
         Sender(7, cluster.controller_epoch + 1), "", [], [there], full=True, deleted=[]

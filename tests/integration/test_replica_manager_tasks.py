@@ -13,7 +13,7 @@ from highwater.metadata.local import LocalEtcd
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.service import ReplicaManagerService
 
 
@@ -50,7 +50,7 @@ async def test_a_watch_that_meets_what_it_cannot_read_goes_on_when_that_is_mende
     )
 
     async def seen() -> bool:
-        return 8 in manager.broker.live_brokers
+        return 8 in manager.replica_manager.live_brokers
 
     await eventually(seen, "the watch goes on")
 
@@ -58,11 +58,11 @@ async def test_a_watch_that_meets_what_it_cannot_read_goes_on_when_that_is_mende
 async def test_a_tick_that_fails_ends_the_process(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition whose invariants do not hold is not to be gone by: the next process begins with etcd and the logs."""
 
-    def tick(broker: Broker) -> None:
+    def tick(replica_manager: ReplicaManager) -> None:
         raise AssertionError("made up")
 
     manager = manager_of(cluster)
-    monkeypatch.setattr(Broker, "tick", tick)
+    monkeypatch.setattr(ReplicaManager, "tick", tick)
 
     async def failed() -> bool:
         return manager.failed.done()

@@ -43,7 +43,7 @@ async def running(
         async with TestCluster(store, keys, etcd.address, directory, brokers=1, settings=settings) as cluster:
             replica_manager = cluster[0].replica_manager
             assert replica_manager is not None
-            await until(lambda: replica_manager.broker.metadata.complete)
+            await until(lambda: replica_manager.replica_manager.metadata.complete)
             yield cluster[0]
     finally:
         await controller.stop()

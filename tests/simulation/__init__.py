@@ -3,10 +3,11 @@
 `python -m tests.simulation --seed 7` runs one. `world.py` puts a cluster together; each other file is one of its parts:
 the thin shells of the servers, their surroundings (etcd, network, disks), the faults, and the invariants.
 
-Production code here: `Partition` and `Leadership`, `Broker`, `HostedPartition`, `AppendPipeline`, the purgatories, the
-tail cache, `Fetching`'s answers to replicas; `Follower` and `Rotation`; `Cluster`, elections, `Outbox`, `FastPath`; the
-fence, the epoch cache and the producer states, and whether a tail is lost; the SDK's `PartitionQueue`. Shells of the
-simulation's own: processes, calls and streams, registration, LeaderAndIsr, etcd, and a log in memory.
+Production code here: `Partition` and `Leadership`, `ReplicaManager`, `HostedPartition`, `AppendPipeline`, the
+purgatories, the tail cache, `Fetching`'s answers to replicas; `Follower` and `FetchOrder`; `Cluster`, elections,
+`Outbox`, `FastPath`; the fence, the epoch cache and the producer states, and whether a tail is lost; the SDK's
+`PartitionQueue`. Shells of the simulation's own: processes, calls and streams, registration, LeaderAndIsr, etcd, and a
+log in memory.
 
 Not simulated: DeleteRecords and anything else that raises a log start, retention, compaction, storage errors that end
 before log-storage does, several log directories, several fetchers a leader, changes of assignment, compaction of etcd's

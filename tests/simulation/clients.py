@@ -10,7 +10,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 
 from .network import Stream
-from .replica_manager import Produced, ReplicaManager
+from .replica_manager import Produced, ReplicaManagerProcess
 from .scheduler import Process
 from .storage import Batch
 
@@ -74,7 +74,7 @@ class Producer(Process):
         if acks == -1:
             self._queue.renew(producer_id, 0)
         self._payloads: dict[ProducerBatch, int] = {}
-        self._streams: dict[int, tuple[Stream, ReplicaManager, dict[int, ProducerBatch]]] = {}
+        self._streams: dict[int, tuple[Stream, ReplicaManagerProcess, dict[int, ProducerBatch]]] = {}
         self._next_request = 0
 
     @property
@@ -122,7 +122,7 @@ class Producer(Process):
         connection.to_server(manager.on_produce, answer, self.key, self.acks, record, timeout_ms)
         self.after(REQUEST_TIMEOUT_MS, self._timed_out, node.broker_id, connection, waiting, request)
 
-    def _stream(self, leader: int) -> tuple[Stream, ReplicaManager, dict[int, ProducerBatch]] | None:
+    def _stream(self, leader: int) -> tuple[Stream, ReplicaManagerProcess, dict[int, ProducerBatch]] | None:
         found = self._streams.get(leader)
         if found is None:
             manager = self.world.nodes[leader].server()

@@ -213,12 +213,12 @@ class Faults:
         manager = node.server()
         if manager is None or node.storage is None or not node.storage.alive:
             return
-        logs = [log for key, log in node.disk.logs.items() if log.batches and key in manager.broker.hosted]
+        logs = [log for key, log in node.disk.logs.items() if log.batches and key in manager.replica_manager.hosted]
         if logs:
             log = self._random.choice(logs)
             log.damaged_from = self._random.choice(log.batches).base_offset
             self._say("damage", node.broker_id, log.key, log.damaged_from)
-            manager.broker.damaged_logs.found({log.key})
+            manager.replica_manager.damaged_logs.found({log.key})
 
     def _late_appends(self) -> None:
         """RULES 3.4: an append stream lags and then breaks; what was on it lands after the fence that settles it."""
@@ -249,7 +249,7 @@ class Faults:
     def _tell_offline(self, node: Node, key: PartitionKey) -> None:
         manager, log = node.server(), node.disk.logs.get(key)
         if manager is not None and log is not None and log.offline:
-            manager.broker.offline_logs.seen([key])
+            manager.replica_manager.offline_logs.seen([key])
 
     def _start_storage_again(self, node: Node, storage: Process) -> None:
         if node.storage is storage and storage.alive and not node.held:

@@ -19,7 +19,7 @@ from .scheduler import Future, Process
 
 if TYPE_CHECKING:
     from .network import Stream
-    from .replica_manager import ReplicaManager
+    from .replica_manager import ReplicaManagerProcess
 
 
 class Wait:
@@ -56,7 +56,7 @@ class Wait:
 
 
 class FetchStreamServer:
-    def __init__(self, owner: ReplicaManager, answer: Callable[..., None]) -> None:
+    def __init__(self, owner: ReplicaManagerProcess, answer: Callable[..., None]) -> None:
         self.owner = owner
         self.stream: Stream | None = None
         self._answer = answer  # the client's, by the stream
@@ -70,17 +70,17 @@ class FetchStreamServer:
     ) -> None:
         if self._ended:
             return
-        broker = self.owner.broker
+        replica_manager = self.owner.replica_manager
         if self._session is None:
-            self._session = broker.sessions.open(broker_id, broker_epoch, 0)
-            broker.session_opened(self._session)
-        if not broker.sessions.is_newest(self._session):
+            self._session = replica_manager.sessions.open(broker_id, broker_epoch, 0)
+            replica_manager.session_opened(self._session)
+        if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return
         ask = self._ask(positions)
         self.owner.fetching.note_follower(ask)
         for key in positions:
-            hosted = broker.hosted.get(key)
+            hosted = replica_manager.hosted.get(key)
             if hosted is not None:
                 hosted.partition.check_invariants()
         self._asks.append((number, ask))
@@ -144,7 +144,7 @@ class FetchStreamServer:
         for index, part in enumerate(ask.parts):
             result = FetchedPart(part.key)
             results.append(result)
-            hosted = owner.broker.hosted.get(part.key)
+            hosted = owner.replica_manager.hosted.get(part.key)
             if hosted is None:
                 result.error = ask.verdicts[index].error
             else:
@@ -171,4 +171,4 @@ class FetchStreamServer:
             self._answering.wait.end()
         if self._session is not None:
             session, self._session = self._session, None
-            self.owner.broker.session_closed(session)
+            self.owner.replica_manager.session_closed(session)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower import actions as act
-from highwater.fetcher.follower.fetch_order import Rotation
+from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionKey
@@ -23,7 +23,7 @@ from .scheduler import Future, Process
 from .storage import LogStorage
 
 if TYPE_CHECKING:
-    from .replica_manager import ReplicaManager
+    from .replica_manager import ReplicaManagerProcess
     from .world import Node, World
 
 APPENDS_IN_FLIGHT = 2
@@ -53,7 +53,7 @@ class Fetcher(Process):
         self._homes: dict[PartitionKey, int] = {}
         self.stream: Stream | None = None
         self._sent: deque[tuple[Conversation, Sequence[tuple[Follower, act.Append]]]] = deque()
-        self._watched: ReplicaManager | None = None
+        self._watched: ReplicaManagerProcess | None = None
         self.storage_reachable = False
         self.after(1, self._watch)
         self.spawn(self._follow_storage())
@@ -97,8 +97,8 @@ class Fetcher(Process):
         stream = Stream(self.world.network, self, manager, lambda: self.after(100, self._watch), lambda: None)
         manager.watch_following(lambda: self._publish(stream, manager))
 
-    def _publish(self, stream: Stream, manager: ReplicaManager) -> None:
-        current = manager.broker.following.current
+    def _publish(self, stream: Stream, manager: ReplicaManagerProcess) -> None:
+        current = manager.replica_manager.following.current
         if current is not None:
             stream.to_client(self._apply, current)
 
@@ -186,7 +186,7 @@ class Conversation:
         self._owner = owner
         self._leader = leader
         self._followers: dict[PartitionKey, Follower] = {}
-        self._rotation = Rotation()
+        self._rotation = FetchOrder()
         self._asked: deque[Asked] = deque()
         self._acked_since_asked = False
         self.appends_in_flight = 0

@@ -17,14 +17,14 @@ from .etcd import Compare, Delete, Entry, Event, Put, Watch
 from .scheduler import Future
 
 if TYPE_CHECKING:
-    from .replica_manager import ReplicaManager
+    from .replica_manager import ReplicaManagerProcess
 
 Reply = Callable[[Any], None]
 EPOCH_WAIT_MS = 2000
 
 
 class Control:
-    def __init__(self, owner: ReplicaManager) -> None:
+    def __init__(self, owner: ReplicaManagerProcess) -> None:
         self.owner = owner
         self.controller_epoch = 0
         self.shutting_down = False
@@ -65,7 +65,7 @@ class Control:
             await owner.sleep(200)
         entries, revision = answer
         self._live = {each.key[1]: _live(each) for each in entries if each.key[0] == "broker"}
-        owner.broker.brokers_changed(dict(self._live))
+        owner.replica_manager.brokers_changed(dict(self._live))
         etcd.watch(owner, lambda key: key[0] == "broker", self._brokers_seen, revision)
 
     def _brokers_seen(self, events: Sequence[Event]) -> None:
@@ -74,19 +74,19 @@ class Control:
                 self._live.pop(event.key[1], None)
             else:
                 self._live[event.key[1]] = _live(event.entry)
-        self.owner.broker.brokers_changed(dict(self._live))
+        self.owner.replica_manager.brokers_changed(dict(self._live))
 
     def storage_seen(self, incarnation: str) -> None:
-        broker = self.owner.broker
-        if incarnation == broker.log_storage_incarnation:
+        replica_manager = self.owner.replica_manager
+        if incarnation == replica_manager.log_storage_incarnation:
             return
-        broker.broker_epoch = None
-        broker.log_storage_restarted(incarnation)
+        replica_manager.broker_epoch = None
+        replica_manager.log_storage_restarted(incarnation)
         self.register_anew()
 
     def report_offline_logs(self) -> None:
         self.offline_log_reports += 1
-        epoch, registration = self.owner.broker.broker_epoch, self.registration
+        epoch, registration = self.owner.replica_manager.broker_epoch, self.registration
         if epoch is not None and registration is not None:
             self.owner.spawn(self._report(epoch, registration))
 
@@ -94,7 +94,7 @@ class Control:
         owner, etcd = self.owner, self.owner.world.etcd
         described = await owner.storage_client.call("on_describe")
         if described is not None and described[3]:  # RULES 7.2: etcd remembers it where the disk cannot
-            put = (Put(("doubted", owner.broker.broker_id), described[0]),)
+            put = (Put(("doubted", owner.replica_manager.broker_id), described[0]),)
             while await owner.etcd(etcd.txn, (), put) is None:
                 await owner.sleep(100)
         await self._update(epoch, tail_lost=registration.tail_lost)
@@ -105,8 +105,8 @@ class Control:
             self.owner.spawn(self._register())
 
     def lost(self) -> None:
-        self.owner.world.note("registration lost", self.owner.broker.broker_id)
-        self.owner.broker.registration_lost()
+        self.owner.world.note("registration lost", self.owner.replica_manager.broker_id)
+        self.owner.replica_manager.registration_lost()
         self.register_anew()
 
     async def _register(self) -> None:
@@ -119,8 +119,8 @@ class Control:
 
     async def _register_once(self) -> bool:
         owner = self.owner
-        broker, storage, etcd = owner.broker, owner.storage_client, owner.world.etcd
-        key = ("broker", broker.broker_id)
+        replica_manager, storage, etcd = owner.replica_manager, owner.storage_client, owner.world.etcd
+        key = ("broker", replica_manager.broker_id)
         described = await storage.call("on_describe")
         probed = await storage.call("on_probe")
         if described is None or probed is None:
@@ -131,15 +131,15 @@ class Control:
         self._due = False
         if probed != incarnation:
             return False
-        broker.registration_lost()
+        replica_manager.registration_lost()
         self._let_go()
-        found = await owner.etcd(etcd.get, (key, ("doubted", broker.broker_id)))
+        found = await owner.etcd(etcd.get, (key, ("doubted", replica_manager.broker_id)))
         if found is None:
             return False
         doubt = self._doubt(found[0][1], incarnation)
         registration = BrokerRegistration(
-            broker.broker_id,
-            f"b{broker.broker_id}",
+            replica_manager.broker_id,
+            f"b{replica_manager.broker_id}",
             owner.incarnation,
             incarnation,
             tail_lost=tail_lost or doubt is not None,
@@ -181,11 +181,11 @@ class Control:
 
     def _hold(self, lease: int, epoch: int, registration: BrokerRegistration, sent_ms: int) -> None:
         owner = self.owner
-        owner.world.note("registered", owner.broker.broker_id, epoch, registration.tail_lost)
+        owner.world.note("registered", owner.replica_manager.broker_id, epoch, registration.tail_lost)
         self._lease = lease
         self.registration = registration
         owner.confirmed_until_ms = sent_ms + owner.world.settings.session_ms
-        key = ("broker", owner.broker.broker_id)
+        key = ("broker", owner.replica_manager.broker_id)
 
         def seen(events: Sequence[Event]) -> None:
             if any(event.entry is None or event.entry.create_revision != epoch for event in events):
@@ -194,7 +194,7 @@ class Control:
 
         self._own_watch = owner.world.etcd.watch(owner, lambda each: each == key, seen, epoch)
         owner.spawn(self._keep_alive(lease))
-        owner.broker.registered(epoch)
+        owner.replica_manager.registered(epoch)
         changed, self._epoch_changed = self._epoch_changed, Future()
         changed.set()
         owner.spawn(self._after_registration(registration, epoch))
@@ -230,11 +230,11 @@ class Control:
     async def _after_registration(self, registration: BrokerRegistration, epoch: int) -> None:
         """RULES 7.2, 9.2: what is lost is noted by the controller before the boot is recorded; strays go."""
         owner = self.owner
-        etcd, broker_id = owner.world.etcd, owner.broker.broker_id
+        etcd, broker_id = owner.world.etcd, owner.replica_manager.broker_id
         await self._delete_strays()
         while registration.tail_lost:
             answer = await owner.etcd(etcd.get, (("tail", broker_id),))
-            if owner.broker.broker_epoch != epoch:
+            if owner.replica_manager.broker_epoch != epoch:
                 return
             if answer is not None and answer[0][0] is not None and answer[0][0].value == epoch:
                 break
@@ -242,7 +242,7 @@ class Control:
         if registration.tail_lost and not await self._update(epoch, tail_lost=False):
             return
         doubt_revision = self._doubt_revision
-        if owner.broker.broker_epoch == epoch:
+        if owner.replica_manager.broker_epoch == epoch:
             recorded = await owner.storage_client.call("on_record_boot")
             if recorded == registration.log_storage_incarnation and doubt_revision:
                 key = ("doubted", broker_id)
@@ -251,7 +251,7 @@ class Control:
     async def _update(self, epoch: int, *, tail_lost: bool) -> bool:
         """Writes the registration anew under the same broker epoch and lease."""
         owner = self.owner
-        key = ("broker", owner.broker.broker_id)
+        key = ("broker", owner.replica_manager.broker_id)
         while self._lease and self.registration is not None:
             changed = BrokerRegistration(
                 self.registration.broker_id,
@@ -280,11 +280,11 @@ class Control:
         owner = self.owner
         self.shutting_down = True
         deadline_ms = owner.now_ms + owner.world.settings.shutdown_wait_ms
-        epoch = owner.broker.broker_epoch
+        epoch = owner.replica_manager.broker_epoch
         if epoch is not None and self.registration is not None:
             await self._update(epoch, tail_lost=self.registration.tail_lost)
-        while owner.now_ms < deadline_ms and owner.broker.broker_epoch is not None:
-            request = (owner.broker.broker_id, owner.broker.broker_epoch)
+        while owner.now_ms < deadline_ms and owner.replica_manager.broker_epoch is not None:
+            request = (owner.replica_manager.broker_id, owner.replica_manager.broker_epoch)
             remaining = await owner.world.ask_controller(owner, "on_shut_down", *request)
             if remaining == 0:
                 return True
@@ -294,7 +294,7 @@ class Control:
     async def deregister(self) -> None:
         lease = self._lease
         self._let_go()
-        self.owner.broker.registration_lost()
+        self.owner.replica_manager.registration_lost()
         if lease:
             await self.owner.etcd(self.owner.world.etcd.revoke, lease)
 
@@ -325,10 +325,10 @@ class Control:
         if self._is_deposed(controller_epoch):
             reply(ErrorCode.STALE_CONTROLLER_EPOCH)
             return
-        self.owner.broker.learn_brokers(_endpoints(brokers))
-        broker = self.owner.broker
-        broker.metadata.update(topics, full=full, deleted=deleted)
-        if full and any(broker.metadata.by_id(key.topic_id) is None for key in broker.hosted):
+        self.owner.replica_manager.learn_brokers(_endpoints(brokers))
+        replica_manager = self.owner.replica_manager
+        replica_manager.metadata.update(topics, full=full, deleted=deleted)
+        if full and any(replica_manager.metadata.by_id(key.topic_id) is None for key in replica_manager.hosted):
             self.owner.spawn(self._delete_strays())
         reply(ErrorCode.NONE)
 
@@ -352,9 +352,9 @@ class Control:
     async def _refusal(self, controller_epoch: int, broker_epoch: int) -> ErrorCode:
         if self._is_deposed(controller_epoch):
             return ErrorCode.STALE_CONTROLLER_EPOCH
-        broker = self.owner.broker
+        replica_manager = self.owner.replica_manager
         deadline_ms = self.owner.now_ms + EPOCH_WAIT_MS
-        while broker.broker_epoch is None or broker.broker_epoch < broker_epoch:
+        while replica_manager.broker_epoch is None or replica_manager.broker_epoch < broker_epoch:
             changed = self._epoch_changed
             self.owner.after(max(deadline_ms - self.owner.now_ms, 0), changed.set)
             await changed
@@ -362,7 +362,7 @@ class Control:
                 self._epoch_changed = Future()
                 if self.owner.now_ms >= deadline_ms:
                     return ErrorCode.STALE_BROKER_EPOCH
-        if broker.broker_epoch != broker_epoch:
+        if replica_manager.broker_epoch != broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
         return ErrorCode.STALE_CONTROLLER_EPOCH if self._is_deposed(controller_epoch) else ErrorCode.NONE
 
@@ -374,12 +374,12 @@ class Control:
         instructions: Sequence[Any],
         brokers: Sequence[Any],
     ) -> None:
-        owner, broker = self.owner, self.owner.broker
+        owner, replica_manager = self.owner, self.owner.replica_manager
         error = await self._refusal(controller_epoch, broker_epoch)
         if error is not ErrorCode.NONE:
             reply((error, {}))
             return
-        broker.learn_brokers(_endpoints(brokers))
+        replica_manager.learn_brokers(_endpoints(brokers))
         created = [await self._create_log(each) for each in instructions]
         if self._is_deposed(controller_epoch):
             reply((ErrorCode.STALE_CONTROLLER_EPOCH, {}))
@@ -389,16 +389,16 @@ class Control:
         owner.spawn(self._answer(reply, instructions, errors))
 
     async def _create_log(self, instruction: Any) -> ErrorCode:
-        broker = self.owner.broker
+        replica_manager = self.owner.replica_manager
         key, name = instruction.key, instruction.topic
-        if key in broker.damaged_logs:
+        if key in replica_manager.damaged_logs:
             try:
-                trouble = await broker.damaged_logs.mend(name, key, instruction.versioned.state)
+                trouble = await replica_manager.damaged_logs.mend(name, key, instruction.versioned.state)
             except StorageUnavailableError:
                 return ErrorCode.LOG_STORAGE_ERROR
             if trouble is not None:
                 return trouble.code
-        if broker.broker_id not in instruction.replicas or key in broker.hosted:
+        if replica_manager.broker_id not in instruction.replicas or key in replica_manager.hosted:
             return ErrorCode.NONE
         error = await self._create(name, key)
         if error is not ErrorCode.INCONSISTENT_TOPIC_ID:
@@ -408,7 +408,7 @@ class Control:
             return ErrorCode.LOG_STORAGE_ERROR
         earlier = [k for k, topic in described[2] if topic == name and k.partition == key.partition and k != key]
         for old in earlier:
-            broker.evict(old)
+            replica_manager.evict(old)
         await self.purge(earlier)
         return await self._create(name, key)
 
@@ -422,28 +422,28 @@ class Control:
         return answer[0]  # type: ignore[no-any-return]
 
     def _instruct(self, instruction: Any, created: ErrorCode) -> ErrorCode:
-        owner, broker = self.owner, self.owner.broker
+        owner, replica_manager = self.owner, self.owner.replica_manager
         key, state = instruction.key, instruction.versioned
         partition = CachedPartition(state.state, state.revision, instruction.replicas)
         topic = CachedTopic(instruction.topic, key.topic_id, instruction.config, {key.partition: partition})
-        broker.metadata.update([topic], full=False)
+        replica_manager.metadata.update([topic], full=False)
         if created is not ErrorCode.NONE:
             return created
-        if key not in broker.hosted and broker.broker_id not in instruction.replicas:
+        if key not in replica_manager.hosted and replica_manager.broker_id not in instruction.replicas:
             return ErrorCode.REPLICA_NOT_ASSIGNED
-        hosted = broker.host(key, instruction.topic, instruction.config)
+        hosted = replica_manager.host(key, instruction.topic, instruction.config)
         minimum = instruction.config.get("min.insync.replicas")
         error, actions = hosted.partition.instruct(
             Instruction(state, instruction.replicas, None if minimum is None else hosted.config.min_insync_replicas),
             owner.now_ms,
         )
-        broker.perform(hosted, actions)
+        replica_manager.perform(hosted, actions)
         return error
 
     async def _answer(self, reply: Reply, instructions: Sequence[Any], errors: Sequence[ErrorCode]) -> None:
         outcomes = {}
         for instruction, error in zip(instructions, errors, strict=True):
-            hosted = self.owner.broker.hosted.get(instruction.key)
+            hosted = self.owner.replica_manager.hosted.get(instruction.key)
             tail = (-1, -1)
             outcome = error
             if error is ErrorCode.NONE and hosted is not None:
@@ -451,8 +451,8 @@ class Control:
                     outcome = (await hosted.fencing).error  # type: ignore[misc]
                 tail = hosted.log_tail
             failed = outcome is ErrorCode.LOG_STORAGE_ERROR
-            offline = failed and instruction.key in self.owner.broker.offline_logs
-            damaged = failed and instruction.key in self.owner.broker.damaged_logs
+            offline = failed and instruction.key in self.owner.replica_manager.offline_logs
+            damaged = failed and instruction.key in self.owner.replica_manager.damaged_logs
             outcomes[instruction.key] = (outcome, tail, offline, damaged)
         reply((ErrorCode.NONE, outcomes))
 
@@ -461,14 +461,14 @@ class Control:
         if error is not ErrorCode.NONE:
             reply((error, {}))
             return
-        broker = self.owner.broker
+        replica_manager = self.owner.replica_manager
         outcomes: dict[PartitionKey, ErrorCode] = {}
         for stop in stops:
-            hosted = broker.hosted.get(stop.key)
+            hosted = replica_manager.hosted.get(stop.key)
             if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
                 outcomes[stop.key] = ErrorCode.FENCED_LEADER_EPOCH
             else:
-                broker.evict(stop.key)
+                replica_manager.evict(stop.key)
         doomed = [stop.key for stop in stops if stop.delete_log and stop.key not in outcomes]
         reply((ErrorCode.NONE, {**outcomes, **await self.purge(doomed)}))
 
@@ -487,7 +487,7 @@ class Control:
             if key.topic_id in topics and key.topic_id not in marked:
                 outcomes[key] = ErrorCode.INVALID_REQUEST  # assignments do not change here: it is ours
                 continue
-            owner.broker.evict(key)
+            owner.replica_manager.evict(key)
             deleted = await owner.storage_client.call("on_delete", key, -1)
             outcomes[key] = ErrorCode.LOG_STORAGE_ERROR if deleted is None else deleted[0]
         return outcomes
@@ -495,7 +495,7 @@ class Control:
     async def _delete_strays(self) -> None:
         described = await self.owner.storage_client.call("on_describe")
         if described is not None:
-            hosted = list(self.owner.broker.hosted)
+            hosted = list(self.owner.replica_manager.hosted)
             await self.purge([*(key for key, _ in described[2] if key not in hosted), *hosted])
 
 

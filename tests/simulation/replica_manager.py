@@ -1,5 +1,5 @@
-"""The replica-manager's process: the production `Broker` with its partitions, pipelines, tail caches and sessions; what
-is asyncio and gRPC in `replica_manager/` is a coroutine and a call of the simulated network here."""
+"""The replica-manager's process: the production `ReplicaManager` with its partitions, pipelines, tail caches and
+sessions; what is asyncio and gRPC in `replica_manager/` is a coroutine and a call of the simulated network here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from highwater.replica_manager.partition.answers import (
 )
 from highwater.replica_manager.partition.tail_cache import TailBatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.fetch import Fetching
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, StorageUnavailableError
@@ -46,10 +46,10 @@ ETCD_TIMEOUT_MS = 600
 REFUSED_PAUSE_MS = 200
 
 
-class SimulatedBroker(Broker):
-    """The production `Broker`; fences go over the simulated network, and each step of a partition is checked."""
+class SimulatedReplicaManager(ReplicaManager):
+    """Fences go over the simulated network, and each step of a partition is checked."""
 
-    def __init__(self, owner: ReplicaManager, settings: act.PartitionSettings, cache_batches: int) -> None:
+    def __init__(self, owner: ReplicaManagerProcess, settings: act.PartitionSettings, cache_batches: int) -> None:
         super().__init__(
             owner.node.broker_id,
             settings,
@@ -109,7 +109,7 @@ class SimulatedBroker(Broker):
 class StorageClient:
     """The append stream, in order, and calls beside it, to the log-storage that runs at the moment."""
 
-    def __init__(self, owner: ReplicaManager) -> None:
+    def __init__(self, owner: ReplicaManagerProcess) -> None:
         self._owner = owner
         self.stream: Stream | None = None
         self._server: LogStorage | None = None
@@ -162,7 +162,7 @@ class StorageClient:
 
     async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
         # Where the registration has just been lost, the next one is younger than all that etcd holds.
-        broker_epoch = self._owner.broker.broker_epoch or self._owner.world.etcd.revision + 1
+        broker_epoch = self._owner.replica_manager.broker_epoch or self._owner.world.etcd.revision + 1
         answer = await self.call("on_drop_damaged", key, leader_epoch, broker_epoch)
         if answer is None:
             raise StorageUnavailableError("no answer")
@@ -198,14 +198,14 @@ class StorageClient:
             else:
                 offline = error is ErrorCode.LOG_STORAGE_ERROR
                 answer = act.FenceAnswer(fence.role, fence.leader_epoch, error, offline=offline)
-        owner.broker._fenced(key, answer)
+        owner.replica_manager._fenced(key, answer)
         future.set(answer)
 
 
 class IsrChanges:
     """WriteIsr and ReadState, as `isr_writer.py` and `metadata.partition_states` carry them to etcd."""
 
-    def __init__(self, owner: ReplicaManager) -> None:
+    def __init__(self, owner: ReplicaManagerProcess) -> None:
         self._owner = owner
         self._notifications = 0
 
@@ -214,11 +214,11 @@ class IsrChanges:
 
     async def _write(self, key: PartitionKey, topic: str, action: act.WriteIsr) -> None:
         owner = self._owner
-        broker = owner.broker
+        replica_manager = owner.replica_manager
         await owner.sleep(int(owner.random() * 4))
-        epoch = broker.broker_epoch
+        epoch = replica_manager.broker_epoch
         if epoch is None:
-            broker.isr_settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
+            replica_manager.isr_settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
             return
         self._notifications += 1
         state_key = ("state", topic, key.partition)
@@ -226,12 +226,12 @@ class IsrChanges:
             owner.world.etcd.txn,
             (
                 Compare(state_key, "mod", action.compare_revision),
-                Compare(("broker", broker.broker_id), "create", epoch),
+                Compare(("broker", replica_manager.broker_id), "create", epoch),
                 *(Compare(("broker", joining), "create", each) for joining, each in action.broker_epochs.items()),
             ),
             (
                 Put(state_key, action.state),
-                Put(("isr_change", broker.broker_id, epoch, self._notifications), ((topic, key.partition),)),
+                Put(("isr_change", replica_manager.broker_id, epoch, self._notifications), ((topic, key.partition),)),
             ),
         )
         if result is None:
@@ -240,8 +240,8 @@ class IsrChanges:
             settled = StateWriteResult(Outcome.WRITTEN, result.revision)
         else:
             settled = StateWriteResult(Outcome.REFUSED)
-        owner.world.note("isr", broker.broker_id, key, action.state.isr, settled.outcome)
-        broker.isr_settled(key, action.proposal_id, settled)
+        owner.world.note("isr", replica_manager.broker_id, key, action.state.isr, settled.outcome)
+        replica_manager.isr_settled(key, action.proposal_id, settled)
 
     def read(self, key: PartitionKey, topic: str) -> None:
         self._owner.spawn(self._read(key, topic))
@@ -253,7 +253,7 @@ class IsrChanges:
             return  # the partition asks again
         (assigned, state), _ = answer
         if assigned is not None and state is not None and assigned.value.topic_id == key.topic_id:
-            owner.broker.state_read(key, act.VersionedState(state.value, state.mod_revision))
+            owner.replica_manager.state_read(key, act.VersionedState(state.value, state.mod_revision))
 
 
 class Produced(NamedTuple):
@@ -261,7 +261,7 @@ class Produced(NamedTuple):
     base_offset: int = -1
 
 
-class ReplicaManager(Process):
+class ReplicaManagerProcess(Process):
     def __init__(self, world: World, node: Node, incarnation: str) -> None:
         super().__init__(world.scheduler, node.broker_id, f"replica-manager {node.broker_id}")
         self.world = world
@@ -272,8 +272,8 @@ class ReplicaManager(Process):
         self.isr_changes = IsrChanges(self)
         self.confirmed_until_ms = 0
         self.control = Control(self)
-        self.broker = SimulatedBroker(self, world.settings.partition, world.settings.cache_batches)
-        self.fetching = Fetching(self.broker, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
+        self.replica_manager = SimulatedReplicaManager(self, world.settings.partition, world.settings.cache_batches)
+        self.fetching = Fetching(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.produces: set[int] = set()  # that are not answered yet
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
@@ -297,21 +297,21 @@ class ReplicaManager(Process):
         return None if entry is None else entry.value  # type: ignore[no-any-return]
 
     def register_anew(self) -> None:
-        self.broker.registration_lost()
+        self.replica_manager.registration_lost()
         self.control.register_anew()
 
     def storage_seen(self, incarnation: str) -> None:
         self.control.storage_seen(incarnation)
 
     def tick(self) -> None:
-        self.broker.tick()
-        self.broker.damaged_logs.tick()
+        self.replica_manager.tick()
+        self.replica_manager.damaged_logs.tick()
         self.after(self.world.settings.tick_ms, self.tick)
 
     def checkpoint(self) -> None:
         marks = [
             (key, hosted.partition.leader_epoch, hosted.partition.high_watermark)
-            for key, hosted in self.broker.hosted.items()
+            for key, hosted in self.replica_manager.hosted.items()
             if hosted.partition.leadership is not None
         ]
         if marks:
@@ -331,7 +331,7 @@ class ReplicaManager(Process):
     # Metadata and InitProducerId have no decisions worth simulating; this is what a client's Metadata request sees.
 
     def on_metadata(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
-        reply(self.broker.leader_of(key))
+        reply(self.replica_manager.leader_of(key))
 
     # ReplicaControl
 
@@ -347,7 +347,7 @@ class ReplicaManager(Process):
     def check_answered(self, append: Append, answer: AppendAnswer) -> None:
         """Where a definite answer says that the log ends, the leader knows it from then on; and nothing is held back
         behind an append that is answered (RULES 3.4)."""
-        hosted = self.broker.hosted.get(append.key)
+        hosted = self.replica_manager.hosted.get(append.key)
         if hosted is None or hosted.pipeline is None or hosted.pipeline.leader_epoch != append.leader_epoch:
             return
         known = hosted.partition.log_end_offset
@@ -362,7 +362,7 @@ class ReplicaManager(Process):
 
     def standing(self) -> str:
         """What stands here although nothing is asked for any more."""
-        for key, hosted in self.broker.hosted.items():
+        for key, hosted in self.replica_manager.hosted.items():
             if hosted.partition.leadership is None:
                 continue
             if hosted.pipeline is not None and hosted.pipeline.outstanding:
@@ -372,8 +372,8 @@ class ReplicaManager(Process):
                 return f"{self.name} takes {key} to end at {hosted.partition.log_end_offset}, it ends at {log.state}"
         if self.storage_client.outstanding:
             return f"{self.name} waits for {self.storage_client.outstanding} appends"
-        if self.produces or len(self.broker.waits.produces):
-            return f"{self.name} has {len(self.produces)} produces, {len(self.broker.waits.produces)} wait"
+        if self.produces or len(self.replica_manager.waits.produces):
+            return f"{self.name} has {len(self.produces)} produces, {len(self.replica_manager.waits.produces)} wait"
         return ""
 
     # Produce, as `produce.py` has it.
@@ -410,10 +410,10 @@ class ReplicaManager(Process):
     def _produce(
         self, reply: Callable[[Any], None], key: PartitionKey, acks: int, batch: Batch, timeout_ms: int
     ) -> None:
-        broker = self.broker
-        hosted = broker.hosted.get(key)
+        replica_manager = self.replica_manager
+        hosted = replica_manager.hosted.get(key)
         if hosted is None:
-            reply(Produced(broker.absent(key)))
+            reply(Produced(replica_manager.absent(key)))
             return
         error = produce_admission(hosted.partition, acks)
         if error is ErrorCode.NONE and acks != ACKS_ALL and not self.lease_confirmed():
@@ -442,7 +442,9 @@ class ReplicaManager(Process):
 
             def committed(error: ErrorCode) -> None:
                 if error is ErrorCode.NONE:
-                    self.world.history.acked(hosted.key, batch, answer.base_offset, self.broker.broker_id, leader_epoch)
+                    self.world.history.acked(
+                        hosted.key, batch, answer.base_offset, self.replica_manager.broker_id, leader_epoch
+                    )
                 reply(Produced(error, answer.base_offset))
 
             hosted.await_commit(leader_epoch, answer.last_offset + 1, deadline_ms, committed)
@@ -460,8 +462,8 @@ class ReplicaManager(Process):
             leader_epoch, answer.incarnation, answer.log_end_offset, answer.log_start_offset, self.now_ms
         )
         if actions:
-            self.broker.perform(hosted, actions)
-        for wait in self.broker.waits.replicas.grown(hosted.key, answer.log_end_offset, 1):
+            self.replica_manager.perform(hosted, actions)
+        for wait in self.replica_manager.waits.replicas.grown(hosted.key, answer.log_end_offset, 1):
             wait.wake()
 
     # Reading
@@ -488,9 +490,9 @@ class ReplicaManager(Process):
 
     async def _consume(self, reply: Callable[[Any], None], key: PartitionKey, leader_epoch: int, offset: int) -> None:
         """(error, batches, leader epoch)."""
-        hosted = self.broker.hosted.get(key)
+        hosted = self.replica_manager.hosted.get(key)
         if hosted is None:
-            reply((self.broker.absent(key), (), -1))
+            reply((self.replica_manager.absent(key), (), -1))
             return
         partition = hosted.partition
         error = check_consumer_fetch(partition, leader_epoch, offset)
@@ -506,7 +508,7 @@ class ReplicaManager(Process):
         reply((error, batches, epoch))
 
     def on_latest(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
-        hosted = self.broker.hosted.get(key)
+        hosted = self.replica_manager.hosted.get(key)
         latest = ErrorCode.NOT_LEADER_OR_FOLLOWER if hosted is None else latest_for_consumer(hosted.partition)
         if hosted is not None and not isinstance(latest, ErrorCode):
             self.world.history.latest_shown(key, hosted.partition.leader_epoch, latest)

@@ -17,7 +17,7 @@ from .faults import Faults
 from .fetcher import Fetcher
 from .history import History, InvariantError
 from .network import Network
-from .replica_manager import ReplicaManager
+from .replica_manager import ReplicaManagerProcess
 from .scheduler import Future, Process, Scheduler
 from .settings import Settings, draw
 from .storage import Disk, LogStorage
@@ -36,7 +36,7 @@ class Node:
         self.broker_id = broker_id
         self.disk = Disk(broker_id, world.settings.flush_messages)
         self.storage: LogStorage | None = None
-        self.manager: ReplicaManager | None = None
+        self.manager: ReplicaManagerProcess | None = None
         self.fetcher: Fetcher | None = None
         self.serving = False  # the replica-manager's port is open
         self.held = False  # somebody is about to start it again
@@ -49,10 +49,10 @@ class Node:
     def processes(self) -> list[Process]:
         return [process for process in (self.storage, self.manager, self.fetcher) if process is not None]
 
-    def server(self) -> ReplicaManager | None:
+    def server(self) -> ReplicaManagerProcess | None:
         return self.manager if self.manager is not None and self.manager.alive and self.serving else None
 
-    def serve(self, manager: ReplicaManager) -> None:
+    def serve(self, manager: ReplicaManagerProcess) -> None:
         self.serving = self.manager is manager
 
     def start_storage(self) -> None:
@@ -71,7 +71,7 @@ class Node:
     def start_manager(self) -> None:
         if self.manager is None or not self.manager.alive:
             self.serving = False
-            self.manager = ReplicaManager(self.world, self, f"m{self.broker_id}.{self.world.count()}")
+            self.manager = ReplicaManagerProcess(self.world, self, f"m{self.broker_id}.{self.world.count()}")
 
     def start_fetcher(self) -> None:
         if self.fetcher is None or not self.fetcher.alive:
@@ -343,7 +343,7 @@ class World:
         """Whom the configuration in etcd has not reached (RULES 8.4), or who still hosts a topic that is gone (9.2)."""
         for node in self.nodes.values():
             assert node.manager is not None
-            for key, hosted in node.manager.broker.hosted.items():
+            for key, hosted in node.manager.replica_manager.hosted.items():
                 entry = self.etcd.entries.get(("config", hosted.topic))
                 if key not in self.keys or entry is None:
                     return f"broker {node.broker_id} hosts {hosted.topic}, {key}, which is gone"

@@ -32,7 +32,7 @@ from highwater.fetcher.follower.actions import (
     TruncateTo,
     WentOffline,
 )
-from highwater.fetcher.follower.fetch_order import Rotation
+from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
@@ -89,7 +89,7 @@ class ReplicaFetcher:
         self._overdue_ms = FIRST_OVERDUE_MS
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
-        self._rotation = Rotation()
+        self._rotation = FetchOrder()
         self._asked: deque[_Asked] = deque()
         self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
         self._appends_in_flight = 0

@@ -28,7 +28,7 @@ from highwater.replica_manager.partition.actions import PartitionSettings
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.delete_records import DeletingRecords
@@ -80,7 +80,7 @@ class ReplicaManagerService:
             self._damaged_logs_changed,
             supervisor=self._supervisor,
         )
-        self.broker = Broker(
+        self.replica_manager = ReplicaManager(
             settings.broker_id,
             PartitionSettings(
                 replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
@@ -95,18 +95,18 @@ class ReplicaManagerService:
             now_ms=_monotonic_ms,
             supervisor=self._supervisor,
         )
-        self.broker.isr_changes = IsrChanges(
+        self.replica_manager.isr_changes = IsrChanges(
             self._store,
             self._keys,
             settings.broker_id,
-            broker_epoch=lambda: self.broker.broker_epoch,
-            outcomes=self.broker,
+            broker_epoch=lambda: self.replica_manager.broker_epoch,
+            outcomes=self.replica_manager,
             supervisor=self._supervisor,
             metrics=self._counted,
         )
         self.servers = ListenerServers(settings.listeners, settings.advertised_listeners, settings.health_listen)
         self.liveness = Liveness(
-            self.broker,
+            self.replica_manager,
             self._store,
             self._keys,
             listeners=lambda: self.servers.advertised,
@@ -118,20 +118,24 @@ class ReplicaManagerService:
             registered=self._registered,
             failed=self._fail,
         )
-        self.broker.report_offline_logs = self.liveness.report_offline_logs
-        self.broker.damaged_logs.register_anew = self.liveness.register_anew
-        self.broker.damaged_logs.read_state = self._read_state
+        self.replica_manager.report_offline_logs = self.liveness.report_offline_logs
+        self.replica_manager.damaged_logs.register_anew = self.liveness.register_anew
+        self.replica_manager.damaged_logs.read_state = self._read_state
         self._purge = Purge(
             settings.broker_id,
             storage,
             self._store,
             self._keys,
             cluster_id=lambda: self.liveness.cluster_id,
-            evict=self.broker.evict,
+            evict=self.replica_manager.evict,
         )
-        self._strays = Strays(self._purge, self.broker.hosted.keys(), _monotonic_ms)
+        self._strays = Strays(self._purge, self.replica_manager.hosted.keys(), _monotonic_ms)
         self.control = Control(
-            self.broker, self.liveness, self._purge, remained=self._strays.remained, supervisor=self._supervisor
+            self.replica_manager,
+            self.liveness,
+            self._purge,
+            remained=self._strays.remained,
+            supervisor=self._supervisor,
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
         self._acting_controller = ActingController(self._store, self._keys)
@@ -145,22 +149,22 @@ class ReplicaManagerService:
         return self.servers.addresses
 
     async def start(self) -> None:
-        broker, settings = self.broker, self._settings
+        replica_manager, settings = self.replica_manager, self._settings
         producing = Producing(
-            broker,
+            replica_manager,
             self._counted,
             max_requests=settings.queued_max_requests,
             max_bytes=settings.queued_max_request_bytes,
         )
-        fetching = Fetching(broker, self._counted, max_bytes=settings.fetch_max_bytes)
-        offsets, deleting = Offsets(broker), DeletingRecords(broker)
+        fetching = Fetching(replica_manager, self._counted, max_bytes=settings.fetch_max_bytes)
+        offsets, deleting = Offsets(replica_manager), DeletingRecords(replica_manager)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
         forwarding = Forwarding(self._acting_controller)
         internal = settings.internal_listener
         for name in settings.listeners:
             server = self.servers[name].grpc
             BrokerServicer(
-                broker,
+                replica_manager,
                 producing,
                 fetching,
                 offsets,
@@ -170,21 +174,21 @@ class ReplicaManagerService:
                 cluster_id=lambda: self.liveness.cluster_id,
                 listener=Listener(name, internal),
             ).add_to(server)
-            forwarder = ControllerForwarder(forwarding, functools.partial(broker.metadata.reached_by, name))
+            forwarder = ControllerForwarder(forwarding, functools.partial(replica_manager.metadata.reached_by, name))
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
             # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
             group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
                 group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
                 server,
             )
-        ReplicaControlServicer(broker, self.control).add_to(self.servers[internal].grpc)
+        ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
         self._count()
         await self._report_readiness()  # the health name is there from the first moment on
         await self.servers.start(dict.fromkeys(settings.listeners, CLIENT_SERVICES) | {internal: INTERNAL_SERVICES})
         self._metrics.serve(settings.metrics_listen)
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
-        broker.storage.start()
+        replica_manager.storage.start()
         self.liveness.start()
         supervisor = self._supervisor
         # What only reads, reports or cleans up is begun anew. The watch reads everything again.
@@ -200,17 +204,17 @@ class ReplicaManagerService:
         supervisor.run_once("tick", self._tick, self._fail)
 
     def _count(self) -> None:
-        broker, counted = self.broker, self._counted
+        replica_manager, counted = self.replica_manager, self._counted
 
         def led(counts: Callable[[Leadership], bool]) -> Callable[[], float]:
             # Called from the thread that serves the metrics: over a copy.
             return lambda: sum(
                 1
-                for hosted in list(broker.hosted.values())
+                for hosted in list(replica_manager.hosted.values())
                 if (leadership := hosted.partition.leadership) is not None and counts(leadership)
             )
 
-        counted.partitions.set_function(lambda: len(broker.hosted))
+        counted.partitions.set_function(lambda: len(replica_manager.hosted))
         counted.leaders.set_function(led(lambda _: True))
         counted.under_replicated.set_function(
             led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
@@ -218,8 +222,10 @@ class ReplicaManagerService:
         counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
         counted.ready.set_function(lambda: self.readiness.ready)
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
-        counted.delayed_produces.set_function(lambda: len(broker.waits.produces))
-        counted.waiting_fetches.set_function(lambda: len(broker.waits.replicas) + len(broker.waits.consumers))
+        counted.delayed_produces.set_function(lambda: len(replica_manager.waits.produces))
+        counted.waiting_fetches.set_function(
+            lambda: len(replica_manager.waits.replicas) + len(replica_manager.waits.consumers)
+        )
 
     async def controlled_shutdown(self) -> None:
         """Leaderships move, and the ISRs let go; then `stop`."""
@@ -228,7 +234,7 @@ class ReplicaManagerService:
         await await_release(
             self._store,
             self._keys,
-            self.broker,
+            self.replica_manager,
             self.liveness,
             max_wait_ms=self._settings.controlled_shutdown_max_wait_ms,
         )
@@ -237,17 +243,17 @@ class ReplicaManagerService:
         """Without `deregister` the registration is left to its lease, as a killed process leaves it."""
         await self.servers.set_serving(False)
         await self.liveness.stop(deregister=deregister)
-        self.broker.registration_lost()  # what waits is answered
+        self.replica_manager.registration_lost()  # what waits is answered
         await self._supervisor.stop()
         await self.servers.stop()
         await self._topic_creation.stop()
         await self._acting_controller.close()
-        assert self.broker.isr_changes is not None
-        await self.broker.isr_changes.stop()
-        await self.broker.fencer.stop()
-        await self.broker.offline_logs.stop()
-        await self.broker.damaged_logs.stop()
-        await self.broker.storage.stop()
+        assert self.replica_manager.isr_changes is not None
+        await self.replica_manager.isr_changes.stop()
+        await self.replica_manager.fencer.stop()
+        await self.replica_manager.offline_logs.stop()
+        await self.replica_manager.damaged_logs.stop()
+        await self.replica_manager.storage.stop()
         await self._store.close()
 
     def _fail(self, error: BaseException) -> None:
@@ -259,10 +265,10 @@ class ReplicaManagerService:
         self.liveness.log_storage_seen(incarnation)
 
     def _offline_logs_changed(self, count: int) -> None:
-        self.broker.offline_logs.count_changed(count)
+        self.replica_manager.offline_logs.count_changed(count)
 
     def _damaged_logs_changed(self, count: int) -> None:
-        self.broker.damaged_logs.count_changed(count)
+        self.replica_manager.damaged_logs.count_changed(count)
 
     async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
         states, _ = await read_states(self._store, self._keys, [(topic, partition)])
@@ -270,7 +276,7 @@ class ReplicaManagerService:
         return None if versioned is None else versioned.state
 
     async def _mend_logs(self) -> None:
-        self.broker.damaged_logs.tick()
+        self.replica_manager.damaged_logs.tick()
 
     def _lease_confirmed(self) -> bool:
         return self.liveness.lease_confirmed()
@@ -290,29 +296,29 @@ class ReplicaManagerService:
     async def _watch_brokers(self) -> None:
         async with contextlib.aclosing(watch_brokers(self._store, self._keys)) as updates:
             async for brokers in updates:
-                self.broker.brokers_changed(brokers)
+                self.replica_manager.brokers_changed(brokers)
 
     async def _tick(self) -> None:
         period_s = min(self._settings.replica_lag_time_max_ms / 2, MAX_TICK_MS) / 1000
         while True:
             await asyncio.sleep(period_s)
-            self.broker.tick()
+            self.replica_manager.tick()
 
     async def _checkpoint(self) -> None:
         """Leaders' high watermarks, for log-storage's checkpoint; followers' go with their appends (RULES 4.6)."""
         marks = {
             key: (hosted.partition.leader_epoch, hosted.partition.high_watermark)
-            for key, hosted in self.broker.hosted.items()
+            for key, hosted in self.replica_manager.hosted.items()
             if hosted.partition.leadership is not None
         }
         changed = [(key, *mark) for key, mark in marks.items() if self._checkpointed.get(key) != mark]
         if changed:
-            await self.broker.storage.checkpoint_high_watermarks(changed)
+            await self.replica_manager.storage.checkpoint_high_watermarks(changed)
             self._checkpointed = marks
 
     async def _report_readiness(self) -> None:
         """The health name "ready" (RULES 8.6)."""
-        self.readiness.registered(self.broker.broker_epoch)
+        self.readiness.registered(self.replica_manager.broker_epoch)
         ready = self.readiness.ready
         if ready != self._ready:
             await self.servers.set_status(READY, ready)
@@ -325,7 +331,7 @@ class ReplicaManagerService:
         broker_epoch = readiness.question(_monotonic_ms())
         if broker_epoch is None:
             return
-        standing = await ask_standing(self._store, self._keys, self.broker.broker_id, broker_epoch)
+        standing = await ask_standing(self._store, self._keys, self.replica_manager.broker_id, broker_epoch)
         if standing is None:
             readiness.unanswered(_monotonic_ms())
             return

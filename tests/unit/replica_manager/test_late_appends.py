@@ -27,7 +27,7 @@ from highwater.replica_manager.partition.actions import (
 from highwater.replica_manager.partition.answers import ACKS_ALL
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.produce import ProducePart, ProduceResult, Producing
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
@@ -99,7 +99,7 @@ class Leader:
         self.now_ms = 0
         self.fences: deque[Fence] = deque()
         storage: Any = self
-        self.broker = Broker(
+        self.replica_manager = ReplicaManager(
             1,
             PartitionSettings(min_insync_replicas=min_insync_replicas),
             storage,
@@ -109,11 +109,11 @@ class Leader:
             lease_confirmed=lambda: True,
             now_ms=lambda: self.now_ms,
         )
-        self.broker.fencer = storage
-        self.broker._publish_soon = lambda: None  # type: ignore[method-assign]
-        self.producing = Producing(self.broker, COUNTED, max_requests=1_000, max_bytes=1 << 30)
+        self.replica_manager.fencer = storage
+        self.replica_manager._publish_soon = lambda: None  # type: ignore[method-assign]
+        self.producing = Producing(self.replica_manager, COUNTED, max_requests=1_000, max_bytes=1 << 30)
         self.answers: dict[bytes, list[ProduceResult]] = {}
-        self.hosted: HostedPartition = self.broker.host(KEY, "t", {})
+        self.hosted: HostedPartition = self.replica_manager.host(KEY, "t", {})
         self.hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)
         state = VersionedState(PartitionState(1, EPOCH, 101, (1, 2)), 10)
         self._perform(self.hosted.partition.instruct(Instruction(state, (1, 2)), 0).actions)
@@ -155,7 +155,7 @@ class Leader:
 
     def time_passes(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
-        self.broker.tick()
+        self.replica_manager.tick()
 
     def errors(self, records: bytes) -> list[ErrorCode]:
         return [answer.error for answer in self.answers[records]]
@@ -165,7 +165,7 @@ class Leader:
         return self.producing._requests, self.producing._bytes
 
     def _perform(self, actions: Sequence[Any]) -> None:
-        self.broker.perform(self.hosted, actions)
+        self.replica_manager.perform(self.hosted, actions)
 
 
 def batch(number: int, records: int = 1) -> bytes:
@@ -277,7 +277,7 @@ def refused(leader: Leader) -> None:
 
 
 def evicted(leader: Leader) -> None:
-    leader.broker.evict(KEY)
+    leader.replica_manager.evict(KEY)
 
 
 @pytest.mark.parametrize("acks", [0, 1, ACKS_ALL])
@@ -368,5 +368,5 @@ def test_every_produce_is_answered_once_and_the_leader_ends_where_its_log_does(
     assert leader.slots == (0, 0)
     assert leader.hosted.pipeline is not None
     assert leader.hosted.pipeline.outstanding == 0
-    assert len(leader.broker.waits.produces) == 0
+    assert len(leader.replica_manager.waits.produces) == 0
     assert leader.hosted.partition.log_end_offset == log.log_end_offset

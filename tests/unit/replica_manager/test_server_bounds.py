@@ -13,7 +13,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, PartitionSettings
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.fetch import FetchAsk, Fetching, FetchPart, FetchRole
 from highwater.replica_manager.requests.produce import Producing
@@ -29,9 +29,9 @@ COUNTED = ReplicaManagerMetrics(Metrics("test"))
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+async def replica_manager(tmp_path: Path) -> AsyncIterator[ReplicaManager]:
     storage = LogStorage(f"unix:{tmp_path}/nobody", lambda incarnation: None)
-    yield Broker(
+    yield ReplicaManager(
         1,
         PartitionSettings(),
         storage,
@@ -44,7 +44,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     await storage.stop()
 
 
-async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(broker: Broker) -> None:
+async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(replica_manager: ReplicaManager) -> None:
     taken = 0
 
     async def requests() -> AsyncIterator[broker_pb2.ProduceRequest]:
@@ -54,10 +54,18 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(broker: B
             yield broker_pb2.ProduceRequest(correlation_id=taken, acks=7)
             await asyncio.sleep(0)
 
-    producing = Producing(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    producing = Producing(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
     nothing: Any = None
     servicer = BrokerServicer(
-        broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "", listener=INTERNAL
+        replica_manager,
+        producing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        cluster_id=lambda: "",
+        listener=INTERNAL,
     )
     responses = servicer.ProduceStream(requests(), nothing)
     await anext(responses)
@@ -68,7 +76,7 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(broker: B
     await responses.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_stream_whose_request_cannot_be_taken_ends(broker: Broker) -> None:
+async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: ReplicaManager) -> None:
     """Not only that request: its answer, and those behind it, would be waited for in vain."""
 
     class Broken(Producing):
@@ -80,16 +88,24 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(broker: Broker) -> No
         await asyncio.Event().wait()
 
     nothing: Any = None
-    producing = Broken(broker, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    producing = Broken(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
     servicer = BrokerServicer(
-        broker, producing, nothing, nothing, nothing, nothing, nothing, cluster_id=lambda: "", listener=INTERNAL
+        replica_manager,
+        producing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        cluster_id=lambda: "",
+        listener=INTERNAL,
     )
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         async with asyncio.timeout(5):
             await anext(servicer.ProduceStream(requests(), nothing))
 
 
-async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(broker: Broker) -> None:
+async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: ReplicaManager) -> None:
     ask = FetchAsk(
         FetchRole.REPLICA,
         [FetchPart(PartitionKey(b"t" * 16, 0), leader_epoch=3, fetch_offset=0, max_bytes=1)],
@@ -99,8 +115,8 @@ async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(broker: Broker) -
         accepts_columns=True,
         session=FetchSession(2, 1, 0, 1),
     )
-    fetching = Fetching(broker, COUNTED, max_bytes=1 << 20)
+    fetching = Fetching(replica_manager, COUNTED, max_bytes=1 << 20)
     fetching.note_follower(ask)
     (result,) = await fetching.answer(ask)
     assert result.error is ErrorCode.UNKNOWN_LEADER_EPOCH
-    assert not broker.leadership_waits
+    assert not replica_manager.leadership_waits

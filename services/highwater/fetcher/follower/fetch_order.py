@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from highwater.metadata.models import PartitionKey
 
 
-class Rotation:
+class FetchOrder:
     """Partitions in the order to ask for them. All operations but iteration cost O(1)."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
 from highwater.replica_manager.membership.controller_client import CALL_TIMEOUT_S, ask_controller
 from highwater.replica_manager.membership.liveness import Liveness
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.log_storage import from_key
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.log import get_logger, pairs
@@ -32,7 +32,9 @@ class HeldBack:
     sample: tuple[PartitionKey, ...] = ()
 
 
-async def await_release(store: Store, keys: Keys, broker: Broker, liveness: Liveness, *, max_wait_ms: int) -> bool:
+async def await_release(
+    store: Store, keys: Keys, replica_manager: ReplicaManager, liveness: Liveness, *, max_wait_ms: int
+) -> bool:
     """Marks the broker as shutting down and asks the controller until it may stop: it leads nothing, and every ISR can
     spare it. False: the time was up first, or no broker stays that could change anything (the whole cluster stops).
 
@@ -46,11 +48,11 @@ async def await_release(store: Store, keys: Keys, broker: Broker, liveness: Live
                 return True
             pause_s = FIRST_PAUSE_S
             while True:
-                held = await _ask(store, keys, broker.broker_id, broker.broker_epoch)
+                held = await _ask(store, keys, replica_manager.broker_id, replica_manager.broker_epoch)
                 if held is not None and not held.sample:
                     return True
-                if not broker.others_may_lead():
-                    logger.info("no other broker stays %s", _told(broker, held))
+                if not replica_manager.others_may_lead():
+                    logger.info("no other broker stays %s", _told(replica_manager, held))
                     return False
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -58,17 +60,17 @@ async def await_release(store: Store, keys: Keys, broker: Broker, liveness: Live
         logger.warning(
             "stopping although it leads partitions, or their ISRs need it %s %s",
             pairs(waited_ms=max_wait_ms),
-            _told(broker, held),
+            _told(replica_manager, held),
         )
         return False
 
 
-def _told(broker: Broker, held: HeldBack | None) -> str:
+def _told(replica_manager: ReplicaManager, held: HeldBack | None) -> str:
     if held is None:
         return "(no controller answered)"
     named = []
     for key in held.sample:
-        hosted = broker.hosted.get(key)
+        hosted = replica_manager.hosted.get(key)
         named.append(str(key) if hosted is None else f"{hosted.topic}-{key.partition}")
     return pairs(leads=held.leads, needed_by=held.needed_by, partitions=",".join(named))
 

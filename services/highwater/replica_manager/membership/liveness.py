@@ -19,7 +19,7 @@ from highwater.metadata.leased_key import boottime_ms
 from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.registration import BrokerRegistrar
 from highwater.metadata.store import Store
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import Description
 from highwater.supervision import TaskSupervisor
@@ -50,7 +50,7 @@ class Liveness:
 
     def __init__(
         self,
-        broker: Broker,
+        replica_manager: ReplicaManager,
         store: Store,
         keys: Keys,
         *,
@@ -63,7 +63,7 @@ class Liveness:
         failed: Callable[[Exception], None],
         supervisor: TaskSupervisor | None = None,
     ) -> None:
-        self._broker = broker
+        self._replica_manager = replica_manager
         self._store = store
         self._keys = keys
         self._listeners = listeners
@@ -100,7 +100,7 @@ class Liveness:
         `EPOCH_WAIT_S`: the controller may see a registration before the answer to it arrives here."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + EPOCH_WAIT_S
-        while self._broker.broker_epoch is None or self._broker.broker_epoch < broker_epoch:
+        while self._replica_manager.broker_epoch is None or self._replica_manager.broker_epoch < broker_epoch:
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._epoch_changed.wait()
@@ -124,7 +124,7 @@ class Liveness:
     def register_anew(self) -> None:
         """Under a new broker epoch, so that nothing that was sent under the present one can bring a replica back into
         an ISR (RULES 2.3, 7.6). What is led is led no more."""
-        self._broker.registration_lost()
+        self._replica_manager.registration_lost()
         self._due.set()
 
     def report_offline_logs(self) -> None:
@@ -148,7 +148,7 @@ class Liveness:
         """Before the controller acts on what is offline: a directory whose disk has lost what was written remembers it
         where it can, and etcd where it cannot (RULES 7.2). Raises `StoreError`, and `StorageUnavailableError` where
         log-storage does not say which."""
-        described = await self._broker.storage.describe()
+        described = await self._replica_manager.storage.describe()
         await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
 
     async def _update(self, **changes: Any) -> bool:
@@ -181,24 +181,24 @@ class Liveness:
 
     def log_storage_seen(self, incarnation: str) -> None:
         """Some answer of log-storage came from this incarnation."""
-        known = self._broker.log_storage_incarnation
+        known = self._replica_manager.log_storage_incarnation
         if incarnation == known:
             return
         if known:
             logger.warning("log-storage restarted: registering anew %s", pairs(incarnation=incarnation))
         # RULES 1.4, 3.5: what was led under the old incarnation is led no more.
-        self._broker.broker_epoch = None
-        self._broker.log_storage_restarted(incarnation)
+        self._replica_manager.broker_epoch = None
+        self._replica_manager.log_storage_restarted(incarnation)
         if self._tail is not None:
             self._tail.cancel()  # what a start has found is not settled by what was settled before it
         self._due.set()
 
     def _lost(self) -> None:
-        self._broker.registration_lost()
+        self._replica_manager.registration_lost()
         self._due.set()
 
     async def _probe(self) -> None:
-        await self._broker.storage.probe(self._session_timeout_ms / 2000)
+        await self._replica_manager.storage.probe(self._session_timeout_ms / 2000)
 
     async def _run(self) -> None:
         taken_since_ms: int | None = None
@@ -215,7 +215,7 @@ class Liveness:
                     logger.warning("cannot register yet: %s", error)
                     taken_since_ms = now_ms
                 if now_ms - taken_since_ms > LEASES_WAITED_FOR * self._session_timeout_ms:
-                    self._broker.registration_lost()
+                    self._replica_manager.registration_lost()
                     raise UserError(str(error)) from None
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
@@ -224,29 +224,29 @@ class Liveness:
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
             except Exception:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
-                self._broker.registration_lost()
+                self._replica_manager.registration_lost()
                 raise
 
     async def _register(self) -> None:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
         # while log-storage opens its logs it does not know yet whether their tails are lost.
-        incarnation = await self._broker.storage.probe(self._session_timeout_ms / 2000)
+        incarnation = await self._replica_manager.storage.probe(self._session_timeout_ms / 2000)
         # In this order: what a present disk is told to have lost stands in the description, and is not settled by this.
         doubted = await doubted_dirs(self._store, self._keys)
-        described = await self._broker.storage.describe()
+        described = await self._replica_manager.storage.describe()
         doubted = {directory_id: doubted[directory_id] for directory_id in described.sound_dirs & doubted.keys()}
         await self._settle_cluster(described)
         self._due.clear()  # both answers were shown to `log_storage_seen`
         if incarnation != described.incarnation:
             raise StorageUnavailableError("log-storage restarted between two answers")
-        self._broker.registration_lost()
+        self._replica_manager.registration_lost()
         listeners = dict(self._listeners())
         await self._check_addresses(listeners, before=None)
         registration = BrokerRegistration(
-            broker_id=self._broker.broker_id,
+            broker_id=self._replica_manager.broker_id,
             address=listeners[self._internal_listener],
             host_address=self._host_address,
-            incarnation=self._broker.incarnation,
+            incarnation=self._replica_manager.incarnation,
             log_storage_incarnation=incarnation,
             rack=self._rack,
             tail_lost=described.tail_lost or bool(doubted),
@@ -267,7 +267,7 @@ class Liveness:
             await self._mark()  # it was announced while this was on its way
         if self._due.is_set():
             return  # log-storage restarted meanwhile: this registration speaks of an incarnation that is gone
-        self._broker.registered(broker_epoch)
+        self._replica_manager.registered(broker_epoch)
         self._epoch_changed.set()
         self._epoch_changed = asyncio.Event()
         self._registered()
@@ -279,7 +279,7 @@ class Liveness:
         """Raises `_AddressTakenError` where another broker, registered before that broker epoch (None: at all), has one
         of these addresses."""
         for other_id, (broker_epoch, others) in (await read_addresses(self._store, self._keys)).items():
-            if other_id == self._broker.broker_id or (before is not None and broker_epoch > before):
+            if other_id == self._replica_manager.broker_id or (before is not None and broker_epoch > before):
                 continue
             for name, address in listeners.items():
                 if address in others:
@@ -298,7 +298,7 @@ class Liveness:
                 "point the broker at its own etcd, or make its metadata again (docs/operations.md, Restoring etcd)"
             )
         if "" in described.cluster_ids:
-            await self._broker.storage.record_cluster(cluster_id)
+            await self._replica_manager.storage.record_cluster(cluster_id)
         self.cluster_id = cluster_id
 
     async def _settle_tail(
@@ -314,7 +314,7 @@ class Liveness:
                     await self._tail_settled(broker_epoch)
                 if registration.tail_lost and not await self._ordinary(broker_epoch):
                     return
-                await self._broker.storage.record_boot(registration.log_storage_incarnation)
+                await self._replica_manager.storage.record_boot(registration.log_storage_incarnation)
                 await forget_doubted(self._store, self._keys, doubted)
                 return
             except (StorageUnavailableError, StoreError) as error:
@@ -329,7 +329,7 @@ class Liveness:
         """Returns once the controller has taken this broker out of what its lost tail touches."""
         while True:
             with contextlib.suppress(StoreError):
-                entry = await self._store.get(self._keys.broker_tail(self._broker.broker_id))
+                entry = await self._store.get(self._keys.broker_tail(self._replica_manager.broker_id))
                 if entry is not None and int(entry.value) == broker_epoch:
                     return
             await asyncio.sleep(TAIL_POLL_S)

@@ -28,10 +28,10 @@ from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
-logger = get_logger("replica_manager.broker")
+logger = get_logger("replica_manager.replicas")
 
 
-class Broker:
+class ReplicaManager:
     """Everything of one broker that is touched by more than one kind of request. Used from one event loop only.
 
     `lease_confirmed` tells whether the lease was confirmed within its TTL (RULES 8.1), `now_ms` is any monotonic clock.

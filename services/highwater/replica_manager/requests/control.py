@@ -15,7 +15,7 @@ from highwater.replica_manager.partition.actions import Instruction
 from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import CreateAnswer, StorageError
 from highwater.supervision import TaskSupervisor
@@ -80,14 +80,14 @@ class Control:
 
     def __init__(
         self,
-        broker: Broker,
+        replica_manager: ReplicaManager,
         liveness: Liveness,
         purge: Purge,
         *,
         remained: Callable[[], None] = lambda: None,
         supervisor: TaskSupervisor | None = None,
     ) -> None:
-        self._broker = broker
+        self._replica_manager = replica_manager
         self._liveness = liveness
         self._purge = purge
         self._remained = remained
@@ -106,7 +106,7 @@ class Control:
         refused = await self._refusal(sender)
         if refused is not None:
             return refused
-        self._broker.learn_brokers(endpoints)
+        self._replica_manager.learn_brokers(endpoints)
         async with self._lock:
             refused = await self._refusal(sender)  # a newer controller may have spoken while this one waited
             if refused is not None:
@@ -137,11 +137,11 @@ class Control:
             if refused is not None:
                 return refused
             for stop in stops:
-                hosted = self._broker.hosted.get(stop.key)
+                hosted = self._replica_manager.hosted.get(stop.key)
                 if hosted is not None and 0 <= stop.leader_epoch < hosted.partition.leader_epoch:
                     outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.FENCED_LEADER_EPOCH)
                     continue
-                self._broker.evict(stop.key)
+                self._replica_manager.evict(stop.key)
                 self._complaints.pop(stop.key, None)
                 outcomes[stop.key] = InstructionOutcome(stop.key, ErrorCode.NONE)
                 if stop.delete_log:
@@ -168,10 +168,12 @@ class Control:
         refused = await self._refusal(sender)
         if refused is not None:
             return refused
-        self._broker.metadata.set_controller(sender.controller_id, controller_address)
-        self._broker.learn_brokers(endpoints)
-        self._broker.metadata.update(topics, full=full, deleted=deleted)
-        if full and any(self._broker.metadata.by_id(key.topic_id) is None for key in self._broker.hosted):
+        self._replica_manager.metadata.set_controller(sender.controller_id, controller_address)
+        self._replica_manager.learn_brokers(endpoints)
+        self._replica_manager.metadata.update(topics, full=full, deleted=deleted)
+        if full and any(
+            self._replica_manager.metadata.by_id(key.topic_id) is None for key in self._replica_manager.hosted
+        ):
             # Deleted while this broker was out of the controllers' reach, but not of etcd's: it is registered as ever,
             # and a controller that was elected meanwhile does not know the topic any more, to stop its replicas (9.2).
             self._remained()
@@ -195,11 +197,11 @@ class Control:
                 ErrorCode.STALE_CONTROLLER_EPOCH,
                 f"controller epoch {sender.controller_epoch} is over, the present one is {self.controller_epoch}",
             )
-        if sender.broker_epoch is None or sender.broker_epoch == self._broker.broker_epoch:
+        if sender.broker_epoch is None or sender.broker_epoch == self._replica_manager.broker_epoch:
             return None
         return Outcomes(
             ErrorCode.STALE_BROKER_EPOCH,
-            f"meant for broker epoch {sender.broker_epoch}, the present one is {self._broker.broker_epoch}",
+            f"meant for broker epoch {sender.broker_epoch}, the present one is {self._replica_manager.broker_epoch}",
         )
 
     # LeaderAndIsr
@@ -210,12 +212,12 @@ class Control:
         deadline = asyncio.get_running_loop().time() + PREPARING_PATIENCE_S
 
         async def create(instruction: PartitionInstruction) -> CreateAnswer | None:
-            hosted = self._broker.hosted.get(instruction.key)
-            if self._broker.broker_id not in instruction.replicas:
+            hosted = self._replica_manager.hosted.get(instruction.key)
+            if self._replica_manager.broker_id not in instruction.replicas:
                 return None
             fenced = hosted is not None and hosted.partition.phase is not Phase.UNFENCED  # else its log may be gone
-            wanted = (self._broker.log_storage_incarnation, instruction.config)
-            damaged = instruction.key in self._broker.damaged_logs
+            wanted = (self._replica_manager.log_storage_incarnation, instruction.config)
+            damaged = instruction.key in self._replica_manager.damaged_logs
             if hosted is not None and fenced and hosted.log_config == wanted and not damaged:
                 return None
             if damaged:
@@ -231,7 +233,7 @@ class Control:
         async def create_log(instruction: PartitionInstruction) -> CreateAnswer:
             async with slots:
                 try:
-                    return await self._broker.storage.create_log(
+                    return await self._replica_manager.storage.create_log(
                         instruction.topic,
                         instruction.key,
                         instruction.config,
@@ -269,13 +271,15 @@ class Control:
 
     async def _mend(self, instruction: PartitionInstruction) -> StorageError | None:
         """RULES 7.6."""
-        return await self._broker.damaged_logs.mend(instruction.topic, instruction.key, instruction.state.state)
+        return await self._replica_manager.damaged_logs.mend(
+            instruction.topic, instruction.key, instruction.state.state
+        )
 
     async def _delete_earlier(self, instruction: PartitionInstruction) -> StorageError | None:
         """The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES
         9.2)."""
         key = instruction.key
-        described = await self._broker.storage.describe()
+        described = await self._replica_manager.storage.describe()
         earlier = [
             log.key
             for log in described.logs
@@ -287,24 +291,26 @@ class Control:
     def _older_log_storage(self, instruction: PartitionInstruction) -> str:
         """log-storage's incarnation where the topic was created after this broker registered with it: then none of the
         topic's logs can be in a log directory that could not be opened. Empty where it may be older."""
-        broker_epoch = self._broker.broker_epoch  # none under another incarnation than the registered one (RULES 1.4)
+        broker_epoch = (
+            self._replica_manager.broker_epoch
+        )  # none under another incarnation than the registered one (RULES 1.4)
         if broker_epoch is None or instruction.topic_revision <= broker_epoch:
             return ""
-        return self._broker.log_storage_incarnation
+        return self._replica_manager.log_storage_incarnation
 
     def _instruct(self, instruction: PartitionInstruction, created: CreateAnswer | None) -> StorageError:
-        broker = self._broker
-        hosted = broker.hosted.get(instruction.key)
+        replica_manager = self._replica_manager
+        hosted = replica_manager.hosted.get(instruction.key)
         if created is not None and created.error.code is not ErrorCode.NONE:
             self._complain(instruction, created.error)
             if created.incarnation and created.error.code is ErrorCode.LOG_STORAGE_ERROR:
-                broker.offline_logs.seen([instruction.key])
+                replica_manager.offline_logs.seen([instruction.key])
             return created.error
         self._complaints.pop(instruction.key, None)
         self._learn(instruction)
-        if hosted is None and broker.broker_id not in instruction.replicas:
+        if hosted is None and replica_manager.broker_id not in instruction.replicas:
             return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
-        hosted = broker.host(instruction.key, instruction.topic, instruction.config)
+        hosted = replica_manager.host(instruction.key, instruction.topic, instruction.config)
         if created is not None:
             hosted.log_config = (created.incarnation, instruction.config)
         minimum = instruction.config.get("min.insync.replicas")
@@ -314,9 +320,9 @@ class Control:
                 instruction.replicas,
                 None if minimum is None else hosted.config.min_insync_replicas,
             ),
-            broker.now_ms(),
+            replica_manager.now_ms(),
         )
-        broker.perform(hosted, actions)
+        replica_manager.perform(hosted, actions)
         return StorageError(error)
 
     def _complain(self, instruction: PartitionInstruction, error: StorageError) -> None:
@@ -339,7 +345,7 @@ class Control:
         partition = CachedPartition(
             instruction.state.state, instruction.state.revision, instruction.replicas, instruction.offline_replicas
         )
-        self._broker.metadata.update(
+        self._replica_manager.metadata.update(
             [
                 CachedTopic(
                     instruction.topic,
@@ -352,12 +358,12 @@ class Control:
         )
 
     async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
-        hosted = self._broker.hosted.get(key)
+        hosted = self._replica_manager.hosted.get(key)
         code, message, tail = error.code, error.message, (-1, -1)
         if code is ErrorCode.NONE and hosted is not None:
             code, message, tail = await self._fenced(hosted), "", hosted.log_tail
         failed = code is ErrorCode.LOG_STORAGE_ERROR
-        offline, damaged = key in self._broker.offline_logs, key in self._broker.damaged_logs
+        offline, damaged = key in self._replica_manager.offline_logs, key in self._replica_manager.damaged_logs
         return InstructionOutcome(
             key, code, message, *tail, log_offline=failed and offline, log_damaged=failed and damaged
         )

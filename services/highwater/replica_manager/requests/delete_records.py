@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import DataWait
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 
@@ -25,16 +25,16 @@ class DeletedRecords:
 
 
 class DeletingRecords:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager) -> None:
+        self._replica_manager = replica_manager
         self._waiting = 0
 
     async def delete(self, key: PartitionKey, offset: int, timeout_ms: int) -> DeletedRecords:
         """Answered when the log start of every live replica has reached `offset`, or with REQUEST_TIMED_OUT; with
         OVERLOADED, and nothing deleted, where too many wait for that already."""
-        hosted = self._broker.hosted.get(key)
+        hosted = self._replica_manager.hosted.get(key)
         if hosted is None:
-            return DeletedRecords(key, self._broker.absent(key))
+            return DeletedRecords(key, self._replica_manager.absent(key))
         partition = hosted.partition
         if partition.leadership is None:
             return DeletedRecords(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -60,13 +60,15 @@ class DeletingRecords:
         leader_epoch, incarnation = partition.leader_epoch, partition.incarnation
         try:
             # log-storage raises no log start above the high watermark that it was told last.
-            await self._broker.storage.checkpoint_high_watermarks([(key, leader_epoch, partition.high_watermark)])
-            error, log_start_offset = await self._broker.storage.raise_log_start(key, leader_epoch, wanted)
+            await self._replica_manager.storage.checkpoint_high_watermarks(
+                [(key, leader_epoch, partition.high_watermark)]
+            )
+            error, log_start_offset = await self._replica_manager.storage.raise_log_start(key, leader_epoch, wanted)
         except StorageUnavailableError as problem:
             return DeletedRecords(key, ErrorCode.LOG_STORAGE_ERROR, str(problem))
         if error.code is not ErrorCode.NONE:
             return DeletedRecords(key, error.code, error.message)
-        self._broker.perform(hosted, partition.log_start_seen(leader_epoch, incarnation, log_start_offset))
+        self._replica_manager.perform(hosted, partition.log_start_seen(leader_epoch, incarnation, log_start_offset))
         return await self._everywhere(hosted, leader_epoch, wanted, timeout_ms)
 
     @staticmethod

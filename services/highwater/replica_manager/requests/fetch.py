@@ -20,7 +20,7 @@ from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import DataWait
 from highwater.replica_manager.requests.payloads import rows_before_columns
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
@@ -79,8 +79,8 @@ class FetchAsk:
 
 
 class Fetching:
-    def __init__(self, broker: Broker, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
+        self._replica_manager = replica_manager
         self._metrics = metrics
         self._max_bytes = max_bytes
 
@@ -92,7 +92,7 @@ class Fetching:
         ask.verdicts = [self._note(session, part) for part in ask.parts]
 
     def _note(self, session: FetchSession, part: FetchPart) -> FetchVerdict:
-        hosted = self._broker.hosted.get(part.key)
+        hosted = self._replica_manager.hosted.get(part.key)
         if hosted is None:
             return _NOT_HOSTED
         verdict = hosted.partition.fetched(
@@ -104,10 +104,10 @@ class Fetching:
                 part.last_epoch,
                 part.log_start_offset,
             ),
-            self._broker.now_ms(),
+            self._replica_manager.now_ms(),
         )
         if verdict.actions:
-            self._broker.perform(hosted, verdict.actions)
+            self._replica_manager.perform(hosted, verdict.actions)
         for wait in hosted.log_start_waits:
             wait.wake()
         if verdict.error is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted.partition.phase is Phase.FENCING:
@@ -143,15 +143,15 @@ class Fetching:
         offsets = {part.key: part.fetch_offset for part in ask.parts}
         waiting = self._purgatory(ask).add(offsets, needed, int(deadline * 1000), ask.wait)
         if waiting is not None and any(v.error is ErrorCode.UNKNOWN_LEADER_EPOCH for v in ask.verdicts):
-            self._broker.leadership_waits.add(ask.wait)
+            self._replica_manager.leadership_waits.add(ask.wait)
         return waiting
 
     def _leave(self, ask: FetchAsk, waiting: Waiting[DataWait]) -> None:
         self._purgatory(ask).cancel(waiting)
-        self._broker.leadership_waits.discard(ask.wait)
+        self._replica_manager.leadership_waits.discard(ask.wait)
 
     def _purgatory(self, ask: FetchAsk) -> FetchPurgatory[DataWait]:
-        waits = self._broker.waits
+        waits = self._replica_manager.waits
         return waits.consumers if ask.role is FetchRole.CONSUMER else waits.replicas
 
     async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
@@ -162,9 +162,9 @@ class Fetching:
         for index, part in enumerate(ask.parts):
             result = FetchedPart(part.key)
             results.append(result)
-            hosted = self._broker.hosted.get(part.key)
+            hosted = self._replica_manager.hosted.get(part.key)
             if hosted is None:
-                result.error = ask.verdicts[index].error if ask.verdicts else self._broker.absent(part.key)
+                result.error = ask.verdicts[index].error if ask.verdicts else self._replica_manager.absent(part.key)
             else:
                 bound = self._bound(ask, index, part, hosted, result)
                 # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
@@ -178,7 +178,7 @@ class Fetching:
             if result.error is not ErrorCode.NONE or result.diverging is not None:
                 final = True
                 if result.error in _LEADER_IS_ELSEWHERE:
-                    result.leader, result.leader_epoch = self._broker.leader_of(part.key)
+                    result.leader, result.leader_epoch = self._replica_manager.leader_of(part.key)
         total = limit - budget
         self._metrics.fetched_bytes[ask.role.value].inc(total)
         return results, final or total >= min(max(ask.min_bytes, 0), limit), awaited
@@ -264,14 +264,14 @@ class Fetching:
         debug_anything = bound == UNBOUNDED
         leader_epoch = partition.leader_epoch
         try:
-            answer = await self._broker.storage.read(
+            answer = await self._replica_manager.storage.read(
                 part.key, part.fetch_offset, -1 if debug_anything else bound, max_bytes
             )
         except StorageUnavailableError as error:
             result.error, result.message = ErrorCode.LOG_STORAGE_ERROR, str(error)
             return
         if answer.offline:
-            self._broker.offline_logs.seen([part.key])
+            self._replica_manager.offline_logs.seen([part.key])
         still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
         if ask.role is not FetchRole.DEBUG and not still_leads:
             # What was read may be another leader's by now, copied over ours.
@@ -279,7 +279,7 @@ class Fetching:
             return
         # Retention may have raised the log start: asked again, what is gone is out of range here.
         raised = partition.log_start_seen(leader_epoch, answer.incarnation, answer.log_start_offset)
-        self._broker.perform(hosted, raised)
+        self._replica_manager.perform(hosted, raised)
         result.log_start_offset = partition.log_start_offset
         result.error, result.message = answer.error.code, answer.error.message
         if answer.records:

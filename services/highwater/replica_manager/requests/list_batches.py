@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import from_key
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2
 
 
-async def list_batches(broker: Broker, request: broker_pb2.ListBatchesRequest) -> broker_pb2.ListBatchesResponse:
+async def list_batches(
+    replica_manager: ReplicaManager, request: broker_pb2.ListBatchesRequest
+) -> broker_pb2.ListBatchesResponse:
     """REPLICA_NOT_AVAILABLE: this broker does not host the partition."""
     key = from_key(request.partition)
-    hosted = broker.hosted.get(key)
+    hosted = replica_manager.hosted.get(key)
     if hosted is None:
-        message = f"broker {broker.broker_id} has no replica of the partition"
+        message = f"broker {replica_manager.broker_id} has no replica of the partition"
         return broker_pb2.ListBatchesResponse(error=to_proto(ErrorCode.REPLICA_NOT_AVAILABLE, message))
     try:
-        found = await broker.storage.list_batches(
+        found = await replica_manager.storage.list_batches(
             key, request.offset, request.max_batches, check_crcs=request.check_crcs
         )
     except StorageUnavailableError as error:
         return broker_pb2.ListBatchesResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, str(error)))
     if found.log.offline:
-        broker.offline_logs.seen([key])
+        replica_manager.offline_logs.seen([key])
     partition = hosted.partition
     leads = partition.leadership is not None
-    leader, leader_epoch = broker.leader_of(key)
+    leader, leader_epoch = replica_manager.leader_of(key)
     return broker_pb2.ListBatchesResponse(
         error=found.error,
         batches=found.batches,

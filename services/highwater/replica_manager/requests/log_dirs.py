@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import StorageError
 from highwater.rpc.errors import to_proto
@@ -14,13 +14,13 @@ from highwater.v1 import broker_pb2, log_storage_pb2
 
 
 class LogDirs:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager) -> None:
+        self._replica_manager = replica_manager
 
     async def describe(self, keys: Sequence[PartitionKey]) -> broker_pb2.DescribeLogDirsResponse:
         """No keys: all replicas. LOG_STORAGE_ERROR where log-storage does not answer."""
         try:
-            found = await self._broker.storage.describe_logs(keys)
+            found = await self._replica_manager.storage.describe_logs(keys)
         except StorageUnavailableError as error:
             return broker_pb2.DescribeLogDirsResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, str(error)))
         response = broker_pb2.DescribeLogDirsResponse()
@@ -41,7 +41,7 @@ class LogDirs:
     async def alter(self, moves: Sequence[tuple[PartitionKey, str]]) -> Sequence[StorageError]:
         """What became of each move, in their order."""
         try:
-            return await self._broker.storage.alter_log_dirs(moves)
+            return await self._replica_manager.storage.alter_log_dirs(moves)
         except StorageUnavailableError as error:
             return [StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))] * len(moves)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.answers import check_client_epoch, end_offset_for_epoch, latest_for_consumer
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import OffsetAnswer, OffsetLookup, StorageError
 
@@ -50,8 +50,8 @@ class EpochEnd:
 
 
 class Offsets:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager) -> None:
+        self._replica_manager = replica_manager
 
     async def list_all(self, asks: Sequence[OffsetAsk], replica_id: int) -> list[ListedOffset]:
         """In the order of the asks. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
@@ -60,7 +60,7 @@ class Offsets:
         answers: Iterable[OffsetAnswer] = ()
         if asked:
             try:
-                answers = await self._broker.storage.list_offsets([lookup for lookup, _ in asked])
+                answers = await self._replica_manager.storage.list_offsets([lookup for lookup, _ in asked])
             except StorageUnavailableError as error:
                 refused = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
                 answers = [OffsetAnswer("", refused, -1, -1, -1)] * len(asked)
@@ -69,9 +69,9 @@ class Offsets:
 
     def _without_storage(self, ask: OffsetAsk, replica_id: int) -> ListedOffset | OffsetLookup:
         """The answer, or what log-storage has to be asked for it."""
-        hosted = self._broker.hosted.get(ask.key)
+        hosted = self._replica_manager.hosted.get(ask.key)
         if hosted is None:
-            return ListedOffset(ask.key, self._broker.absent(ask.key))
+            return ListedOffset(ask.key, self._replica_manager.absent(ask.key))
         if replica_id == DEBUG:
             return OffsetLookup(ask.key, ask.timestamp, -1)
         partition = hosted.partition
@@ -94,7 +94,7 @@ class Offsets:
 
     def _leader_epoch(self, key: PartitionKey) -> int | None:
         """None: this broker does not lead."""
-        hosted = self._broker.hosted.get(key)
+        hosted = self._replica_manager.hosted.get(key)
         return None if hosted is None or hosted.partition.leadership is None else hosted.partition.leader_epoch
 
     def _found(
@@ -105,17 +105,17 @@ class Offsets:
             # RULES 5.7: retention raises it without a word to the leader, whose reads may all come from the tail cache.
             if leader_epoch is None or self._leader_epoch(key) != leader_epoch:
                 return ListedOffset(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            hosted = self._broker.hosted[key]
+            hosted = self._replica_manager.hosted[key]
             seen = hosted.partition.log_start_seen(leader_epoch, answer.incarnation, answer.offset)
-            self._broker.perform(hosted, seen)
+            self._replica_manager.perform(hosted, seen)
             return ListedOffset(key, offset=hosted.partition.log_start_offset, leader_epoch=leader_epoch)
         return ListedOffset(key, error.code, error.message, answer.offset, answer.timestamp, answer.leader_epoch)
 
     def epoch_end(self, ask: EpochAsk) -> EpochEnd:
         """The largest epoch at or below the one asked for, and its end (RULES 4.3); -1 and -1 where there is none."""
-        hosted = self._broker.hosted.get(ask.key)
+        hosted = self._replica_manager.hosted.get(ask.key)
         if hosted is None:
-            return EpochEnd(ask.key, self._broker.absent(ask.key))
+            return EpochEnd(ask.key, self._replica_manager.absent(ask.key))
         error = check_client_epoch(hosted.partition, ask.current_leader_epoch)
         if error is not ErrorCode.NONE:
             return EpochEnd(ask.key, error)

@@ -17,7 +17,7 @@ from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.batch_check import CheckedBatches, check
 from highwater.replica_manager.storage.append_stream import AppendAnswer
 
@@ -52,7 +52,7 @@ class Producing:
 
     def __init__(
         self,
-        broker: Broker,
+        replica_manager: ReplicaManager,
         metrics: ReplicaManagerMetrics,
         *,
         max_requests: int,
@@ -60,7 +60,7 @@ class Producing:
         wall_clock_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_clock_s = wall_clock_s
-        self._broker = broker
+        self._replica_manager = replica_manager
         self._metrics = metrics
         self.max_requests = max_requests
         self._max_bytes = max_bytes
@@ -79,7 +79,7 @@ class Producing:
             return
         self._requests += 1
         self._bytes += size
-        deadline_ms = self._broker.now_ms() + max(timeout_ms, 0)
+        deadline_ms = self._replica_manager.now_ms() + max(timeout_ms, 0)
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
         for index, part in enumerate(parts):
             self._append(request, index, part)
@@ -97,9 +97,9 @@ class Producing:
 
     def _append(self, request: _Request, index: int, part: ProducePart) -> None:
         result = request.results[index]
-        hosted = self._broker.hosted.get(part.key)
+        hosted = self._replica_manager.hosted.get(part.key)
         if hosted is None:
-            self._refuse(result, self._broker.absent(part.key))
+            self._refuse(result, self._replica_manager.absent(part.key))
             return
         if is_internal_topic(hosted.topic):
             self._refuse(
@@ -110,7 +110,7 @@ class Producing:
             )
             return
         error = produce_admission(hosted.partition, request.acks)
-        if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._broker.lease_confirmed():
+        if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._replica_manager.lease_confirmed():
             # RULES 8.1: another may lead by now, and nobody would tell us before we acknowledged.
             self._refuse(result, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all")
             return
@@ -130,7 +130,7 @@ class Producing:
         result.error = error
         result.message = message
         if error in _LEADER_IS_ELSEWHERE:
-            result.leader, result.leader_epoch = self._broker.leader_of(result.key)
+            result.leader, result.leader_epoch = self._replica_manager.leader_of(result.key)
 
     def released(self, request: _Request) -> None:
         self._requests -= 1
@@ -201,7 +201,7 @@ class _Request:
         key = self.results[index].key
         self.results[index] = ProduceResult(key, error, message)
         if error in _LEADER_IS_ELSEWHERE:
-            leader, leader_epoch = self._producing._broker.leader_of(key)
+            leader, leader_epoch = self._producing._replica_manager.leader_of(key)
             self.results[index].leader, self.results[index].leader_epoch = leader, leader_epoch
 
     def completed(self, index: int, error: ErrorCode) -> None:

@@ -16,7 +16,7 @@ from highwater.metadata.keys import is_internal_topic
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeletingRecords
 from highwater.replica_manager.requests.fetch import Fetching
 from highwater.replica_manager.requests.list_batches import list_batches
@@ -49,7 +49,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
     def __init__(
         self,
-        broker: Broker,
+        replica_manager: ReplicaManager,
         producing: Producing,
         fetching: Fetching,
         offsets: Offsets,
@@ -59,7 +59,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         cluster_id: Callable[[], str],
         listener: Listener,
     ) -> None:
-        self._broker = broker
+        self._replica_manager = replica_manager
         self._producing = producing
         self._fetching = fetching
         self._offsets = offsets
@@ -68,7 +68,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._topic_creation = topic_creation
         self._cluster_id = cluster_id
         self._listener = listener
-        self._log_dirs = LogDirs(broker)
+        self._log_dirs = LogDirs(replica_manager)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         generated = _GeneratedHandlers()
@@ -173,7 +173,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[bytes]:
-        stream = FetchStream(self._broker, self._fetching, self._listener)
+        stream = FetchStream(self._replica_manager, self._fetching, self._listener)
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
 
         # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it: the
@@ -261,7 +261,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ListBatches(
         self, request: broker_pb2.ListBatchesRequest, context: Context
     ) -> broker_pb2.ListBatchesResponse:
-        return await list_batches(self._broker, request)
+        return await list_batches(self._replica_manager, request)
 
     async def DescribeLogDirs(
         self, request: broker_pb2.DescribeLogDirsRequest, context: Context
@@ -280,7 +280,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         )
 
     async def Metadata(self, request: broker_pb2.MetadataRequest, context: Context) -> broker_pb2.MetadataResponse:
-        cache = self._broker.metadata
+        cache = self._replica_manager.metadata
         if not cache.complete and not _knows(cache, request):
             # What it does not know may be there all the same (RULES 9.4).
             await context.abort(
@@ -322,11 +322,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             topics=topics,
             controller_id=cache.controller_id,
             controller_address=cache.controller_address,
-            broker_id=self._broker.broker_id,
+            broker_id=self._replica_manager.broker_id,
         )
 
     def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
-        cache = self._broker.metadata
+        cache = self._replica_manager.metadata
         reached = cache.reached_by(self._listener.name)
         return broker_pb2.TopicMetadata(
             topic=topic.topic,

@@ -10,7 +10,7 @@ import grpc.aio
 from highwater.metadata.models import PartitionState, VersionedState
 from highwater.replica_manager.replicas.following import Following
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.control import (
     Control,
     InstructionOutcome,
@@ -26,8 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
-    def __init__(self, broker: Broker, control: Control) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager, control: Control) -> None:
+        self._replica_manager = replica_manager
         self._control = control
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -86,12 +86,12 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def WatchFollowing(
         self, request: replica_control_pb2.WatchFollowingRequest, context: Context
     ) -> AsyncIterator[replica_control_pb2.Following]:
-        async for following in self._broker.following.watch():
-            yield _following(self._broker.broker_id, following)
+        async for following in self._replica_manager.following.watch():
+            yield _following(self._replica_manager.broker_id, following)
 
     def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
         """Those that are not known from etcd yet: every instruction names all brokers."""
-        lacks = self._broker.metadata.lacks
+        lacks = self._replica_manager.metadata.lacks
         return [_endpoint(each) for each in brokers if lacks(each.broker_id, each.broker_epoch)]
 
 

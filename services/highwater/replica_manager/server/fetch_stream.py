@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.replica_manager.replicas.replica_manager import Broker
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
 from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.embedding import Piece, embed
@@ -25,8 +25,8 @@ _RECORDS_FIELD = 5  # FetchResult.records
 class FetchStream:
     """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
 
-    def __init__(self, broker: Broker, fetching: Fetching, listener: Listener) -> None:
-        self._broker = broker
+    def __init__(self, replica_manager: ReplicaManager, fetching: Fetching, listener: Listener) -> None:
+        self._replica_manager = replica_manager
         self._fetching = fetching
         self._listener = listener
         self._session: Any = None
@@ -66,12 +66,12 @@ class FetchStream:
         if ask.role is FetchRole.REPLICA:
             role = request.replica
             if self._session is None:
-                self._session = self._broker.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
-                self._broker.session_opened(self._session)
+                self._session = self._replica_manager.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
+                self._replica_manager.session_opened(self._session)
             elif (role.broker_id, role.broker_epoch, role.fetcher_id) != self._session_name():
                 self._ended = True
                 return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
-            if not self._broker.sessions.is_newest(self._session):
+            if not self._replica_manager.sessions.is_newest(self._session):
                 self._ended = True
                 return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
             ask.session = self._session
@@ -115,7 +115,7 @@ class FetchStream:
 
     def close(self) -> None:
         if self._session is not None:
-            self._broker.session_closed(self._session)
+            self._replica_manager.session_closed(self._session)
 
 
 def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
