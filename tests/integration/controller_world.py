@@ -76,10 +76,10 @@ class World:
         return stub
 
     def connected(self) -> set[int]:
-        """The brokers that the acting controller has a connection to."""
-        reign = self.controllers[-1].reign
-        assert reign is not None
-        return {broker_id for broker_id, fast_path in reign._fast_paths.items() if fast_path._connected}
+        """The brokers that the active controller has a connection to."""
+        active_controller = self.controllers[-1].active_controller
+        assert active_controller is not None
+        return {broker_id for broker_id, fast_path in active_controller._fast_paths.items() if fast_path._connected}
 
     def stub(self, address: str) -> controller_pb2_grpc.ControllerAsyncStub:
         self.channels.append(open_channel(address))
@@ -104,7 +104,9 @@ class World:
 
 
 async def acts(service: ControllerService) -> None:
-    await eventually(lambda: service.reign is not None and service.reign.loaded, "the controller acts")
+    await eventually(
+        lambda: service.active_controller is not None and service.active_controller.loaded, "the controller acts"
+    )
 
 
 def new_topic(name: str, partitions: int = 1, factor: int = 1, **more: object) -> controller_pb2.CreateTopicsRequest:

@@ -345,7 +345,10 @@ async def test_a_controller_that_a_broker_calls_stale_ends_its_term(world: World
     world.brokers[1] = broker
     broker.controller_epoch = 3
     await broker.start()
-    await eventually(lambda: service.reign is not None and service.reign.term.controller_epoch >= 3, "a later term")
+    await eventually(
+        lambda: service.active_controller is not None and service.active_controller.term.controller_epoch >= 3,
+        "a later term",
+    )
     await eventually(lambda: broker.metadata_updates, "which the broker listens to")
 
 
@@ -358,14 +361,14 @@ async def test_a_broker_that_registers_while_it_still_refuses_is_left_to_its_lea
     await unreachable.register()
     await eventually(lambda: world.brokers[1].live == {1, 2}, "its second one is seen")
     service = world.controllers[0]
-    assert service.reign is not None
-    fast_path = service.reign._fast_paths[2]
+    assert service.active_controller is not None
+    fast_path = service.active_controller._fast_paths[2]
     await eventually(lambda: fast_path._barred_until_ms is not None, "its refusals are seen")
     epoch = unreachable.broker_epoch
     # Three times as long as a first refusal was suffered:
     with pytest.raises(AssertionError, match="not within"):
         await eventually(lambda: world.brokers[1].live == {1}, "it is ended again", 0.9)
-    assert service.reign.cluster.is_registered(2, epoch)
+    assert service.active_controller.cluster.is_registered(2, epoch)
 
 
 @pytest.mark.parametrize("lost", ["process", "way"])

@@ -100,7 +100,7 @@ async def test_a_controller_that_cannot_stand_for_election_does_not_say_that_it_
                 await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
                 await lift()
                 await becomes(health_pb2.HealthCheckResponse.SERVING)
-                await until(lambda: service.reign is not None and service.reign.loaded)
+                await until(lambda: service.active_controller is not None and service.active_controller.loaded)
         finally:
             await service.stop()
 
@@ -128,13 +128,13 @@ async def test_a_controller_that_acts_goes_on_when_etcd_has_space(
     await service.start()
     try:
         await led_by(1)
-        reign = service.reign
+        active_controller = service.active_controller
         async with no_space(etcd) as lift:
             await registrar.deregister()
             await until(lambda: "etcd did not do some writes" in caplog.text)
             await lift()
             await led_by(NO_LEADER)
-        assert service.reign is reign
+        assert service.active_controller is active_controller
     finally:
         await service.stop()
 

@@ -208,7 +208,7 @@ async def test_administration_by_a_client_listener_while_controllers_come_and_go
             with pytest.raises(TopicAlreadyExistsError, match="before"):
                 await admin.create_topic("before", 1, 1)
             assert set(await admin.list_topics()) == {"before", *(f"during-{number}" for number in range(5))}
-    assert second.reign is not None
+    assert second.active_controller is not None
 
 
 async def test_a_broker_with_another_brokers_address_does_not_register(

@@ -71,9 +71,9 @@ async def test_the_user_is_the_certificates_common_name_and_needs_the_clusters_p
         await controller.start()
         try:
             # It leads, has listed everything, and its watches tell it of what comes.
-            await until(lambda: controller.reign is not None and controller.reign.loaded)
-            assert controller.reign is not None
-            cluster = controller.reign.cluster
+            await until(lambda: controller.active_controller is not None and controller.active_controller.loaded)
+            assert controller.active_controller is not None
+            cluster = controller.active_controller.cluster
             assert cluster.brokers[1].broker_epoch == epoch
             confirmed_ms = broker.confirmed_until_ms
             await until(lambda: broker.confirmed_until_ms > confirmed_ms)

@@ -436,7 +436,7 @@ class Runner:
         self.output.append(
             f"{partition.phase.value} epoch={partition.leader_epoch} log={partition.log_start_offset}.."
             f"{partition.log_end_offset} hw={partition.high_watermark}"
-            + (" (rests)" if leadership is not None and leadership.high_watermark_rests else "")
+            + (" (held)" if leadership is not None and leadership.high_watermark_is_held else "")
         )
         if partition.committed is not None:
             state = partition.committed.state

@@ -4,7 +4,7 @@
 the thin shells of the servers, their surroundings (etcd, network, disks), the faults, and the invariants.
 
 Production code here: `Partition` and `Leadership`, `ReplicaManager`, `HostedPartition`, `AppendPipeline`, the
-purgatories, the tail cache, `Fetching`'s answers to replicas; `Follower` and `FetchOrder`; `Cluster`, elections,
+purgatories, the tail cache, `FetchHandler`'s answers to replicas; `Follower` and `FetchOrder`; `Cluster`, elections,
 `Outbox`, `FastPath`; the fence, the epoch cache and the producer states, and whether a tail is lost; the SDK's
 `PartitionQueue`. Shells of the simulation's own: processes, calls and streams, registration, LeaderAndIsr, etcd, and a
 log in memory.

@@ -1,5 +1,5 @@
 """A controller's process: it campaigns, and while it is elected drives the production `Cluster`, `Outbox` and
-`FastPath` as `reign.py`, `sender.py` and `etcd_writer.py` do."""
+`FastPath` as `active_controller.py`, `sender.py` and `etcd_writer.py` do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Controller(Process):
         super().__init__(world.scheduler, controller_id, f"controller {controller_id}")
         self.world = world
         self.incarnation = incarnation
-        self.reign: Reign | None = None
+        self.active_controller: ActiveController | None = None
         self.spawn(self._serve_terms())
 
     async def etcd(self, what: Callable[..., Any], *args: Any) -> Any:
@@ -85,8 +85,8 @@ class Controller(Process):
             if answer is None:
                 await self.sleep(100)
                 continue
-            (reigning, counter), _ = answer
-            if reigning is not None:
+            (acting, counter), _ = answer
+            if acting is not None:
                 await self.sleep(150)
                 continue
             lease = await self._ask(etcd.grant, session_ms)
@@ -111,31 +111,35 @@ class Controller(Process):
                     self.world.etcd.ask(self, ETCD_TIMEOUT_MS, etcd.revoke, lease)
                     continue
                 created = there.create_revision
-            self.reign = Reign(self, epoch, created)
+            self.active_controller = ActiveController(self, epoch, created)
             self.world.note("controller", self.place, "elected", epoch)
-            self.spawn(self._hold(self.reign, lease, session_ms))
-            await self.reign.ended
+            self.spawn(self._hold(self.active_controller, lease, session_ms))
+            await self.active_controller.ended
             self.world.note("controller", self.place, "deposed", epoch)
-            self.reign = None
+            self.active_controller = None
 
-    async def _hold(self, reign: Reign, lease: int, session_ms: int) -> None:
-        while not reign.ended.is_done:
+    async def _hold(self, active_controller: ActiveController, lease: int, session_ms: int) -> None:
+        while not active_controller.ended.is_done:
             await self.sleep(session_ms // 3)
             kept = await self.etcd(self.world.etcd.keep_alive, lease)
             if kept is False:
-                reign.depose()
+                active_controller.depose()
 
     def on_shut_down(self, reply: Callable[[Any], None], broker_id: int, broker_epoch: int) -> None:
         """How many partitions the broker still has to wait for; None: not the controller, or it has not heard of it."""
-        reign = self.reign
-        if reign is None or not reign.cluster.has_heard_of_leaving(broker_id, broker_epoch):
+        active_controller = self.active_controller
+        if active_controller is None or not active_controller.cluster.has_heard_of_leaving(broker_id, broker_epoch):
             reply(None)
             return
-        reign.perform(reign.cluster.shut_down(broker_id, broker_epoch))
-        reply(0 if reign.cluster.release(broker_id, broker_epoch) else len(reign.cluster.held(broker_id)))
+        active_controller.perform(active_controller.cluster.shut_down(broker_id, broker_epoch))
+        reply(
+            0
+            if active_controller.cluster.release(broker_id, broker_epoch)
+            else len(active_controller.cluster.held(broker_id))
+        )
 
 
-class Reign:
+class ActiveController:
     """One term."""
 
     def __init__(self, owner: Controller, epoch: int, create_revision: int) -> None:
@@ -406,20 +410,20 @@ class Reign:
 class Sender:
     """One registration's outbox on its way: control requests one after the other, metadata beside them."""
 
-    def __init__(self, reign: Reign, broker: LiveBroker) -> None:
+    def __init__(self, active_controller: ActiveController, broker: LiveBroker) -> None:
         self.broker = broker
         self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
-        self._reign = reign
+        self._active_controller = active_controller
         self._sending = False
         self._metadata_sending = False
         self.wake()
 
     def wake(self) -> None:
-        self._reign.owner.after(0, self._run)
+        self._active_controller.owner.after(0, self._run)
 
     def _run(self) -> None:
-        owner = self._reign.owner
-        if not self._reign.holds(self):
+        owner = self._active_controller.owner
+        if not self._active_controller.holds(self):
             return
         if not self._sending:
             self._sending = True
@@ -429,38 +433,38 @@ class Sender:
             owner.spawn(self._send_metadata())
 
     def _call(self, method: str, *args: Any) -> Future:
-        world = self._reign.world
+        world = self._active_controller.world
         node = world.nodes[self.outbox.broker_id]
         return world.network.call(
-            self._reign.owner, node.broker_id, node.server, method, *args, timeout_ms=CONTROL_TIMEOUT_MS
+            self._active_controller.owner, node.broker_id, node.server, method, *args, timeout_ms=CONTROL_TIMEOUT_MS
         )
 
     async def _send_control(self) -> None:
-        reign, outbox = self._reign, self.outbox
-        owner = reign.owner
-        while reign.holds(self):
+        active_controller, outbox = self._active_controller, self.outbox
+        owner = active_controller.owner
+        while active_controller.holds(self):
             batch = outbox.next_control(owner.now_ms)
             if batch is None:
                 break
             done = await (self._instruct(batch) if isinstance(batch, InstructionBatch) else self._stop(batch))
-            if not reign.holds(self):
+            if not active_controller.holds(self):
                 break
             if not done:
                 await owner.sleep(outbox.control_failed(batch, owner.now_ms))
         self._sending = False
         due_ms = outbox.control_due_ms()
-        if due_ms is not None and reign.holds(self):
+        if due_ms is not None and active_controller.holds(self):
             owner.after(max(1, due_ms - owner.now_ms), self._run)
 
     async def _instruct(self, batch: InstructionBatch) -> bool:
-        reign = self._reign
-        cluster = reign.cluster
+        active_controller = self._active_controller
+        cluster = active_controller.cluster
         told = {key: each for key in batch.keys if (each := cluster.instruction(key)) is not None}
         brokers = tuple(cluster.brokers.values())
         answer = await self._call(
-            "on_leader_and_isr", reign.epoch, self.broker.broker_epoch, tuple(told.values()), brokers
+            "on_leader_and_isr", active_controller.epoch, self.broker.broker_epoch, tuple(told.values()), brokers
         )
-        if answer is None or not self._accepted(answer[0]) or not reign.holds(self):
+        if answer is None or not self._accepted(answer[0]) or not active_controller.holds(self):
             return False
         answers = []
         for key, (error, tail, offline, damaged) in answer[1].items():
@@ -468,28 +472,34 @@ class Sender:
             epoch = told[key].versioned.state.leader_epoch
             answers.append(InstructionAnswer(key, epoch, error, at, offline, damaged))
         good = {each.key for each in answers if each.error is ErrorCode.NONE}
-        self.outbox.instructed(batch, told.keys() - good, reign.owner.now_ms)
-        reign.perform(cluster.instruction_answered(self.outbox.broker_id, self.broker.broker_epoch, answers))
+        self.outbox.instructed(batch, told.keys() - good, active_controller.owner.now_ms)
+        active_controller.perform(
+            cluster.instruction_answered(self.outbox.broker_id, self.broker.broker_epoch, answers)
+        )
         return True
 
     async def _stop(self, batch: StopBatch) -> bool:
-        reign = self._reign
-        answer = await self._call("on_stop_replica", reign.epoch, self.broker.broker_epoch, batch.partitions)
-        if answer is None or not self._accepted(answer[0]) or not reign.holds(self):
+        active_controller = self._active_controller
+        answer = await self._call(
+            "on_stop_replica", active_controller.epoch, self.broker.broker_epoch, batch.partitions
+        )
+        if answer is None or not self._accepted(answer[0]) or not active_controller.holds(self):
             return False
         good = {key for key, error in answer[1].items() if error is ErrorCode.NONE}
-        gone = {key for key in batch.keys if reign.cluster.topics.identified(key.topic_id) is None}
-        now_ms = reign.owner.now_ms
+        gone = {key for key in batch.keys if active_controller.cluster.topics.identified(key.topic_id) is None}
+        now_ms = active_controller.owner.now_ms
         self.outbox.stopped(batch, batch.keys.keys() - good - gone, now_ms)
         topic_ids = dict.fromkeys(key.topic_id for key in batch.keys)
         stopped = [each for each in topic_ids if not self.outbox.is_stopping(each)]
-        reign.perform(reign.cluster.stop_answered(self.outbox.broker_id, self.broker.broker_epoch, stopped, now_ms))
+        active_controller.perform(
+            active_controller.cluster.stop_answered(self.outbox.broker_id, self.broker.broker_epoch, stopped, now_ms)
+        )
         return True
 
     async def _send_metadata(self) -> None:
-        reign, outbox = self._reign, self.outbox
-        owner, cluster = reign.owner, reign.cluster
-        while reign.holds(self):
+        active_controller, outbox = self._active_controller, self.outbox
+        owner, cluster = active_controller.owner, active_controller.cluster
+        while active_controller.holds(self):
             batch = outbox.next_metadata(owner.now_ms)
             if batch is None:
                 break
@@ -500,7 +510,12 @@ class Sender:
             ]
             brokers = tuple(cluster.brokers.values())
             answer = await self._call(
-                "on_update_metadata", reign.epoch, brokers, topics, batch.full, tuple(batch.deleted_topic_ids)
+                "on_update_metadata",
+                active_controller.epoch,
+                brokers,
+                topics,
+                batch.full,
+                tuple(batch.deleted_topic_ids),
             )
             if answer is not None and self._accepted(answer):
                 outbox.metadata_answered()
@@ -508,12 +523,12 @@ class Sender:
                 outbox.metadata_failed(batch, owner.now_ms)
         self._metadata_sending = False
         due_ms = outbox.metadata_due_ms()
-        if due_ms is not None and reign.holds(self):
+        if due_ms is not None and active_controller.holds(self):
             owner.after(max(1, due_ms - owner.now_ms), self._run)
 
     def _accepted(self, error: ErrorCode) -> bool:
         if error is ErrorCode.STALE_CONTROLLER_EPOCH:
-            self._reign.depose()
+            self._active_controller.depose()
         return error is ErrorCode.NONE
 
 

@@ -451,20 +451,20 @@ class Faults:
 
     def _lose_watch(self) -> None:
         controller = self._world.acting()
-        if controller is not None and controller.reign is not None and not controller.paused:
+        if controller is not None and controller.active_controller is not None and not controller.paused:
             blind_ms = int(self._random.expovariate(1 / 300))
             self._say("lose watch", controller.place, blind_ms)
-            controller.reign.lose_watch(blind_ms)
+            controller.active_controller.lose_watch(blind_ms)
 
     def _prefer_leaders(self) -> None:
         controller = self._world.acting()
-        if controller is not None and controller.reign is not None and not controller.paused:
-            reign = controller.reign
-            controller.after(0, partial(self._prefer, reign))
+        if controller is not None and controller.active_controller is not None and not controller.paused:
+            active_controller = controller.active_controller
+            controller.after(0, partial(self._prefer, active_controller))
 
-    def _prefer(self, reign: Any) -> None:
-        if not reign.ended.is_done:
-            reign.perform(reign.cluster.rebalance(0))
+    def _prefer(self, active_controller: Any) -> None:
+        if not active_controller.ended.is_done:
+            active_controller.perform(active_controller.cluster.rebalance(0))
 
     def _recreate_topic(self) -> None:
         self._world.delete_topic(self._random.choice(list(self._world.topics) or ["t0"]))

@@ -1,6 +1,6 @@
 """One FetchStream of a replica fetcher: the session, its requests in order, and the leader's answers (RULES 4.1, 4.2).
 
-The server's end is `replica_manager.fetch_stream.FetchStream`; what to answer the production `Fetching` says.
+The server's end is `replica_manager.fetch_stream.FetchStream`; what to answer the production `FetchHandler` says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from highwater.errors import ErrorCode
 from highwater.fetcher.follower.actions import FetchPosition
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
-from highwater.replica_manager.requests.fetch import FetchAsk, FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRole
 
 from .scheduler import Future, Process
 
@@ -61,8 +61,8 @@ class FetchStreamServer:
         self.stream: Stream | None = None
         self._answer = answer  # the client's, by the stream
         self._session: FetchSession | None = None
-        self._asks: deque[tuple[int, FetchAsk]] = deque()
-        self._answering: FetchAsk | None = None
+        self._waiting: deque[tuple[int, FetchParams]] = deque()
+        self._answering: FetchParams | None = None
         self._ended = False
 
     def request(
@@ -77,19 +77,19 @@ class FetchStreamServer:
         if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return
-        ask = self._ask(positions)
-        self.owner.fetching.note_follower(ask)
+        params = self._params(positions)
+        self.owner.fetch_handler.note_follower(params)
         for key in positions:
             hosted = replica_manager.hosted.get(key)
             if hosted is not None:
                 hosted.partition.check_invariants()
-        self._asks.append((number, ask))
+        self._waiting.append((number, params))
         if self._answering is not None:
             self._answering.wait.end()
         else:
             self.owner.spawn(self._work())
 
-    def _ask(self, positions: Mapping[PartitionKey, FetchPosition]) -> FetchAsk:
+    def _params(self, positions: Mapping[PartitionKey, FetchPosition]) -> FetchParams:
         parts = [
             FetchPart(
                 key,
@@ -104,51 +104,51 @@ class FetchStreamServer:
         ]
         settings = self.owner.world.settings
         wait: Any = Wait(self.owner, self.owner.world.count())
-        return FetchAsk(FetchRole.REPLICA, parts, settings.fetch_wait_ms, 1, 0, True, self._session, wait=wait)
+        return FetchParams(FetchRole.REPLICA, parts, settings.fetch_wait_ms, 1, 0, True, self._session, wait=wait)
 
     async def _work(self) -> None:
-        while self._asks and not self._ended:
-            number, ask = self._asks.popleft()
-            self._answering = ask
-            if self._asks:
-                ask.wait.end()
-            results = await self._results(ask)
+        while self._waiting and not self._ended:
+            number, params = self._waiting.popleft()
+            self._answering = params
+            if self._waiting:
+                params.wait.end()
+            results = await self._results(params)
             self._answering = None
             if self.stream is not None:
                 self.stream.to_client(self._answer, number, results)
 
-    async def _results(self, ask: FetchAsk) -> list[FetchedPart]:
-        """As `Fetching.answer`."""
-        owner, fetching = self.owner, self.owner.fetching
-        deadline_ms = owner.now_ms + ask.max_wait_ms
-        owner.after(ask.max_wait_ms, ask.wait.wake)
+    async def _results(self, params: FetchParams) -> list[FetchedPart]:
+        """As `FetchHandler.answer`."""
+        owner, fetch_handler = self.owner, self.owner.fetch_handler
+        deadline_ms = owner.now_ms + params.max_wait_ms
+        owner.after(params.max_wait_ms, params.wait.wake)
         while True:
-            results, final, awaited = await self._read(ask)
-            if final or ask.wait.ended or self._ended or owner.now_ms >= deadline_ms:
+            results, final, awaited = await self._read(params)
+            if final or params.wait.ended or self._ended or owner.now_ms >= deadline_ms:
                 return results
-            waiting = fetching._enter(ask, results, deadline_ms / 1000)
+            waiting = fetch_handler._enter(params, results, deadline_ms / 1000)
             assert waiting is not None
             if awaited:
-                results, final, _ = await self._read(ask)  # what moved during the reading was not waited for yet
+                results, final, _ = await self._read(params)  # what moved during the reading was not waited for yet
                 if final:
-                    fetching._leave(ask, waiting)
+                    fetch_handler._leave(params, waiting)
                     return results
-            await ask.wait.wait()  # type: ignore[call-arg]
-            fetching._leave(ask, waiting)
+            await params.wait.wait()  # type: ignore[call-arg]
+            fetch_handler._leave(params, waiting)
 
-    async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
-        """As `Fetching._read`."""
-        owner, fetching = self.owner, self.owner.fetching
+    async def _read(self, params: FetchParams) -> tuple[list[FetchedPart], bool, bool]:
+        """As `FetchHandler._read`."""
+        owner, fetch_handler = self.owner, self.owner.fetch_handler
         results: list[FetchedPart] = []
-        final, awaited, data = fetching._leads_by_now(ask), False, False
-        for index, part in enumerate(ask.parts):
+        final, awaited, data = fetch_handler._leads_by_now(params), False, False
+        for index, part in enumerate(params.parts):
             result = FetchedPart(part.key)
             results.append(result)
             hosted = owner.replica_manager.hosted.get(part.key)
             if hosted is None:
-                result.error = ask.verdicts[index].error
+                result.error = params.verdicts[index].error
             else:
-                bound = fetching._bound(ask, index, part, hosted, result)
+                bound = fetch_handler._bound(params, index, part, hosted, result)
                 if bound > part.fetch_offset:
                     asked_storage, error, batches = await owner.read(hosted, part.fetch_offset, bound)
                     awaited |= asked_storage

@@ -1,4 +1,4 @@
-"""The fetcher's process: the production `Follower` of each partition, and the conversations of `replica_fetcher.py`
+"""The fetcher's process: the production `Follower` of each partition, and the streams of `replica_fetcher.py`
 with leaders and with the own log-storage."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class Fetcher(Process):
-    """All of one broker. A fetcher per leader is a `Conversation`."""
+    """All of one broker. A fetcher per leader is a `LeaderStream`."""
 
     def __init__(self, world: World, node: Node) -> None:
         super().__init__(world.scheduler, node.broker_id, f"fetcher {node.broker_id}")
@@ -49,10 +49,10 @@ class Fetcher(Process):
         self.node = node
         self.broker_epoch = -1
         self.followers: dict[PartitionKey, Follower] = {}
-        self._conversations: dict[int, Conversation] = {}
+        self._leader_streams: dict[int, LeaderStream] = {}
         self._homes: dict[PartitionKey, int] = {}
         self.stream: Stream | None = None
-        self._sent: deque[tuple[Conversation, Sequence[tuple[Follower, act.Append]]]] = deque()
+        self._sent: deque[tuple[LeaderStream, Sequence[tuple[Follower, act.Append]]]] = deque()
         self._watched: ReplicaManagerProcess | None = None
         self.storage_reachable = False
         self.after(1, self._watch)
@@ -71,16 +71,16 @@ class Fetcher(Process):
             await self.sleep(100)
 
     def _reopen_sessions(self) -> None:
-        for conversation in self._conversations.values():
-            conversation.open_session()
+        for leader_stream in self._leader_streams.values():
+            leader_stream.open_session()
 
     def standing(self) -> str:
         """What stands here although nothing is asked for any more."""
         if self._sent:
             return f"{self.name} waits for {len(self._sent)} appends"
-        for conversation in self._conversations.values():
-            if conversation.appends_in_flight:
-                return f"{self.name} holds {conversation.appends_in_flight} appends"
+        for leader_stream in self._leader_streams.values():
+            if leader_stream.appends_in_flight:
+                return f"{self.name} holds {leader_stream.appends_in_flight} appends"
         for key, follower in self.followers.items():
             if follower.lag:
                 return f"{self.name} is behind by {follower.lag} in {key}"
@@ -105,15 +105,15 @@ class Fetcher(Process):
     def _apply(self, following: Following) -> None:
         for key in [key for key in self.followers if key not in following.partitions]:
             del self.followers[key]
-            self._conversations[self._homes.pop(key)].remove(key)
+            self._leader_streams[self._homes.pop(key)].remove(key)
         if following.broker_epoch != self.broker_epoch:
             self.broker_epoch = following.broker_epoch
             self._reopen_sessions()  # RULES 4.1
         for key, followed in following.partitions.items():
             self._place(key, followed, following.log_storage_incarnation)
         busy = set(self._homes.values())
-        for leader in [leader for leader in self._conversations if leader not in busy]:
-            self._conversations.pop(leader).stop()
+        for leader in [leader for leader in self._leader_streams if leader not in busy]:
+            self._leader_streams.pop(leader).stop()
 
     def _place(self, key: PartitionKey, followed: Any, incarnation: str) -> None:
         follower = self.followers.get(key)
@@ -124,24 +124,24 @@ class Fetcher(Process):
         before = self._homes.get(key)
         if before != followed.leader:
             if before is not None:
-                self._conversations[before].remove(key)
+                self._leader_streams[before].remove(key)
             self._homes[key] = followed.leader
             actions = actions or follower.moved()
-            if followed.leader not in self._conversations:
-                self._conversations[followed.leader] = Conversation(self, followed.leader)
-            self._conversations[followed.leader].add(follower)
-        self._conversations[followed.leader].perform([(follower, action) for action in actions])
+            if followed.leader not in self._leader_streams:
+                self._leader_streams[followed.leader] = LeaderStream(self, followed.leader)
+            self._leader_streams[followed.leader].add(follower)
+        self._leader_streams[followed.leader].perform([(follower, action) for action in actions])
 
     # log-storage
 
-    def append(self, conversation: Conversation, appends: Sequence[tuple[Follower, act.Append]]) -> None:
+    def append(self, leader_stream: LeaderStream, appends: Sequence[tuple[Follower, act.Append]]) -> None:
         server = self.node.storage
         if self.stream is None:
             if server is None or not server.alive:
-                self.after(100, conversation.appended, appends, None)
+                self.after(100, leader_stream.appended, appends, None)
                 return
             self.stream = Stream(self.world.network, self, server, self._append_broke, lambda: None)
-        self._sent.append((conversation, appends))
+        self._sent.append((leader_stream, appends))
         self.stream.to_server(self._append_arrived, self.stream, server, appends)
 
     def _append_arrived(
@@ -162,14 +162,14 @@ class Fetcher(Process):
         stream.to_client(self._append_answered, answers)
 
     def _append_answered(self, answers: Sequence[tuple[ErrorCode, Any, str]]) -> None:
-        conversation, appends = self._sent.popleft()
-        conversation.appended(appends, answers)
+        leader_stream, appends = self._sent.popleft()
+        leader_stream.appended(appends, answers)
 
     def _append_broke(self) -> None:
         self.stream = None
         sent, self._sent = self._sent, deque()
-        for conversation, appends in sent:
-            conversation.appended(appends, None)
+        for leader_stream, appends in sent:
+            leader_stream.appended(appends, None)
         self._reopen_sessions()
 
     def call(self, method: str, *args: Any) -> Future:
@@ -179,7 +179,7 @@ class Fetcher(Process):
         )
 
 
-class Conversation:
+class LeaderStream:
     """What `ReplicaFetcher` is: the partitions of one leader, over one stream at a time."""
 
     def __init__(self, owner: Fetcher, leader: int) -> None:

@@ -23,7 +23,7 @@ from highwater.replica_manager.partition.tail_cache import TailBatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
-from highwater.replica_manager.requests.fetch import Fetching
+from highwater.replica_manager.requests.fetch import FetchHandler
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import StorageError
 
@@ -273,7 +273,7 @@ class ReplicaManagerProcess(Process):
         self.confirmed_until_ms = 0
         self.control = Control(self)
         self.replica_manager = SimulatedReplicaManager(self, world.settings.partition, world.settings.cache_batches)
-        self.fetching = Fetching(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
+        self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.produces: set[int] = set()  # that are not answered yet
         self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
         self.spawn(self.control.start())
@@ -469,7 +469,7 @@ class ReplicaManagerProcess(Process):
     # Reading
 
     async def read(self, hosted: HostedPartition, offset: int, bound: int) -> tuple[bool, ErrorCode, Any]:
-        """Whether log-storage had to be asked, error and batches below `bound`: as `Fetching._read_part`."""
+        """Whether log-storage had to be asked, error and batches below `bound`: as `FetchHandler._read_part`."""
         limit = self.world.settings.fetch_batches
         cached = hosted.cached(offset, bound, limit)
         if cached is not None:

@@ -166,7 +166,7 @@ class World:
     def acting(self) -> Controller | None:
         entry = self.etcd.entries.get(("controller",))
         found = None if entry is None else self.controllers[entry.value.controller_id]
-        return found if found is not None and found.alive and found.reign is not None else None
+        return found if found is not None and found.alive and found.active_controller is not None else None
 
     # Topics and clients
 

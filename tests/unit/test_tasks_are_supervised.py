@@ -21,7 +21,7 @@ ALLOWED: dict[str, str] = {
     "client/connection.py RequestStream.__init__": "an error of either half fails the stream; requests go again",
     "client/sender.py Sender._give_producer_id": "whatever it raises fails all that is outstanding",
     "controller/service.py ControllerService._serve_term": "the term waits for both, and gets the term's outcome",
-    "fetcher/bidirectional_stream.py converse": "both halves are waited for, their errors end the conversation",
+    "fetcher/bidirectional_stream.py drive_stream": "both halves are waited for, their errors end the stream",
     "kube/load.py Load.run": "what it raises is raised when the writers are done",
     "kube/etcd_member/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",

@@ -44,7 +44,7 @@ CONFIG_TIMEOUT_MS = 10_000  # the controller's time for a change of a configurat
 
 
 class Admin:
-    """Speaks with the acting controller by way of any broker; with the controller itself where the broker is older than
+    """Speaks with the active controller by way of any broker; with the controller itself where the broker is older than
     that.
 
     Every call raises `NetworkError` or another `RetriableError` where the cluster stayed out of reach for
@@ -260,7 +260,7 @@ class Admin:
     # Cluster and offsets
 
     async def describe_cluster(self) -> ClusterDescription:
-        """As the acting controller sees it."""
+        """As the active controller sees it."""
         timeout_ms = self._cluster.request_timeout_s * 1000
         request = controller_pb2.DescribeClusterRequest()
         response = await self._controller(lambda stub: stub.DescribeCluster, request, timeout_ms)
@@ -350,7 +350,7 @@ class Admin:
         timeout_ms: float,
         failed: list[RetriableError] | None = None,
     ) -> Any:
-        """One request to the acting controller. `timeout_ms` is the controller's time; the answer may take longer.
+        """One request to the active controller. `timeout_ms` is the controller's time; the answer may take longer.
         `failed` collects how earlier attempts failed: any of them may have been carried out."""
         self._check_running()
         timeout_s = timeout_ms / 1000 + self._cluster.request_timeout_s

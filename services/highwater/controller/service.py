@@ -12,7 +12,7 @@ from highwater.controller.administration.administration import Administration
 from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
-from highwater.controller.term.active_controller import Rebalancing, Reign
+from highwater.controller.term.active_controller import ActiveController, Rebalancing
 from highwater.metadata.cluster_id import ensure_cluster_id
 from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm
@@ -47,7 +47,7 @@ class ControllerService:
         self._store = Store.of(settings)
         self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._election: ControllerElection | None = None
-        self._reign: Reign | None = None
+        self._active_controller: ActiveController | None = None
         self._cluster_id = ""
         self._serving = True
         self._started_s = time.monotonic()
@@ -56,9 +56,9 @@ class ControllerService:
         self._supervisor = TaskSupervisor(failures)
 
     @property
-    def reign(self) -> Reign | None:
+    def active_controller(self) -> ActiveController | None:
         """What this controller does while it acts; None while it does not."""
-        return self._reign
+        return self._active_controller
 
     async def start(self) -> None:
         """Raises `AddressInUseError`. etcd may come later."""
@@ -103,12 +103,12 @@ class ControllerService:
                 _log.error("the term ends by a fault %s", pairs(epoch=term.controller_epoch))
                 raise
             finally:
-                self._reign = None
+                self._active_controller = None
                 await election.resign()
 
     async def _serve_term(self, election: ControllerElection, term: ControllerTerm) -> None:
         settings = self.settings
-        reign = Reign(
+        active_controller = ActiveController(
             self._store,
             self._keys,
             term,
@@ -122,13 +122,13 @@ class ControllerService:
             else None,
             isr_quiet_ms=self._isr_quiet_ms,
         )
-        self._reign = reign
-        running = asyncio.create_task(reign.run())
+        self._active_controller = active_controller
+        running = asyncio.create_task(active_controller.run())
         losing = asyncio.create_task(election.lost())
         try:
             await asyncio.wait((running, losing), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                reign.depose("its lease has ended")
+                active_controller.depose("its lease has ended")
             await running
         finally:
             for task in (running, losing):
@@ -160,14 +160,14 @@ class ControllerService:
     # What the servicer asks
 
     def _administration(self) -> Administration | None:
-        reign = self._reign
-        if reign is None or not reign.loaded or reign.ended:
+        active_controller = self._active_controller
+        if active_controller is None or not active_controller.loaded or active_controller.ended:
             return None
-        return Administration(reign, self._store, self._keys, self.settings)
+        return Administration(active_controller, self._store, self._keys, self.settings)
 
     def _cluster(self) -> Cluster | None:
-        reign = self._reign
-        return None if reign is None or not reign.loaded else reign.cluster
+        active_controller = self._active_controller
+        return None if active_controller is None or not active_controller.loaded else active_controller.cluster
 
     def _acting(self) -> ControllerRegistration | None:
         return None if self._election is None else self._election.acting

@@ -16,15 +16,15 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class ConversationEndedError(Exception):
+class StreamEndedError(Exception):
     """The stream broke, or its server closed it; says why."""
 
 
-class OverdueError(ConversationEndedError):
+class OverdueError(StreamEndedError):
     """The peer has not answered within the limit."""
 
 
-async def converse(
+async def drive_stream(
     call: grpc.aio.StreamStreamCall[Any, Any],
     requests: AsyncIterator[Request],
     received: Callable[[Response], None],
@@ -48,7 +48,7 @@ async def converse(
     async def read() -> None:
         while (response := await call.read()) is not EOF:
             received(cast(Response, response))
-        raise ConversationEndedError("closed by the server")
+        raise StreamEndedError("closed by the server")
 
     async def watch() -> None:
         await until_overdue(oldest, limit_s)
@@ -60,13 +60,13 @@ async def converse(
         # Where several ended at once, the reader knows why.
         for task in sorted(done, key=tasks.index, reverse=True):
             if task.cancelled():
-                raise ConversationEndedError("the connection was closed")  # which cancels what is under way on it
+                raise StreamEndedError("the connection was closed")  # which cancels what is under way on it
             task.result()
     except grpc.aio.AioRpcError as error:
-        raise ConversationEndedError(f"{error.code().name}: {error.details()}") from error
+        raise StreamEndedError(f"{error.code().name}: {error.details()}") from error
     except asyncio.InvalidStateError:  # a write on a call that has ended: grpc.aio tells the reader the reason
         code, details = await call.code(), await call.details()
-        raise ConversationEndedError(f"{code.name}: {details}") from None
+        raise StreamEndedError(f"{code.name}: {details}") from None
     finally:
         for task in tasks:
             task.cancel()

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from highwater.fetcher.bidirectional_stream import ConversationEndedError, converse
+from highwater.fetcher.bidirectional_stream import StreamEndedError, drive_stream
 from highwater.fetcher.follower.actions import (
     Append,
     Fence,
@@ -142,14 +142,14 @@ class LogStorage:
             reason = "the append stream ended"
             try:
                 call = self._open_appends(None, wait_for_ready=True)
-                await converse(
+                await drive_stream(
                     call,
                     self._requests(),
                     self._received,
                     oldest=lambda: self._sent[0] if self._sent else None,
                     limit_s=APPEND_LIMIT_S,
                 )
-            except ConversationEndedError as error:
+            except StreamEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, and what was in flight is settled as after any break
                 logger.exception("append stream failed")
@@ -172,7 +172,7 @@ class LogStorage:
     def _received(self, response: log_storage_pb2.AppendResponse) -> None:
         sent = self._sent[0]  # it stays there until it can be answered
         if response.correlation_id != sent.correlation_id or len(response.results) != len(sent.appends):
-            raise ConversationEndedError(
+            raise StreamEndedError(
                 f"answer {response.correlation_id} for {len(response.results)} partitions where"
                 f" {sent.correlation_id} for {len(sent.appends)} was due"
             )

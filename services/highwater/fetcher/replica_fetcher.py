@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.bidirectional_stream import ConversationEndedError, OverdueError, converse
+from highwater.fetcher.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import (
     Action,
@@ -183,7 +183,7 @@ class ReplicaFetcher:
             reason = ""
             try:
                 call = broker_pb2_grpc.BrokerStub(self._link.channel).FetchStream(None, wait_for_ready=True)
-                await converse(
+                await drive_stream(
                     call,
                     self._requests(broker_epoch),
                     self._received,
@@ -193,7 +193,7 @@ class ReplicaFetcher:
             except OverdueError as error:
                 reason = str(error)
                 self._connect_anew()
-            except ConversationEndedError as error:
+            except StreamEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, but the other partitions go on
                 logger.exception("session failed %s", pairs(leader=self.identity.leader))
@@ -285,11 +285,11 @@ class ReplicaFetcher:
 
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:
-            raise ConversationEndedError(f"the leader answered request {response.correlation_id} out of turn")
+            raise StreamEndedError(f"the leader answered request {response.correlation_id} out of turn")
         asked = self._asked.popleft()
         error = from_proto(response.error)
         if error is not ErrorCode.NONE:
-            raise ConversationEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
+            raise StreamEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
         self.connected = True
         self._reconnect_ms = FIRST_RECONNECT_MS
         self._overdue_ms = FIRST_OVERDUE_MS

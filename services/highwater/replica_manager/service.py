@@ -16,7 +16,7 @@ from highwater.metadata.models import PartitionKey, PartitionState
 from highwater.metadata.partition_states import read_states
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
-from highwater.replica_manager.membership.acting_controller import ActingController
+from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.controlled_shutdown import await_release
 from highwater.replica_manager.membership.controller_client import ask_standing
 from highwater.replica_manager.membership.liveness import Liveness
@@ -31,10 +31,10 @@ from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.control import Control
-from highwater.replica_manager.requests.delete_records import DeletingRecords
-from highwater.replica_manager.requests.fetch import Fetching
-from highwater.replica_manager.requests.offsets import Offsets
-from highwater.replica_manager.requests.produce import Producing
+from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
+from highwater.replica_manager.requests.fetch import FetchHandler
+from highwater.replica_manager.requests.offsets import OffsetsHandler
+from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
@@ -138,7 +138,7 @@ class ReplicaManagerService:
             supervisor=self._supervisor,
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
-        self._acting_controller = ActingController(self._store, self._keys)
+        self._active_controller = ActiveControllerLookup(self._store, self._keys)
         self._checkpointed: dict[PartitionKey, tuple[int, int]] = {}
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
@@ -150,25 +150,25 @@ class ReplicaManagerService:
 
     async def start(self) -> None:
         replica_manager, settings = self.replica_manager, self._settings
-        producing = Producing(
+        produce_handler = ProduceHandler(
             replica_manager,
             self._counted,
             max_requests=settings.queued_max_requests,
             max_bytes=settings.queued_max_request_bytes,
         )
-        fetching = Fetching(replica_manager, self._counted, max_bytes=settings.fetch_max_bytes)
-        offsets, deleting = Offsets(replica_manager), DeletingRecords(replica_manager)
+        fetch_handler = FetchHandler(replica_manager, self._counted, max_bytes=settings.fetch_max_bytes)
+        offsets, delete_records_handler = OffsetsHandler(replica_manager), DeleteRecordsHandler(replica_manager)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
-        forwarding = Forwarding(self._acting_controller)
+        forwarding = Forwarding(self._active_controller)
         internal = settings.internal_listener
         for name in settings.listeners:
             server = self.servers[name].grpc
             BrokerServicer(
                 replica_manager,
-                producing,
-                fetching,
+                produce_handler,
+                fetch_handler,
                 offsets,
-                deleting,
+                delete_records_handler,
                 producer_ids,
                 self._topic_creation,
                 cluster_id=lambda: self.liveness.cluster_id,
@@ -247,7 +247,7 @@ class ReplicaManagerService:
         await self._supervisor.stop()
         await self.servers.stop()
         await self._topic_creation.stop()
-        await self._acting_controller.close()
+        await self._active_controller.close()
         assert self.replica_manager.isr_changes is not None
         await self.replica_manager.isr_changes.stop()
         await self.replica_manager.fencer.stop()

@@ -29,7 +29,7 @@ TOPIC_ID = b"t" * 16
 KEY = PartitionKey(TOPIC_ID, 0)
 
 
-class Reign:
+class ActiveController:
     """Whose watch of etcd lags: what it hears of is `heard`, and when it next waits."""
 
     def __init__(self) -> None:
@@ -49,15 +49,15 @@ class Reign:
 
 
 @pytest.fixture
-def reign() -> Iterator[Reign]:
-    reign = Reign()
+def active_controller() -> Iterator[ActiveController]:
+    active_controller = ActiveController()
     for broker_id in (1, 2, 3):
-        reign.perform(reign.cluster.broker_seen(registered(broker_id)))
+        active_controller.perform(active_controller.cluster.broker_seen(registered(broker_id)))
     assignment = TopicAssignment("t", TOPIC_ID, ((2, 3, 1),))
-    reign.perform(reign.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {}))
-    reign.perform(sees(reign, 110, 2, 3))
-    yield reign
-    reign.cluster.topics.check_invariants()
+    active_controller.perform(active_controller.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {}))
+    active_controller.perform(sees(active_controller, 110, 2, 3))
+    yield active_controller
+    active_controller.cluster.topics.check_invariants()
 
 
 def registered(broker_id: int) -> LiveBroker:
@@ -69,46 +69,46 @@ def leaving(broker_id: int, revision: int) -> LiveBroker:
     return replace(broker, registration=replace(broker.registration, shutting_down=True), revision=revision)
 
 
-def sees(reign: Reign, revision: int, *isr: int) -> list[Action]:
+def sees(active_controller: ActiveController, revision: int, *isr: int) -> list[Action]:
     """A leader's change of the ISR."""
     state = PartitionState(leader=2, leader_epoch=0, leader_broker_epoch=2, isr=isr, controller_epoch=1)
-    return reign.cluster.state_seen("t", 0, VersionedState(state, revision))
+    return active_controller.cluster.state_seen("t", 0, VersionedState(state, revision))
 
 
-def administration_of(reign: Reign) -> Administration:
+def administration_of(active_controller: ActiveController) -> Administration:
     settings = ControllerSettings(controller_id=0, listen=["h:0"], advertised_listener="h:0", etcd=["h:1"])
-    return Administration(reign, None, Keys("c"), settings)  # type: ignore[arg-type]
+    return Administration(active_controller, None, Keys("c"), settings)  # type: ignore[arg-type]
 
 
-async def ask(reign: Reign, broker_id: int) -> HeldBack | None:
-    asking = administration_of(reign).shut_down(broker_id, broker_id)
+async def ask(active_controller: ActiveController, broker_id: int) -> HeldBack | None:
+    asking = administration_of(active_controller).shut_down(broker_id, broker_id)
     return await asyncio.wait_for(asking, administration.MOVE_PATIENCE_S * 3)
 
 
-async def test_what_came_before_the_mark_is_looked_at_first(reign: Reign) -> None:
+async def test_what_came_before_the_mark_is_looked_at_first(active_controller: ActiveController) -> None:
     """Broker 1 came back into the ISR as 3 fell out, then marked its registration, and asks faster than the watch."""
-    reign.heard = [
-        lambda: sees(reign, 120, 1, 2),
-        lambda: reign.cluster.broker_seen(leaving(1, 121)),
+    active_controller.heard = [
+        lambda: sees(active_controller, 120, 1, 2),
+        lambda: active_controller.cluster.broker_seen(leaving(1, 121)),
     ]
-    assert await ask(reign, 1) == HeldBack(0, 1, (KEY,))
+    assert await ask(active_controller, 1) == HeldBack(0, 1, (KEY,))
 
 
-async def test_nobody_is_let_go_whose_mark_is_not_heard_of(reign: Reign) -> None:
-    assert await ask(reign, 1) is None
-    reign.perform(reign.cluster.broker_seen(leaving(1, 121)))
-    assert await ask(reign, 1) == HeldBack(0, 0, ())
+async def test_nobody_is_let_go_whose_mark_is_not_heard_of(active_controller: ActiveController) -> None:
+    assert await ask(active_controller, 1) is None
+    active_controller.perform(active_controller.cluster.broker_seen(leaving(1, 121)))
+    assert await ask(active_controller, 1) == HeldBack(0, 0, ())
 
 
-async def test_who_began_first_goes_first_whoever_asks_first(reign: Reign) -> None:
-    reign.perform(sees(reign, 115, 1, 2, 3))
-    reign.heard = [
-        lambda: reign.cluster.broker_seen(leaving(1, 120)),
-        lambda: reign.cluster.broker_seen(leaving(3, 121)),
+async def test_who_began_first_goes_first_whoever_asks_first(active_controller: ActiveController) -> None:
+    active_controller.perform(sees(active_controller, 115, 1, 2, 3))
+    active_controller.heard = [
+        lambda: active_controller.cluster.broker_seen(leaving(1, 120)),
+        lambda: active_controller.cluster.broker_seen(leaving(3, 121)),
     ]
-    assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
-    assert await ask(reign, 1) == HeldBack(0, 0, ())
-    assert await ask(reign, 3) == HeldBack(0, 1, (KEY,))
+    assert await ask(active_controller, 3) == HeldBack(0, 1, (KEY,))
+    assert await ask(active_controller, 1) == HeldBack(0, 0, ())
+    assert await ask(active_controller, 3) == HeldBack(0, 1, (KEY,))
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -117,18 +117,18 @@ async def test_a_later_controller_lets_them_go_in_the_same_order(again: bool) ->
     epoch = 30 if again else 1
     first = replace(leaving(1, 35), broker_epoch=epoch)
     first = replace(first, registration=replace(first.registration, leaving_since=20))
-    reign = Reign()
+    active_controller = ActiveController()
     for broker in (leaving(2, 21), first, registered(3)):
-        reign.perform(reign.cluster.broker_seen(broker))
+        active_controller.perform(active_controller.cluster.broker_seen(broker))
     assignment = TopicAssignment("t", TOPIC_ID, ((3, 1, 2), (3, 1, 2)))
-    reign.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {})
+    active_controller.cluster.topic_seen(VersionedTopic(assignment, 10, 10), {})
     for number, isr in enumerate([(2, 3), (1, 2, 3)]):
         state = PartitionState(leader=3, leader_epoch=0, leader_broker_epoch=3, isr=isr, controller_epoch=1)
-        reign.perform(reign.cluster.state_seen("t", number, VersionedState(state, 22 + number)))
-    for partition in reign.cluster.topics.partitions():
+        active_controller.perform(active_controller.cluster.state_seen("t", number, VersionedState(state, 22 + number)))
+    for partition in active_controller.cluster.topics.partitions():
         partition.pending = None
-    held = await ask(reign, 2)
+    held = await ask(active_controller, 2)
     assert held is not None
     assert held.needed_by == 2
-    admin = administration_of(reign)
+    admin = administration_of(active_controller)
     assert await admin.shut_down(1, epoch) == HeldBack(0, 0, ())

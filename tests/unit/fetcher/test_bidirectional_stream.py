@@ -1,4 +1,4 @@
-"""How a conversation ends that was cut off from below."""
+"""The end of a bidirectional stream that was cut off from below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
-from highwater.fetcher.bidirectional_stream import ConversationEndedError, converse
+from highwater.fetcher.bidirectional_stream import StreamEndedError, drive_stream
 
 
 class Call:
@@ -36,9 +36,9 @@ async def one() -> AsyncIterator[bytes]:
 async def test_a_call_that_is_cancelled_with_its_channel_is_a_broken_one() -> None:
     """Not a cancellation of who talks: its session would end for good (RULES 8.8)."""
     call: Any = Call()
-    with pytest.raises(ConversationEndedError, match="closed"):
+    with pytest.raises(StreamEndedError, match="closed"):
         await asyncio.wait_for(
-            converse(call, one(), lambda response: None, oldest=lambda: None, limit_s=60.0), timeout=10.0
+            drive_stream(call, one(), lambda response: None, oldest=lambda: None, limit_s=60.0), timeout=10.0
         )
 
 
@@ -49,7 +49,9 @@ async def test_who_is_cancelled_ends() -> None:
         await asyncio.Event().wait()
         yield b""
 
-    talking = asyncio.create_task(converse(call, nothing(), lambda response: None, oldest=lambda: None, limit_s=60.0))
+    talking = asyncio.create_task(
+        drive_stream(call, nothing(), lambda response: None, oldest=lambda: None, limit_s=60.0)
+    )
     await asyncio.sleep(0)
     talking.cancel()
     await asyncio.wait((talking,), timeout=10.0)

@@ -259,7 +259,7 @@ def test_few_commands_are_run_and_the_table_is_printed(
     assert exit_status(app, ["kube", "status"]) == 0
     shown = capsys.readouterr().out
     assert "nothing is wrong" in shown
-    assert "acting controller: highwater-controller-0" in shown
+    assert "active controller: highwater-controller-0" in shown
     assert exit_status(app, ["kube", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["brokers"][1]["lag_records"] == 7
     kubernetes.forbidden = {("list", "events")}

@@ -13,8 +13,8 @@ import pytest
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError, Unavailable
 from highwater.metadata.models import ControllerRegistration
-from highwater.replica_manager.membership import acting_controller
-from highwater.replica_manager.membership.acting_controller import ActingController
+from highwater.replica_manager.membership import active_controller
+from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.replica_manager.server import controller_forwarder
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
@@ -78,10 +78,10 @@ class World:
         self.epoch = 1
         self.looks = 0
         self._server = grpc.aio.server()
-        self.controller = ActingController(cast(Any, None), cast(Any, None))
+        self.controller = ActiveControllerLookup(cast(Any, None), cast(Any, None))
 
     async def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acting_controller, "read_controller", self._read)
+        monkeypatch.setattr(active_controller, "read_controller", self._read)
         self.controllers = [await FakeController().start(), await FakeController().start()]
         forwarder = ControllerForwarder(Forwarding(self.controller), lambda: {1: Endpoint(1, 5, "out:1", "")})
         controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, self._server)

@@ -29,7 +29,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
-from highwater.replica_manager.requests.produce import ProducePart, ProduceResult, Producing
+from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 from highwater.telemetry.metrics import Metrics
@@ -111,7 +111,7 @@ class Leader:
         )
         self.replica_manager.fencer = storage
         self.replica_manager._publish_soon = lambda: None  # type: ignore[method-assign]
-        self.producing = Producing(self.replica_manager, COUNTED, max_requests=1_000, max_bytes=1 << 30)
+        self.produce_handler = ProduceHandler(self.replica_manager, COUNTED, max_requests=1_000, max_bytes=1 << 30)
         self.answers: dict[bytes, list[ProduceResult]] = {}
         self.hosted: HostedPartition = self.replica_manager.host(KEY, "t", {})
         self.hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)
@@ -142,7 +142,7 @@ class Leader:
         def done(results: Sequence[ProduceResult]) -> None:
             answers.extend(results)
 
-        self.producing.submit(acks, timeout_ms, [ProducePart(KEY, records)], done)
+        self.produce_handler.submit(acks, timeout_ms, [ProducePart(KEY, records)], done)
 
     def follower_copies_everything(self) -> None:
         """Up to where the leader lets it read."""
@@ -162,7 +162,7 @@ class Leader:
 
     @property
     def slots(self) -> tuple[int, int]:
-        return self.producing._requests, self.producing._bytes
+        return self.produce_handler._requests, self.produce_handler._bytes
 
     def _perform(self, actions: Sequence[Any]) -> None:
         self.replica_manager.perform(self.hosted, actions)
@@ -307,7 +307,7 @@ def test_an_answer_that_cannot_be_given_gives_slot_and_bytes_back() -> None:
     def done(_: Sequence[ProduceResult]) -> None:
         raise ConnectionResetError("the producer has gone")
 
-    leader.producing.submit(1, 1_000, [ProducePart(KEY, batch(1))], done)
+    leader.produce_handler.submit(1, 1_000, [ProducePart(KEY, batch(1))], done)
     with pytest.raises(ConnectionResetError):
         log.answer_all()
     assert leader.slots == (0, 0)
@@ -317,7 +317,9 @@ def test_what_is_refused_at_once_takes_no_slot() -> None:
     leader = Leader(Log())
     leader.produce(b"no batch")
     leader.produce(batch(1), acks=7)
-    leader.producing.submit(ACKS_ALL, 1_000, [ProducePart(PartitionKey(b"u" * 16, 0), batch(1))], lambda results: None)
+    leader.produce_handler.submit(
+        ACKS_ALL, 1_000, [ProducePart(PartitionKey(b"u" * 16, 0), batch(1))], lambda results: None
+    )
     assert leader.slots == (0, 0)
 
 

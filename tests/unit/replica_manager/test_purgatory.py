@@ -56,7 +56,7 @@ def test_the_limit_refuses_and_a_place_is_free_again() -> None:
 
 def test_what_has_ended_does_not_pile_up() -> None:
     produces: ProducePurgatory[int] = ProducePurgatory(10)
-    produces.add(A, 1 << 40, 1 << 40, -1)  # the high watermark rests
+    produces.add(A, 1 << 40, 1 << 40, -1)  # the high watermark is held
     for number in range(10_000):
         produces.add(A, 1 << 41, number, number)
         assert produces.expired(number) == [number]

@@ -15,8 +15,8 @@ from highwater.replica_manager.partition.actions import FetchSession, PartitionS
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.waits import Waits
-from highwater.replica_manager.requests.fetch import FetchAsk, Fetching, FetchPart, FetchRole
-from highwater.replica_manager.requests.produce import Producing
+from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener
@@ -54,11 +54,11 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(replica_m
             yield broker_pb2.ProduceRequest(correlation_id=taken, acks=7)
             await asyncio.sleep(0)
 
-    producing = Producing(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    produce_handler = ProduceHandler(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
     nothing: Any = None
     servicer = BrokerServicer(
         replica_manager,
-        producing,
+        produce_handler,
         nothing,
         nothing,
         nothing,
@@ -79,7 +79,7 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(replica_m
 async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: ReplicaManager) -> None:
     """Not only that request: its answer, and those behind it, would be waited for in vain."""
 
-    class Broken(Producing):
+    class Broken(ProduceHandler):
         def submit(self, *args: Any) -> None:
             raise RuntimeError("a mistake of ours")
 
@@ -88,10 +88,10 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: Repl
         await asyncio.Event().wait()
 
     nothing: Any = None
-    producing = Broken(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
+    produce_handler = Broken(replica_manager, COUNTED, max_requests=MAX_REQUESTS, max_bytes=1 << 20)
     servicer = BrokerServicer(
         replica_manager,
-        producing,
+        produce_handler,
         nothing,
         nothing,
         nothing,
@@ -106,7 +106,7 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: Repl
 
 
 async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: ReplicaManager) -> None:
-    ask = FetchAsk(
+    params = FetchParams(
         FetchRole.REPLICA,
         [FetchPart(PartitionKey(b"t" * 16, 0), leader_epoch=3, fetch_offset=0, max_bytes=1)],
         max_wait_ms=10_000,
@@ -115,8 +115,8 @@ async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: 
         accepts_columns=True,
         session=FetchSession(2, 1, 0, 1),
     )
-    fetching = Fetching(replica_manager, COUNTED, max_bytes=1 << 20)
-    fetching.note_follower(ask)
-    (result,) = await fetching.answer(ask)
+    fetch_handler = FetchHandler(replica_manager, COUNTED, max_bytes=1 << 20)
+    fetch_handler.note_follower(params)
+    (result,) = await fetch_handler.answer(params)
     assert result.error is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert not replica_manager.leadership_waits

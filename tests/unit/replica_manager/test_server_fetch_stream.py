@@ -11,7 +11,7 @@ import pytest
 
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
-from highwater.replica_manager.requests.fetch import FetchAsk
+from highwater.replica_manager.requests.fetch import FetchParams
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
@@ -37,10 +37,10 @@ class Sessions:
 class Nothing:
     """Answers every fetch at once, with nothing."""
 
-    def note_follower(self, ask: FetchAsk) -> None:
-        assert ask.session is not None
+    def note_follower(self, params: FetchParams) -> None:
+        assert params.session is not None
 
-    async def answer(self, ask: FetchAsk) -> list[Any]:
+    async def answer(self, params: FetchParams) -> list[Any]:
         return []
 
 
@@ -79,7 +79,7 @@ async def test_a_stream_whose_requests_cannot_be_taken_ends_with_the_error(caplo
     """It used to end as if all were well, without a word in the log."""
 
     class Mistaken(Nothing):
-        def note_follower(self, ask: FetchAsk) -> None:
+        def note_follower(self, params: FetchParams) -> None:
             raise KeyError("a mistake of ours")
 
     broker, call, unused = Sessions(), Call(), cast(Any, None)

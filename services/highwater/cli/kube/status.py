@@ -79,7 +79,7 @@ def status(
                 for one in told.etcd
             ],
         )
-    _say(f"acting controller: {told.acting or 'none is known'}")
+    _say(f"active controller: {told.acting or 'none is known'}")
     if "error" not in cluster:
         _say(
             f"{cluster.get('topics')} topics, {cluster.get('partitions')} partitions: "

@@ -1,7 +1,7 @@
-"""What clients and brokers ask of the acting controller: topics made, grown and deleted, leaderships moved. Without
+"""What clients and brokers ask of the active controller: topics made, grown and deleted, leaderships moved. Without
 protobuf.
 
-Each request is carried out by the reign (`reign.py`); here it is checked, started and waited for.
+Each request is carried out by `ActiveController`; here it is checked, started and waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from highwater.controller.administration.configuration import Configuration
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
-from highwater.controller.term.active_controller import Reign, Standing
+from highwater.controller.term.active_controller import ActiveController, Standing
 from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
@@ -71,15 +71,17 @@ class HeldBack:
 
 
 class Administration:
-    """Bound to one reign. Raises `ControllerDeposed` where it ended meanwhile."""
+    """Bound to one term. Raises `ControllerDeposed` where that ended meanwhile."""
 
-    def __init__(self, reign: Reign, store: Store, keys: Keys, settings: ControllerSettings) -> None:
-        self._reign = reign
-        self._cluster = reign.cluster
+    def __init__(
+        self, active_controller: ActiveController, store: Store, keys: Keys, settings: ControllerSettings
+    ) -> None:
+        self._active_controller = active_controller
+        self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._settings = settings
-        self.configuration = Configuration(reign, store, keys, settings)
+        self.configuration = Configuration(active_controller, store, keys, settings)
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool, timeout_s: float
@@ -116,10 +118,12 @@ class Administration:
         def serves(topic: str) -> bool:
             return self._cluster.is_served(topic, done[topic])
 
-        served = await self._reign.until(lambda: all(map(serves, done)), max(deadline - time.monotonic(), 0))
+        served = await self._active_controller.until(
+            lambda: all(map(serves, done)), max(deadline - time.monotonic(), 0)
+        )
         if served and done:
             patience_s = min(METADATA_PATIENCE_S, max(deadline - time.monotonic(), 0))
-            await self._reign.until(self._reign.everyone_knows, patience_s)
+            await self._active_controller.until(self._active_controller.everyone_knows, patience_s)
         message = f"{what}, but not all of its partitions have a serving leader yet"
         return [
             replace(each, error=ErrorCode.REQUEST_TIMED_OUT, message=f"topic {each.topic!r} {message}")
@@ -148,7 +152,8 @@ class Administration:
         """RULES 9.1. The watch brings the topic to the cluster, which writes its states."""
         try:
             await self._until_answered(
-                lambda: create_topic(self._store, self._keys, self._reign.term, assignment, new.config), deadline
+                lambda: create_topic(self._store, self._keys, self._active_controller.term, assignment, new.config),
+                deadline,
             )
         except (TopicExistsError, TopicMarkedForDeletionError) as error:
             return TopicOutcome(new.topic, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
@@ -189,7 +194,9 @@ class Administration:
             if validate_only:
                 return replace(_planned(planned), topic_id=b"")
             try:
-                written = await change_assignment(self._store, self._keys, self._reign.term, current, planned)
+                written = await change_assignment(
+                    self._store, self._keys, self._active_controller.term, current, planned
+                )
             except (Unavailable, OutcomeUnknown, Refused) as error:
                 unsettled.append(planned)
                 trouble = f": {error}"
@@ -198,8 +205,8 @@ class Administration:
                     return _planned(planned)
                 trouble = ""
             # Somebody wrote first, perhaps ourselves: what the watch shows next decides.
-            await self._reign.until(partial(self._written_since, current), RETRY_PAUSE_S)
-            if time.monotonic() >= deadline or self._reign.ended:
+            await self._active_controller.until(partial(self._written_since, current), RETRY_PAUSE_S)
+            if time.monotonic() >= deadline or self._active_controller.ended:
                 message = f"topic {new.topic!r} may or may not have got its partitions{trouble}"
                 return TopicOutcome(new.topic, ErrorCode.REQUEST_TIMED_OUT, message)
 
@@ -212,7 +219,7 @@ class Administration:
         deadline = time.monotonic() + timeout_s
         outcomes = [await self._mark(name, deadline) for name in dict.fromkeys(names)]
         marked = {each.topic: each.topic_id for each in outcomes if each.topic_id and each.error is ErrorCode.NONE}
-        await self._reign.until(
+        await self._active_controller.until(
             lambda: not any(map(self._exists, marked.values())), max(deadline - time.monotonic(), 0)
         )
         return [
@@ -234,7 +241,8 @@ class Administration:
             return unknown
         try:
             marked = await self._until_answered(
-                lambda: mark_for_deletion(self._store, self._keys, self._reign.term, topic.versioned), deadline
+                lambda: mark_for_deletion(self._store, self._keys, self._active_controller.term, topic.versioned),
+                deadline,
             )
         except (Unavailable, OutcomeUnknown, Refused) as error:
             message = f"topic {name!r} may or may not be being deleted: {error}"
@@ -253,17 +261,21 @@ class Administration:
             return None
         # Its question may come before what etcd tells: that it is back in an ISR, say, which another has left, or that
         # another began first. What was before its mark is known once the mark is.
-        if not await self._reign.until(partial(cluster.has_heard_of_leaving, broker_id, broker_epoch), MARK_PATIENCE_S):
+        if not await self._active_controller.until(
+            partial(cluster.has_heard_of_leaving, broker_id, broker_epoch), MARK_PATIENCE_S
+        ):
             return None
         actions = cluster.shut_down(broker_id, broker_epoch)
         if actions:  # its first question: the only one that costs more, the more it hosts
             held = cluster.topics.partitions(cluster.held(broker_id))
-            self._reign.perform(actions)
-            await self._reign.until(_each(held, lambda partition: partition.pending is None), MOVE_PATIENCE_S)
+            self._active_controller.perform(actions)
+            await self._active_controller.until(
+                _each(held, lambda partition: partition.pending is None), MOVE_PATIENCE_S
+            )
             # The process may stop when its successors are at work. Leaderships may have moved since its mark.
             hosted = cluster.topics.hosted(broker_id).values()
             moved = [partition for partition in hosted if partition.leader not in (broker_id, NO_LEADER)]
-            await self._reign.until(_each(moved, lambda partition: partition.served), MOVE_PATIENCE_S)
+            await self._active_controller.until(_each(moved, lambda partition: partition.served), MOVE_PATIENCE_S)
         if cluster.release(broker_id, broker_epoch):
             return HeldBack(0, 0, ())
         if not cluster.is_registered(broker_id, broker_epoch):
@@ -272,8 +284,8 @@ class Administration:
         return HeldBack(leads, len(keys) - leads, tuple(islice(keys, HELD_SAMPLE)))
 
     def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
-        """As `Reign.standing`."""
-        return self._reign.standing(broker_id, broker_epoch)
+        """As `ActiveController.standing`."""
+        return self._active_controller.standing(broker_id, broker_epoch)
 
     async def elect_preferred(self, wanted: Iterable[tuple[str, int]], *, timeout_s: float) -> list[PartitionOutcome]:
         """Gives partitions (none: all) back to their preferred leaders, where those are live and in the ISR."""
@@ -284,8 +296,8 @@ class Administration:
             if topic is not None and 0 <= number < len(topic.partitions):
                 found[name, number] = topic.partitions[number]
         needless = {place for place, each in found.items() if each.leader == each.replicas[0]}
-        self._reign.perform(self._cluster.prefer(each.key for each in found.values()))
-        await self._reign.until(lambda: all(each.pending is None for each in found.values()), timeout_s)
+        self._active_controller.perform(self._cluster.prefer(each.key for each in found.values()))
+        await self._active_controller.until(lambda: all(each.pending is None for each in found.values()), timeout_s)
 
         def outcome(place: tuple[str, int]) -> PartitionOutcome:
             name = f"{place[0]}-{place[1]}"
@@ -310,7 +322,7 @@ class Administration:
             try:
                 return await ask()
             except (Unavailable, OutcomeUnknown, Refused):
-                if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
+                if time.monotonic() + RETRY_PAUSE_S >= deadline or self._active_controller.ended:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""Topics' configurations, changed and described at the acting controller.
+"""Topics' configurations, changed and described at the active controller.
 
 etcd holds what a topic sets itself. A change is one guarded write of the whole; the watch brings it to the cluster,
 which tells the brokers that host the topic (with LeaderAndIsr, so that log-storage gets it too) and, as metadata, all.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from highwater.controller.term.active_controller import Reign
+from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
@@ -40,11 +40,13 @@ class ConfigEntry:
 
 
 class Configuration:
-    """Bound to one reign. Raises `ControllerDeposed` where it ended meanwhile."""
+    """Bound to one term. Raises `ControllerDeposed` where that ended meanwhile."""
 
-    def __init__(self, reign: Reign, store: Store, keys: Keys, settings: ControllerSettings) -> None:
-        self._reign = reign
-        self._cluster = reign.cluster
+    def __init__(
+        self, active_controller: ActiveController, store: Store, keys: Keys, settings: ControllerSettings
+    ) -> None:
+        self._active_controller = active_controller
+        self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._defaults = {
@@ -73,22 +75,24 @@ class Configuration:
                 config = {key: value for key, value in {**current.config, **changed}.items() if key not in unset}
                 created = topic.versioned.create_revision
                 # Repeated after an outcome that is not known: the same keys get the same values.
-                if await write_topic_config(self._store, self._keys, self._reign.term, name, created, current, config):
+                if await write_topic_config(
+                    self._store, self._keys, self._active_controller.term, name, created, current, config
+                ):
                     await self._told(topic.topic_id, config)
                     return None
             except (Unavailable, OutcomeUnknown, Refused) as error:
                 trouble = f": {error}"
-            if time.monotonic() + RETRY_PAUSE_S >= deadline or self._reign.ended:
+            if time.monotonic() + RETRY_PAUSE_S >= deadline or self._active_controller.ended:
                 message = f"the configuration of topic {name!r} may or may not have been changed{trouble}"
                 return Refusal(ErrorCode.REQUEST_TIMED_OUT, message)
-            await self._reign.until(lambda: False, RETRY_PAUSE_S)
+            await self._active_controller.until(lambda: False, RETRY_PAUSE_S)
 
     async def _told(self, topic_id: bytes, config: Mapping[str, str]) -> None:
         def told() -> bool:
             topic = self._cluster.topics.identified(topic_id)
-            return topic is None or (topic.config == config and self._reign.everyone_follows(topic))
+            return topic is None or (topic.config == config and self._active_controller.everyone_follows(topic))
 
-        await self._reign.until(told, TOLD_PATIENCE_S)
+        await self._active_controller.until(told, TOLD_PATIENCE_S)
 
     def describe_topic(self, name: str) -> list[ConfigEntry] | Refusal:
         """Every key that a topic may have: its own value, or whose default counts."""

@@ -72,8 +72,8 @@ class Rebalancing:
     allowed_percent: int
 
 
-class Reign:
-    """Everything that the acting controller does by itself: it watches etcd, lets the state machines decide, writes,
+class ActiveController:
+    """Everything that the active controller does by itself: it watches etcd, lets the state machines decide, writes,
     instructs brokers and probes them. `run` ends by raising, `ControllerDeposed` as a rule; nothing of it is left
     then."""
 

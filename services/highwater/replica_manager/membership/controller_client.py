@@ -1,4 +1,4 @@
-"""What a broker asks of the acting controller: to take its leaderships over, and to make a topic."""
+"""What a broker asks of the active controller: to take its leaderships over, and to make a topic."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ is an argument.
        |                                                       |
        +--nothing gained for `max_wait_ms`--> READY            +--another replica falls out of its ISR--> UNKNOWN
 
-Only an answer of the acting controller moves it; a new registration begins anew.
+Only an answer of the active controller moves it; a new registration begins anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASK_READY_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The acting controller's answer about one registration."""
+    """The active controller's answer about one registration."""
 
     told: bool  # it has answered, without an error, for all that it hosts
     out_of_sync: int  # replicas assigned to it that are outside their ISRs

@@ -35,8 +35,8 @@ class Leadership:
     acked offset of a replica that counts (DESIGN §6: 2); the ISR holds the leader (6)."""
 
     __slots__ = (
+        "_held",
         "_propose_from_ms",
-        "_rests",
         "_settings",
         "broker_id",
         "epoch_start",
@@ -91,15 +91,15 @@ class Leadership:
         # All assigned but the leader itself.
         self.followers = {r: Replica(r) for r in replicas if r != broker_id}
         self.followers_in_order = tuple(self.followers.values())
-        self._rests = True
+        self._held = True
         self._count_members(now_ms)
 
     # ---------------------------------------------------------------------------------------------------- queries
 
     @property
-    def high_watermark_rests(self) -> bool:
-        """5.2."""
-        return self._rests
+    def high_watermark_is_held(self) -> bool:
+        """It does not advance while the committed ISR is below the minimum, or the elr holds somebody (5.2)."""
+        return self._held
 
     @property
     def enough_certain_replicas(self) -> bool:
@@ -232,7 +232,7 @@ class Leadership:
             if replica.in_sync and not member:
                 replica.fetched_since_leaving = False
             replica.in_sync = member
-        self._rests = len(state.isr) < self.min_insync_replicas or bool(state.elr)
+        self._held = len(state.isr) < self.min_insync_replicas or bool(state.elr)
 
     def _next_isr_step(self, now_ms: int) -> WriteIsr | ReadState | None:
         proposals = self.proposals
@@ -284,7 +284,7 @@ class Leadership:
 
     def _advance_high_watermark(self, now_ms: int) -> bool:
         """5.1, 5.2. Whether it advanced."""
-        if self._rests:
+        if self._held:
             return False
         lowest = self.log_end_offset
         for replica in self.followers_in_order:

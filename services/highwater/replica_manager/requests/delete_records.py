@@ -24,7 +24,7 @@ class DeletedRecords:
     low_watermark: int = -1  # the smallest log start of the live replicas
 
 
-class DeletingRecords:
+class DeleteRecordsHandler:
     def __init__(self, replica_manager: ReplicaManager) -> None:
         self._replica_manager = replica_manager
         self._waiting = 0

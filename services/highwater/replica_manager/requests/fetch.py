@@ -65,7 +65,7 @@ class FetchedPart:
 
 
 @dataclass(slots=True)
-class FetchAsk:
+class FetchParams:
     role: FetchRole
     parts: Sequence[FetchPart]
     max_wait_ms: int
@@ -78,18 +78,18 @@ class FetchAsk:
     wait: DataWait = field(default_factory=DataWait)
 
 
-class Fetching:
+class FetchHandler:
     def __init__(self, replica_manager: ReplicaManager, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
         self._replica_manager = replica_manager
         self._metrics = metrics
         self._max_bytes = max_bytes
 
-    def note_follower(self, ask: FetchAsk) -> None:
+    def note_follower(self, params: FetchParams) -> None:
         """Takes what a replica's request acknowledges, as soon as it comes in (RULES 4.1, 4.2): an acknowledgement
         does not wait for the answers to the requests before it."""
-        session = ask.session
+        session = params.session
         assert session is not None
-        ask.verdicts = [self._note(session, part) for part in ask.parts]
+        params.verdicts = [self._note(session, part) for part in params.parts]
 
     def _note(self, session: FetchSession, part: FetchPart) -> FetchVerdict:
         hosted = self._replica_manager.hosted.get(part.key)
@@ -114,94 +114,98 @@ class Fetching:
             return verdict._replace(error=ErrorCode.UNKNOWN_LEADER_EPOCH)
         return verdict
 
-    async def answer(self, ask: FetchAsk) -> list[FetchedPart]:
+    async def answer(self, params: FetchParams) -> list[FetchedPart]:
         """One result for each part, in their order. Answers at once where max wait is 0, nothing was asked, min bytes
-        are there, or any part failed (RULES 5.7); else when they are, the time is up or `ask.wait` is ended."""
+        are there, or any part failed (RULES 5.7); else when they are, the time is up or `params.wait` is ended."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(max(ask.max_wait_ms, 0), MAX_WAIT_MS) / 1000
+        deadline = loop.time() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS) / 1000
         waiting: Waiting[DataWait] | None = None
         try:
             while True:
-                results, final, awaited = await self._read(ask)
-                if final or ask.wait.ended or not ask.parts or loop.time() >= deadline:
+                results, final, awaited = await self._read(params)
+                if final or params.wait.ended or not params.parts or loop.time() >= deadline:
                     return results
                 if waiting is None:
-                    waiting = self._enter(ask, results, deadline)
+                    waiting = self._enter(params, results, deadline)
                     if waiting is None:
                         return results  # too many wait: this one asks again
                     if awaited:
                         continue  # what moved during the reading was not waited for yet
-                await ask.wait.wait(deadline - loop.time())
-                self._leave(ask, waiting)
+                await params.wait.wait(deadline - loop.time())
+                self._leave(params, waiting)
                 waiting = None
         finally:
             if waiting is not None:
-                self._leave(ask, waiting)
+                self._leave(params, waiting)
 
-    def _enter(self, ask: FetchAsk, results: Sequence[FetchedPart], deadline: float) -> Waiting[DataWait] | None:
-        needed = ask.min_bytes - sum(size_of(result.pieces) for result in results)
-        offsets = {part.key: part.fetch_offset for part in ask.parts}
-        waiting = self._purgatory(ask).add(offsets, needed, int(deadline * 1000), ask.wait)
-        if waiting is not None and any(v.error is ErrorCode.UNKNOWN_LEADER_EPOCH for v in ask.verdicts):
-            self._replica_manager.leadership_waits.add(ask.wait)
+    def _enter(self, params: FetchParams, results: Sequence[FetchedPart], deadline: float) -> Waiting[DataWait] | None:
+        needed = params.min_bytes - sum(size_of(result.pieces) for result in results)
+        offsets = {part.key: part.fetch_offset for part in params.parts}
+        waiting = self._purgatory(params).add(offsets, needed, int(deadline * 1000), params.wait)
+        if waiting is not None and any(v.error is ErrorCode.UNKNOWN_LEADER_EPOCH for v in params.verdicts):
+            self._replica_manager.leadership_waits.add(params.wait)
         return waiting
 
-    def _leave(self, ask: FetchAsk, waiting: Waiting[DataWait]) -> None:
-        self._purgatory(ask).cancel(waiting)
-        self._replica_manager.leadership_waits.discard(ask.wait)
+    def _leave(self, params: FetchParams, waiting: Waiting[DataWait]) -> None:
+        self._purgatory(params).cancel(waiting)
+        self._replica_manager.leadership_waits.discard(params.wait)
 
-    def _purgatory(self, ask: FetchAsk) -> FetchPurgatory[DataWait]:
+    def _purgatory(self, params: FetchParams) -> FetchPurgatory[DataWait]:
         waits = self._replica_manager.waits
-        return waits.consumers if ask.role is FetchRole.CONSUMER else waits.replicas
+        return waits.consumers if params.role is FetchRole.CONSUMER else waits.replicas
 
-    async def _read(self, ask: FetchAsk) -> tuple[list[FetchedPart], bool, bool]:
+    async def _read(self, params: FetchParams) -> tuple[list[FetchedPart], bool, bool]:
         """The results, whether they are to be answered at once, and whether the event loop ran meanwhile."""
-        budget = limit = self._max_bytes if ask.max_bytes <= 0 else min(ask.max_bytes, self._max_bytes)
+        budget = limit = self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
         results: list[FetchedPart] = []
-        final, awaited = self._leads_by_now(ask), False
-        for index, part in enumerate(ask.parts):
+        final, awaited = self._leads_by_now(params), False
+        for index, part in enumerate(params.parts):
             result = FetchedPart(part.key)
             results.append(result)
             hosted = self._replica_manager.hosted.get(part.key)
             if hosted is None:
-                result.error = ask.verdicts[index].error if ask.verdicts else self._replica_manager.absent(part.key)
+                result.error = (
+                    params.verdicts[index].error if params.verdicts else self._replica_manager.absent(part.key)
+                )
             else:
-                bound = self._bound(ask, index, part, hosted, result)
+                bound = self._bound(params, index, part, hosted, result)
                 # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
                 refused = result.error is not ErrorCode.NONE or result.diverging is not None
                 if not refused and bound > part.fetch_offset and budget > 0:
                     part_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
-                    awaited |= await self._read_part(ask, hosted, part, bound, part_bytes, result)
+                    awaited |= await self._read_part(params, hosted, part, bound, part_bytes, result)
                     budget -= size_of(result.pieces)
-            if result.error is ErrorCode.UNKNOWN_LEADER_EPOCH and ask.role is FetchRole.REPLICA:
+            if result.error is ErrorCode.UNKNOWN_LEADER_EPOCH and params.role is FetchRole.REPLICA:
                 continue  # `_leads_by_now`
             if result.error is not ErrorCode.NONE or result.diverging is not None:
                 final = True
                 if result.error in _LEADER_IS_ELSEWHERE:
                     result.leader, result.leader_epoch = self._replica_manager.leader_of(part.key)
         total = limit - budget
-        self._metrics.fetched_bytes[ask.role.value].inc(total)
-        return results, final or total >= min(max(ask.min_bytes, 0), limit), awaited
+        self._metrics.fetched_bytes[params.role.value].inc(total)
+        return results, final or total >= min(max(params.min_bytes, 0), limit), awaited
 
-    def _leads_by_now(self, ask: FetchAsk) -> bool:
+    def _leads_by_now(self, params: FetchParams) -> bool:
         """A follower may hear of a new leader before the leader does: its fetch waits for that as for data, instead of
         backing off. Notes again what came too early; whether any of it is answered otherwise now."""
-        session = ask.session
-        early = [i for i, verdict in enumerate(ask.verdicts) if verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH]
-        if session is None or not early or ask.wait.ended:  # ended: by a newer request, which has been noted since
+        session = params.session
+        early = [i for i, verdict in enumerate(params.verdicts) if verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH]
+        if session is None or not early or params.wait.ended:  # ended: by a newer request, which has been noted since
             return False
-        verdicts = list(ask.verdicts)
+        verdicts = list(params.verdicts)
         for index in early:
-            verdicts[index] = self._note(session, ask.parts[index])
-        ask.verdicts = verdicts
+            verdicts[index] = self._note(session, params.parts[index])
+        params.verdicts = verdicts
         return any(verdicts[index].error is not ErrorCode.UNKNOWN_LEADER_EPOCH for index in early)
 
-    def _bound(self, ask: FetchAsk, index: int, part: FetchPart, hosted: HostedPartition, result: FetchedPart) -> int:
+    def _bound(
+        self, params: FetchParams, index: int, part: FetchPart, hosted: HostedPartition, result: FetchedPart
+    ) -> int:
         """The end of what this role may read; at or below the fetch offset: nothing. Fills in errors and offsets."""
         partition = hosted.partition
-        match ask.role:
+        match params.role:
             case FetchRole.REPLICA:
-                return self._replica_bound(ask.verdicts[index], part, hosted, result)
+                return self._replica_bound(params.verdicts[index], part, hosted, result)
             case FetchRole.CONSUMER:
                 result.error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
                 result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
@@ -219,7 +223,7 @@ class Fetching:
                 if not partition.log_start_offset <= part.fetch_offset <= partition.log_end_offset:
                     result.error = ErrorCode.OFFSET_OUT_OF_RANGE
                 return partition.log_end_offset if result.error is ErrorCode.NONE else -1
-        raise AssertionError(ask.role)
+        raise AssertionError(params.role)
 
     def _replica_bound(
         self, verdict: FetchVerdict, part: FetchPart, hosted: HostedPartition, result: FetchedPart
@@ -239,21 +243,27 @@ class Fetching:
         return partition.log_end_offset
 
     async def _read_part(
-        self, ask: FetchAsk, hosted: HostedPartition, part: FetchPart, bound: int, max_bytes: int, result: FetchedPart
+        self,
+        params: FetchParams,
+        hosted: HostedPartition,
+        part: FetchPart,
+        bound: int,
+        max_bytes: int,
+        result: FetchedPart,
     ) -> bool:
         """Fills in the batches below `bound`. Whether log-storage had to be asked."""
         pieces = hosted.cached(part.fetch_offset, bound, max_bytes)
         if pieces is None:
-            await self._read_storage(ask, hosted, part, bound, max_bytes, result)
+            await self._read_storage(params, hosted, part, bound, max_bytes, result)
         else:
             result.pieces = pieces
-        if result.pieces and ask.role is FetchRole.CONSUMER and not ask.accepts_columns:
+        if result.pieces and params.role is FetchRole.CONSUMER and not params.accepts_columns:
             result.error, result.pieces = rows_before_columns(result.pieces)
         return pieces is None
 
     async def _read_storage(
         self,
-        ask: FetchAsk,
+        params: FetchParams,
         hosted: HostedPartition,
         part: FetchPart,
         bound: int,
@@ -273,7 +283,7 @@ class Fetching:
         if answer.offline:
             self._replica_manager.offline_logs.seen([part.key])
         still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
-        if ask.role is not FetchRole.DEBUG and not still_leads:
+        if params.role is not FetchRole.DEBUG and not still_leads:
             # What was read may be another leader's by now, copied over ours.
             result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
             return

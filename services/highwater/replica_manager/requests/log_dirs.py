@@ -13,7 +13,7 @@ from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2, log_storage_pb2
 
 
-class LogDirs:
+class LogDirsHandler:
     def __init__(self, replica_manager: ReplicaManager) -> None:
         self._replica_manager = replica_manager
 

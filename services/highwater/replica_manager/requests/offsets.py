@@ -19,7 +19,7 @@ CONSUMER = -1
 DEBUG = -2
 
 
-class OffsetAsk(NamedTuple):
+class OffsetQuery(NamedTuple):
     key: PartitionKey
     leader_epoch: int  # -1: not known
     timestamp: int  # ms since the epoch, or one of the above
@@ -35,7 +35,7 @@ class ListedOffset:
     leader_epoch: int = -1
 
 
-class EpochAsk(NamedTuple):
+class EpochQuery(NamedTuple):
     key: PartitionKey
     current_leader_epoch: int  # -1: not known
     leader_epoch: int
@@ -49,13 +49,13 @@ class EpochEnd:
     end_offset: int = -1
 
 
-class Offsets:
+class OffsetsHandler:
     def __init__(self, replica_manager: ReplicaManager) -> None:
         self._replica_manager = replica_manager
 
-    async def list_all(self, asks: Sequence[OffsetAsk], replica_id: int) -> list[ListedOffset]:
-        """In the order of the asks. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
-        listed = [self._without_storage(ask, replica_id) for ask in asks]
+    async def list_all(self, queries: Sequence[OffsetQuery], replica_id: int) -> list[ListedOffset]:
+        """In the order of the queries. `replica_id`: CONSUMER, DEBUG (any replica answers), or a broker's id."""
+        listed = [self._without_storage(query, replica_id) for query in queries]
         asked = [(each, self._leader_epoch(each.key)) for each in listed if isinstance(each, OffsetLookup)]
         answers: Iterable[OffsetAnswer] = ()
         if asked:
@@ -67,30 +67,30 @@ class Offsets:
         found = (self._found(*each, answer, replica_id) for each, answer in zip(asked, answers, strict=True))
         return [next(found) if isinstance(each, OffsetLookup) else each for each in listed]
 
-    def _without_storage(self, ask: OffsetAsk, replica_id: int) -> ListedOffset | OffsetLookup:
+    def _without_storage(self, query: OffsetQuery, replica_id: int) -> ListedOffset | OffsetLookup:
         """The answer, or what log-storage has to be asked for it."""
-        hosted = self._replica_manager.hosted.get(ask.key)
+        hosted = self._replica_manager.hosted.get(query.key)
         if hosted is None:
-            return ListedOffset(ask.key, self._replica_manager.absent(ask.key))
+            return ListedOffset(query.key, self._replica_manager.absent(query.key))
         if replica_id == DEBUG:
-            return OffsetLookup(ask.key, ask.timestamp, -1)
+            return OffsetLookup(query.key, query.timestamp, -1)
         partition = hosted.partition
-        error = check_client_epoch(partition, ask.leader_epoch)
+        error = check_client_epoch(partition, query.leader_epoch)
         if error is not ErrorCode.NONE:
-            return ListedOffset(ask.key, error)
-        if ask.timestamp == EARLIEST:
-            return OffsetLookup(ask.key, EARLIEST, -1)
+            return ListedOffset(query.key, error)
+        if query.timestamp == EARLIEST:
+            return OffsetLookup(query.key, EARLIEST, -1)
         if replica_id != CONSUMER:
-            if ask.timestamp == LATEST:
-                return ListedOffset(ask.key, offset=partition.log_end_offset, leader_epoch=partition.leader_epoch)
-            return OffsetLookup(ask.key, ask.timestamp, -1)
+            if query.timestamp == LATEST:
+                return ListedOffset(query.key, offset=partition.log_end_offset, leader_epoch=partition.leader_epoch)
+            return OffsetLookup(query.key, query.timestamp, -1)
         # RULES 5.7: after an election what an earlier leader had shown may be above the high watermark.
         latest = latest_for_consumer(partition)
         if isinstance(latest, ErrorCode):
-            return ListedOffset(ask.key, latest, "the new leader is still finding out what is committed: retry")
-        if ask.timestamp == LATEST:
-            return ListedOffset(ask.key, offset=latest, leader_epoch=partition.leader_epoch)
-        return OffsetLookup(ask.key, ask.timestamp, latest)
+            return ListedOffset(query.key, latest, "the new leader is still finding out what is committed: retry")
+        if query.timestamp == LATEST:
+            return ListedOffset(query.key, offset=latest, leader_epoch=partition.leader_epoch)
+        return OffsetLookup(query.key, query.timestamp, latest)
 
     def _leader_epoch(self, key: PartitionKey) -> int | None:
         """None: this broker does not lead."""
@@ -111,13 +111,13 @@ class Offsets:
             return ListedOffset(key, offset=hosted.partition.log_start_offset, leader_epoch=leader_epoch)
         return ListedOffset(key, error.code, error.message, answer.offset, answer.timestamp, answer.leader_epoch)
 
-    def epoch_end(self, ask: EpochAsk) -> EpochEnd:
+    def epoch_end(self, query: EpochQuery) -> EpochEnd:
         """The largest epoch at or below the one asked for, and its end (RULES 4.3); -1 and -1 where there is none."""
-        hosted = self._replica_manager.hosted.get(ask.key)
+        hosted = self._replica_manager.hosted.get(query.key)
         if hosted is None:
-            return EpochEnd(ask.key, self._replica_manager.absent(ask.key))
-        error = check_client_epoch(hosted.partition, ask.current_leader_epoch)
+            return EpochEnd(query.key, self._replica_manager.absent(query.key))
+        error = check_client_epoch(hosted.partition, query.current_leader_epoch)
         if error is not ErrorCode.NONE:
-            return EpochEnd(ask.key, error)
-        end = end_offset_for_epoch(hosted.partition, ask.leader_epoch)
-        return EpochEnd(ask.key, ErrorCode.NONE, end.leader_epoch, end.end_offset)
+            return EpochEnd(query.key, error)
+        end = end_offset_for_epoch(hosted.partition, query.leader_epoch)
+        return EpochEnd(query.key, ErrorCode.NONE, end.leader_epoch, end.end_offset)

@@ -47,7 +47,7 @@ class ProduceResult:
 Done = Callable[[Sequence[ProduceResult]], None]
 
 
-class Producing:
+class ProduceHandler:
     """At most `max_requests` requests and `max_bytes` of records are under way; what is above is OVERLOADED at once."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Request:
         "_done",
         "_finished",
         "_open",
-        "_producing",
+        "_produce_handler",
         "acks",
         "appends",
         "deadline_ms",
@@ -161,9 +161,15 @@ class _Request:
     )
 
     def __init__(
-        self, producing: Producing, acks: int, deadline_ms: int, size: int, results: list[ProduceResult], done: Done
+        self,
+        produce_handler: ProduceHandler,
+        acks: int,
+        deadline_ms: int,
+        size: int,
+        results: list[ProduceResult],
+        done: Done,
     ) -> None:
-        self._producing = producing
+        self._produce_handler = produce_handler
         self._done: Done | None = done
         self._open = True  # parts are still being handed over
         self._finished = False
@@ -185,7 +191,7 @@ class _Request:
         if self._open or self.appends or self.waiting or self._finished:
             return
         self._finished = True
-        self._producing.released(self)  # first: nobody gives the slot back where the answer cannot be given
+        self._produce_handler.released(self)  # first: nobody gives the slot back where the answer cannot be given
         self._respond()
 
     def appended(self, index: int, answer: AppendAnswer) -> None:
@@ -201,7 +207,7 @@ class _Request:
         key = self.results[index].key
         self.results[index] = ProduceResult(key, error, message)
         if error in _LEADER_IS_ELSEWHERE:
-            leader, leader_epoch = self._producing._replica_manager.leader_of(key)
+            leader, leader_epoch = self._produce_handler._replica_manager.leader_of(key)
             self.results[index].leader, self.results[index].leader_epoch = leader, leader_epoch
 
     def completed(self, index: int, error: ErrorCode) -> None:
@@ -217,7 +223,7 @@ class _Request:
         done, self._done = self._done, None
         if done is not None:
             done(self.results)
-            self._producing.responded(self)
+            self._produce_handler.responded(self)
 
 
 class _PartAppend:

@@ -17,16 +17,16 @@ from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.delete_records import DeletingRecords
-from highwater.replica_manager.requests.fetch import Fetching
+from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
+from highwater.replica_manager.requests.fetch import FetchHandler
 from highwater.replica_manager.requests.list_batches import list_batches
-from highwater.replica_manager.requests.log_dirs import LogDirs
-from highwater.replica_manager.requests.offsets import CONSUMER, EpochAsk, ListedOffset, OffsetAsk, Offsets
-from highwater.replica_manager.requests.produce import ProducePart, ProduceResult, Producing
+from highwater.replica_manager.requests.log_dirs import LogDirsHandler
+from highwater.replica_manager.requests.offsets import CONSUMER, EpochQuery, ListedOffset, OffsetQuery, OffsetsHandler
+from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.server.fetch_stream import (
     FetchStream,
-    fetch_ask,
     fetch_error,
+    fetch_params,
     fetch_refusal,
     fetch_response,
 )
@@ -50,25 +50,25 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     def __init__(
         self,
         replica_manager: ReplicaManager,
-        producing: Producing,
-        fetching: Fetching,
-        offsets: Offsets,
-        deleting: DeletingRecords,
+        produce_handler: ProduceHandler,
+        fetch_handler: FetchHandler,
+        offsets: OffsetsHandler,
+        delete_records_handler: DeleteRecordsHandler,
         producer_ids: ProducerIdAllocator,
         topic_creation: TopicCreation,
         cluster_id: Callable[[], str],
         listener: Listener,
     ) -> None:
         self._replica_manager = replica_manager
-        self._producing = producing
-        self._fetching = fetching
+        self._produce_handler = produce_handler
+        self._fetch_handler = fetch_handler
         self._offsets = offsets
-        self._deleting = deleting
+        self._delete_records_handler = delete_records_handler
         self._producer_ids = producer_ids
         self._topic_creation = topic_creation
         self._cluster_id = cluster_id
         self._listener = listener
-        self._log_dirs = LogDirs(replica_manager)
+        self._log_dirs = LogDirsHandler(replica_manager)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         generated = _GeneratedHandlers()
@@ -101,7 +101,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
         responses: deque[broker_pb2.ProduceResponse] = deque()
         wake = asyncio.Event()
-        room = asyncio.Semaphore(self._producing.max_requests)  # a peer that reads no responses is not read either
+        room = asyncio.Semaphore(
+            self._produce_handler.max_requests
+        )  # a peer that reads no responses is not read either
         open_requests = 0
         ended = False
         failure: Exception | None = None
@@ -151,7 +153,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             )
 
         parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
-        self._producing.submit(request.acks, request.timeout_ms, parts, done)
+        self._produce_handler.submit(request.acks, request.timeout_ms, parts, done)
 
     # Fetch
 
@@ -165,15 +167,15 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             return fetch_error(
                 request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
             )
-        ask = fetch_ask(request)
-        if ask is None:
+        params = fetch_params(request)
+        if params is None:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
-        return fetch_response(request.correlation_id, await self._fetching.answer(ask))
+        return fetch_response(request.correlation_id, await self._fetch_handler.answer(params))
 
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[bytes]:
-        stream = FetchStream(self._replica_manager, self._fetching, self._listener)
+        stream = FetchStream(self._replica_manager, self._fetch_handler, self._listener)
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
 
         # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it: the
@@ -200,12 +202,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ListOffsets(
         self, request: broker_pb2.ListOffsetsRequest, context: Context
     ) -> broker_pb2.ListOffsetsResponse:
-        asks = [OffsetAsk(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions]
+        queries = [
+            OffsetQuery(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions
+        ]
         refusal = "" if request.replica_id == CONSUMER else self._listener.refusal("the replica or debug role")
         if refusal:
-            listed = [ListedOffset(ask.key, ErrorCode.INVALID_REQUEST, refusal) for ask in asks]
+            listed = [ListedOffset(query.key, ErrorCode.INVALID_REQUEST, refusal) for query in queries]
         else:
-            listed = await self._offsets.list_all(asks, request.replica_id)
+            listed = await self._offsets.list_all(queries, request.replica_id)
         return broker_pb2.ListOffsetsResponse(
             results=[
                 broker_pb2.ListOffsetsResult(
@@ -223,7 +227,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
     ) -> broker_pb2.OffsetForLeaderEpochResponse:
         ends = [
-            self._offsets.epoch_end(EpochAsk(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
+            self._offsets.epoch_end(EpochQuery(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
             for part in request.partitions
         ]
         return broker_pb2.OffsetForLeaderEpochResponse(
@@ -243,7 +247,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     ) -> broker_pb2.DeleteRecordsResponse:
         deleted = await asyncio.gather(
             *(
-                self._deleting.delete(from_key(part.partition), part.offset, request.timeout_ms)
+                self._delete_records_handler.delete(from_key(part.partition), part.offset, request.timeout_ms)
                 for part in request.partitions
             )
         )

@@ -1,4 +1,4 @@
-"""The `Controller` service of a broker: administration, forwarded to the acting controller, so that a client needs no
+"""The `Controller` service of a broker: administration, forwarded to the active controller, so that a client needs no
 way to the controllers. What only brokers ask of a controller is not forwarded."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import grpc.aio
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
-from highwater.replica_manager.membership.acting_controller import ActingController, ControllerLink
+from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.rpc.errors import from_proto, to_proto
 from highwater.v1 import controller_pb2, controller_pb2_grpc
@@ -28,7 +28,7 @@ class Forwarding:
     """Hands a call on with the client's deadline, and the answer back. A controller that says that it does not act is
     left for the one that etcd names, once; a call that nobody answered is not made again, as it may have been done."""
 
-    def __init__(self, acting: ActingController) -> None:
+    def __init__(self, acting: ActiveControllerLookup) -> None:
         self._acting = acting
         self._under_way = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import FetchAsk, FetchedPart, Fetching, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
@@ -25,15 +25,15 @@ _RECORDS_FIELD = 5  # FetchResult.records
 class FetchStream:
     """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
 
-    def __init__(self, replica_manager: ReplicaManager, fetching: Fetching, listener: Listener) -> None:
+    def __init__(self, replica_manager: ReplicaManager, fetch_handler: FetchHandler, listener: Listener) -> None:
         self._replica_manager = replica_manager
-        self._fetching = fetching
+        self._fetch_handler = fetch_handler
         self._listener = listener
         self._session: Any = None
-        self._asks: deque[tuple[int, FetchAsk | bytes]] = deque()
+        self._waiting: deque[tuple[int, FetchParams | bytes]] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
-        self._answering: FetchAsk | None = None
+        self._answering: FetchParams | None = None
         self._ended = False
         # What a consumer was told last of each partition: it is told again only what changed.
         self._told: dict[Any, tuple[int, int]] = {}
@@ -42,7 +42,7 @@ class FetchStream:
         try:
             async for request in requests:
                 await self._room.acquire()
-                self._asks.append((request.correlation_id, self._take(request)))
+                self._waiting.append((request.correlation_id, self._take(request)))
                 if self._answering is not None:
                     self._answering.wait.end()
                 self._wake.set()
@@ -54,16 +54,16 @@ class FetchStream:
                 self._answering.wait.end()  # nobody waits for data on a stream that is being hung up
             self._wake.set()
 
-    def _take(self, request: broker_pb2.FetchRequest) -> FetchAsk | bytes:
+    def _take(self, request: broker_pb2.FetchRequest) -> FetchParams | bytes:
         refusal = fetch_refusal(request, self._listener)
         if refusal:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
-        ask = fetch_ask(request)
-        if ask is None:
+        params = fetch_params(request)
+        if params is None:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
-        if ask.role is FetchRole.REPLICA:
+        if params.role is FetchRole.REPLICA:
             role = request.replica
             if self._session is None:
                 self._session = self._replica_manager.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
@@ -74,34 +74,34 @@ class FetchStream:
             if not self._replica_manager.sessions.is_newest(self._session):
                 self._ended = True
                 return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
-            ask.session = self._session
-            self._fetching.note_follower(ask)
-        return ask
+            params.session = self._session
+            self._fetch_handler.note_follower(params)
+        return params
 
     def _session_name(self) -> tuple[int, int, int]:
         return (self._session.broker_id, self._session.broker_epoch, self._session.fetcher_id)
 
     async def responses(self) -> AsyncIterator[bytes]:
         while True:
-            while not self._asks:
+            while not self._waiting:
                 if self._ended:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-            correlation_id, ask = self._asks.popleft()
-            if isinstance(ask, bytes):
-                yield ask
+            correlation_id, params = self._waiting.popleft()
+            if isinstance(params, bytes):
+                yield params
             else:
-                self._answering = ask
-                if self._asks:
-                    ask.wait.end()
-                results = await self._fetching.answer(ask)
+                self._answering = params
+                if self._waiting:
+                    params.wait.end()
+                results = await self._fetch_handler.answer(params)
                 self._answering = None
-                yield fetch_response(correlation_id, self._to_tell(ask, results))
+                yield fetch_response(correlation_id, self._to_tell(params, results))
             self._room.release()
 
-    def _to_tell(self, ask: FetchAsk, results: Sequence[FetchedPart]) -> Sequence[FetchedPart]:
-        if ask.role is not FetchRole.CONSUMER:
+    def _to_tell(self, params: FetchParams, results: Sequence[FetchedPart]) -> Sequence[FetchedPart]:
+        if params.role is not FetchRole.CONSUMER:
             return results
         kept = []
         for result in results:
@@ -124,13 +124,13 @@ def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
     return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 
 
-def fetch_ask(request: broker_pb2.FetchRequest) -> FetchAsk | None:
+def fetch_params(request: broker_pb2.FetchRequest) -> FetchParams | None:
     """None: it names no role."""
     name = request.WhichOneof("role")
     if name is None:
         return None
     role = FetchRole(name)
-    return FetchAsk(
+    return FetchParams(
         role,
         [
             FetchPart(

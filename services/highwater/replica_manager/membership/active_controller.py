@@ -1,4 +1,4 @@
-"""The way to the acting controller, as etcd names it: one connection, kept until it is doubted."""
+"""The way to the active controller, as etcd names it: one connection, kept until it is doubted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ControllerLink:
         await self._channel.close(None)
 
 
-class ActingController:
+class ActiveControllerLookup:
     """Reads etcd only where nothing is known or what is known is doubted, once for all who wait for it."""
 
     def __init__(self, store: Store, keys: Keys) -> None:
