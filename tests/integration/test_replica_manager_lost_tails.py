@@ -53,7 +53,7 @@ async def test_a_disk_in_doubt_counts_as_a_lost_tail_until_that_is_settled(
         log_dir.disk.fail("an I/O error")
         manager = trio.replica_manager
         assert manager is not None
-        manager.replica_manager.report_offline_logs()
+        manager.liveness.report_offline_logs()
 
         async def remembered() -> bool:
             return directory_id in await doubted_dirs(store, keys)

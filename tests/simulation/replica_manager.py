@@ -54,18 +54,17 @@ class SimulatedReplicaManager(ReplicaManager):
             owner.node.broker_id,
             settings,
             owner.storage_client,  # type: ignore[arg-type]
+            owner.storage_client,  # type: ignore[arg-type]
+            owner.isr_changes,  # type: ignore[arg-type]
+            incarnation=owner.incarnation,
             tail_cache_bytes=cache_batches,
             waits=Waits(max_produces=10_000, max_fetches=10_000),
             message_max_bytes=1000,
             lease_confirmed=owner.lease_confirmed,
+            register_anew=owner.register_anew,
+            report_offline_logs=owner.control.report_offline_logs,
             now_ms=lambda: owner.scheduler.now_ms,
         )
-        self.incarnation = owner.incarnation
-        self.fencer = owner.storage_client  # type: ignore[assignment]
-        self.isr_changes = owner.isr_changes  # type: ignore[assignment]
-        self.damaged_logs.read_state = owner.read_state
-        self.damaged_logs.register_anew = owner.register_anew
-        self.report_offline_logs = owner.control.report_offline_logs
         self._owner = owner
 
     def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
@@ -171,17 +170,17 @@ class StorageClient:
 
     # As `Fencer`.
 
-    def submit(self, key: PartitionKey, fence: act.Fence) -> Future:
+    def submit(self, key: PartitionKey, fence: act.Fence, answered: Callable[..., None]) -> Future:
         future = Future()
-        self._owner.spawn(self._fence(key, fence, future))
+        self._owner.spawn(self._fence(key, fence, answered, future))
         return future
 
-    async def _fence(self, key: PartitionKey, fence: act.Fence, future: Future) -> None:
+    async def _fence(self, key: PartitionKey, fence: act.Fence, answered: Callable[..., None], future: Future) -> None:
         owner = self._owner
-        answered = await self.call("on_fence", fence.role, owner.incarnation, key, fence.leader_epoch)
+        answer_of_storage = await self.call("on_fence", fence.role, owner.incarnation, key, fence.leader_epoch)
         answer = act.FenceAnswer(fence.role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR)
-        if answered is not None:
-            error, log, epochs, incarnation = answered
+        if answer_of_storage is not None:
+            error, log, epochs, incarnation = answer_of_storage
             owner.storage_seen(incarnation)
             if error is ErrorCode.NONE:
                 answer = act.FenceAnswer(
@@ -198,7 +197,7 @@ class StorageClient:
             else:
                 offline = error is ErrorCode.LOG_STORAGE_ERROR
                 answer = act.FenceAnswer(fence.role, fence.leader_epoch, error, offline=offline)
-        owner.replica_manager._fenced(key, answer)
+        answered(key, answer)
         future.set(answer)
 
 
@@ -209,16 +208,16 @@ class IsrChanges:
         self._owner = owner
         self._notifications = 0
 
-    def write(self, key: PartitionKey, topic: str, action: act.WriteIsr) -> None:
-        self._owner.spawn(self._write(key, topic, action))
+    def write(self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: Callable[..., None]) -> None:
+        self._owner.spawn(self._write(key, topic, action, settled))
 
-    async def _write(self, key: PartitionKey, topic: str, action: act.WriteIsr) -> None:
+    async def _write(self, key: PartitionKey, topic: str, action: act.WriteIsr, settled: Callable[..., None]) -> None:
         owner = self._owner
         replica_manager = owner.replica_manager
         await owner.sleep(int(owner.random() * 4))
         epoch = replica_manager.broker_epoch
         if epoch is None:
-            replica_manager.isr_settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
+            settled(key, action.proposal_id, StateWriteResult(Outcome.UNAVAILABLE))
             return
         self._notifications += 1
         state_key = ("state", topic, key.partition)
@@ -235,25 +234,33 @@ class IsrChanges:
             ),
         )
         if result is None:
-            settled = StateWriteResult(Outcome.UNKNOWN)
+            outcome = StateWriteResult(Outcome.UNKNOWN)
         elif result.succeeded:
-            settled = StateWriteResult(Outcome.WRITTEN, result.revision)
+            outcome = StateWriteResult(Outcome.WRITTEN, result.revision)
         else:
-            settled = StateWriteResult(Outcome.REFUSED)
-        owner.world.note("isr", replica_manager.broker_id, key, action.state.isr, settled.outcome)
-        replica_manager.isr_settled(key, action.proposal_id, settled)
+            outcome = StateWriteResult(Outcome.REFUSED)
+        owner.world.note("isr", replica_manager.broker_id, key, action.state.isr, outcome.outcome)
+        settled(key, action.proposal_id, outcome)
 
-    def read(self, key: PartitionKey, topic: str) -> None:
-        self._owner.spawn(self._read(key, topic))
+    def read(self, key: PartitionKey, topic: str, seen: Callable[..., None]) -> None:
+        self._owner.spawn(self._read(key, topic, seen))
 
-    async def _read(self, key: PartitionKey, topic: str) -> None:
+    async def _read(self, key: PartitionKey, topic: str, seen: Callable[..., None]) -> None:
         owner = self._owner
         answer = await owner.etcd(owner.world.etcd.get, (("topic", topic), ("state", topic, key.partition)))
         if answer is None:
             return  # the partition asks again
         (assigned, state), _ = answer
         if assigned is not None and state is not None and assigned.value.topic_id == key.topic_id:
-            owner.replica_manager.state_read(key, act.VersionedState(state.value, state.mod_revision))
+            seen(key, act.VersionedState(state.value, state.mod_revision))
+
+    async def committed(self, topic: str, partition: int) -> PartitionState | None:
+        owner = self._owner
+        answer = await owner.etcd(owner.world.etcd.get, (("state", topic, partition),))
+        if answer is None:
+            raise Unavailable("no answer")
+        (entry,) = answer[0]
+        return None if entry is None else entry.value  # type: ignore[no-any-return]
 
 
 class Produced(NamedTuple):
@@ -288,13 +295,6 @@ class ReplicaManagerProcess(Process):
 
     def lease_confirmed(self) -> bool:
         return self.now_ms < self.confirmed_until_ms
-
-    async def read_state(self, topic: str, partition: int) -> PartitionState | None:
-        answer = await self.etcd(self.world.etcd.get, (("state", topic, partition),))
-        if answer is None:
-            raise Unavailable("no answer")
-        (entry,) = answer[0]
-        return None if entry is None else entry.value  # type: ignore[no-any-return]
 
     def register_anew(self) -> None:
         self.replica_manager.registration_lost()

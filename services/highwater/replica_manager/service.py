@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import functools
 import time
+import uuid
 from collections.abc import Callable
 
 from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import read_controller_epoch
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, PartitionState
-from highwater.metadata.partition_states import read_states
+from highwater.metadata.models import PartitionKey
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
@@ -40,6 +40,7 @@ from highwater.replica_manager.server.control_servicer import ReplicaControlServ
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.server.listener_servers import ListenerServers
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
+from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener
 from highwater.rpc.settings import ReplicaManagerSettings
@@ -80,6 +81,16 @@ class ReplicaManagerService:
             self._damaged_logs_changed,
             supervisor=self._supervisor,
         )
+        incarnation = uuid.uuid4().hex
+        self._fencer = Fencer(storage, incarnation)
+        self._isr_changes = IsrChanges(
+            self._store,
+            self._keys,
+            settings.broker_id,
+            broker_epoch=lambda: self.replica_manager.broker_epoch,
+            supervisor=self._supervisor,
+            metrics=self._counted,
+        )
         self.replica_manager = ReplicaManager(
             settings.broker_id,
             PartitionSettings(
@@ -87,22 +98,18 @@ class ReplicaManagerService:
                 min_insync_replicas=settings.min_insync_replicas,
             ),
             storage,
+            self._fencer,
+            self._isr_changes,
+            incarnation=incarnation,
             tail_cache_bytes=settings.tail_cache_bytes,
             waits=Waits(max_produces=settings.queued_max_requests * MAX_REQUEST_WAITS, max_fetches=MAX_WAITING_FETCHES),
             message_max_bytes=settings.message_max_bytes,
             cleanup_policy=settings.log_cleanup_policy,
             lease_confirmed=self._lease_confirmed,
+            register_anew=self._register_anew,
+            report_offline_logs=self._report_offline_logs,
             now_ms=_monotonic_ms,
             supervisor=self._supervisor,
-        )
-        self.replica_manager.isr_changes = IsrChanges(
-            self._store,
-            self._keys,
-            settings.broker_id,
-            broker_epoch=lambda: self.replica_manager.broker_epoch,
-            outcomes=self.replica_manager,
-            supervisor=self._supervisor,
-            metrics=self._counted,
         )
         self.servers = ListenerServers(settings.listeners, settings.advertised_listeners, settings.health_listen)
         self.liveness = Liveness(
@@ -118,9 +125,6 @@ class ReplicaManagerService:
             registered=self._registered,
             failed=self._fail,
         )
-        self.replica_manager.report_offline_logs = self.liveness.report_offline_logs
-        self.replica_manager.damaged_logs.register_anew = self.liveness.register_anew
-        self.replica_manager.damaged_logs.read_state = self._read_state
         self._purge = Purge(
             settings.broker_id,
             storage,
@@ -248,9 +252,8 @@ class ReplicaManagerService:
         await self.servers.stop()
         await self._topic_creation.stop()
         await self._active_controller.close()
-        assert self.replica_manager.isr_changes is not None
-        await self.replica_manager.isr_changes.stop()
-        await self.replica_manager.fencer.stop()
+        await self._isr_changes.stop()
+        await self._fencer.stop()
         await self.replica_manager.offline_logs.stop()
         await self.replica_manager.damaged_logs.stop()
         await self.replica_manager.storage.stop()
@@ -261,6 +264,8 @@ class ReplicaManagerService:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    # log-storage, the replicas and the registration hear of one another: by the time of a call each of them is there.
+
     def _log_storage_seen(self, incarnation: str) -> None:
         self.liveness.log_storage_seen(incarnation)
 
@@ -270,16 +275,17 @@ class ReplicaManagerService:
     def _damaged_logs_changed(self, count: int) -> None:
         self.replica_manager.damaged_logs.count_changed(count)
 
-    async def _read_state(self, topic: str, partition: int) -> PartitionState | None:
-        states, _ = await read_states(self._store, self._keys, [(topic, partition)])
-        versioned = states.get((topic, partition))
-        return None if versioned is None else versioned.state
+    def _lease_confirmed(self) -> bool:
+        return self.liveness.lease_confirmed()
+
+    def _register_anew(self) -> None:
+        self.liveness.register_anew()
+
+    def _report_offline_logs(self) -> None:
+        self.liveness.report_offline_logs()
 
     async def _mend_logs(self) -> None:
         self.replica_manager.damaged_logs.tick()
-
-    def _lease_confirmed(self) -> bool:
-        return self.liveness.lease_confirmed()
 
     def _registered(self) -> None:
         self._strays.registered()

@@ -103,13 +103,17 @@ class Leader:
             1,
             PartitionSettings(min_insync_replicas=min_insync_replicas),
             storage,
+            storage,
+            storage,
+            incarnation="rm",
             tail_cache_bytes=1 << 20,
             waits=Waits(max_produces=max_waits, max_fetches=100),
             message_max_bytes=1 << 20,
             lease_confirmed=lambda: True,
+            register_anew=lambda: None,
+            report_offline_logs=lambda: None,
             now_ms=lambda: self.now_ms,
         )
-        self.replica_manager.fencer = storage
         self.replica_manager._publish_soon = lambda: None  # type: ignore[method-assign]
         self.produce_handler = ProduceHandler(self.replica_manager, COUNTED, max_requests=1_000, max_bytes=1 << 30)
         self.answers: dict[bytes, list[ProduceResult]] = {}
@@ -119,13 +123,16 @@ class Leader:
         self._perform(self.hosted.partition.instruct(Instruction(state, (1, 2)), 0).actions)
         self.answer_fence()
 
-    # Where log-storage's client and the fencer stand
+    # Where log-storage's client, the fencer and what carries ISR changes to etcd stand
 
     def append(self, append: Append) -> None:
         self.log.send(append)
 
-    def submit(self, key: PartitionKey, fence: Fence) -> Any:
+    def submit(self, key: PartitionKey, fence: Fence, answered: Any) -> Any:
         self.fences.append(fence)
+
+    async def committed(self, topic: str, partition: int) -> PartitionState | None:
+        return None
 
     # What happens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,14 +32,20 @@ COUNTED = ReplicaManagerMetrics(Metrics("test"))
 @pytest.fixture
 async def replica_manager(tmp_path: Path) -> AsyncIterator[ReplicaManager]:
     storage = LogStorage(f"unix:{tmp_path}/nobody", lambda incarnation: None)
+    nothing: Any = SimpleNamespace(committed=None)
     yield ReplicaManager(
         1,
         PartitionSettings(),
         storage,
+        nothing,
+        nothing,
+        incarnation="rm",
         tail_cache_bytes=0,
         waits=Waits(max_produces=1, max_fetches=0),
         message_max_bytes=1 << 20,
         lease_confirmed=lambda: True,
+        register_anew=lambda: None,
+        report_offline_logs=lambda: None,
         now_ms=lambda: 0,
     )
     await storage.stop()

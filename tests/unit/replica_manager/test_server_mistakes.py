@@ -38,8 +38,8 @@ async def test_an_answer_that_one_partition_cannot_take_reaches_the_others(caplo
         assert key != FIRST, "a mistake of ours"
         taken.append(key)
 
-    fencer = Fencer(Answering(), "rm", answered)  # type: ignore[arg-type]
-    futures = [fencer.submit(key, Fence(Role.LEADER, 3)) for key in (FIRST, SECOND)]
+    fencer = Fencer(Answering(), "rm")  # type: ignore[arg-type]
+    futures = [fencer.submit(key, Fence(Role.LEADER, 3), answered) for key in (FIRST, SECOND)]
     async with asyncio.timeout(5):
         assert [(await future).error for future in futures] == [ErrorCode.NONE, ErrorCode.NONE]
     assert taken == [SECOND]
@@ -51,9 +51,8 @@ async def test_a_fence_that_cannot_be_asked_for_has_failed(caplog: pytest.LogCap
     fencer = Fencer(
         Answering(ValueError("a mistake of ours")),  # type: ignore[arg-type]
         "rm",
-        lambda key, answer: answers.append(answer.error),
     )
-    future = fencer.submit(FIRST, Fence(Role.LEADER, 3))
+    future = fencer.submit(FIRST, Fence(Role.LEADER, 3), lambda key, answer: answers.append(answer.error))
     async with asyncio.timeout(5):
         assert (await future).error is ErrorCode.LOG_STORAGE_ERROR
     assert answers == [ErrorCode.LOG_STORAGE_ERROR]

@@ -122,11 +122,11 @@ class World:
             hosted,
             metadata,
             leave=lambda each: self.left.append(each.key),
+            register_anew=self._register_anew,
+            read_state=self._read_state,
             broker_epoch=lambda: self.broker_epoch,
             now_ms=lambda: self.now_ms,
         )
-        self.logs.register_anew = self._register_anew
-        self.logs.read_state = self._read_state
 
     def _register_anew(self) -> None:
         self.registrations += 1

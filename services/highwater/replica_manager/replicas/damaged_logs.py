@@ -49,17 +49,19 @@ class DamagedLogs:
         metadata: MetadataCache,
         *,
         leave: Callable[[HostedPartition], None],
+        register_anew: Callable[[], None],
+        read_state: Callable[[str, int], Awaitable[PartitionState | None]],
         broker_epoch: Callable[[], int | None],
         now_ms: Callable[[], int],
         supervisor: TaskSupervisor | None = None,
     ) -> None:
-        self.register_anew: Callable[[], None] = lambda: None
-        self.read_state: Callable[[str, int], Awaitable[PartitionState | None]] = _no_state
         self._broker_id = broker_id
         self._storage = storage
         self._hosted = hosted
         self._metadata = metadata
         self._leave = leave
+        self._register_anew = register_anew
+        self._read_state = read_state
         self._broker_epoch = broker_epoch
         self._now_ms = now_ms
         self._due_ms: dict[PartitionKey, int] = {}  # damaged: when it may be tried to mend it
@@ -113,7 +115,7 @@ class DamagedLogs:
             self._left_under[key] = self._broker_epoch()
             self._leave(self._hosted[key])
         if begun:
-            self.register_anew()
+            self._register_anew()
 
     def _give_up(self, key: PartitionKey) -> None:
         logger.warning("a damaged log cannot be mended now %s", pairs(partition=key))
@@ -150,7 +152,7 @@ class DamagedLogs:
         self._dropping.add(key)
         try:
             # The instruction's may be older than a joining under the broker epoch before.
-            committed = await self.read_state(topic, key.partition)
+            committed = await self._read_state(topic, key.partition)
             if committed is None or self._counts(committed):
                 return _NOT_YET
             error = await self._storage.drop_damaged(key, committed.leader_epoch)
@@ -168,7 +170,3 @@ class DamagedLogs:
     def _counts(self, state: PartitionState) -> bool:
         """RULES 7.6."""
         return self._broker_id in (state.leader, *state.isr, *state.elr)
-
-
-async def _no_state(topic: str, partition: int) -> PartitionState | None:
-    return None

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from highwater.metadata.cluster_view import versioned_state
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, TopicAssignment, VersionedState
-from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult
+from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult, read_states
 from highwater.metadata.store import Store
 from highwater.replica_manager.partition.actions import WriteIsr
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
@@ -26,12 +25,8 @@ GATHER_S = 0.003
 TIMEOUT_S = 5.0
 
 
-class IsrOutcomes(Protocol):
-    """What a partition is told of its proposals and reads."""
-
-    def isr_settled(self, key: PartitionKey, proposal_id: int, result: StateWriteResult) -> None: ...
-
-    def state_read(self, key: PartitionKey, state: VersionedState) -> None: ...
+Settled = Callable[[PartitionKey, int, StateWriteResult], None]
+Seen = Callable[[PartitionKey, VersionedState], None]
 
 
 class IsrChanges:
@@ -44,7 +39,6 @@ class IsrChanges:
         broker_id: int,
         *,
         broker_epoch: Callable[[], int | None],
-        outcomes: IsrOutcomes,
         metrics: ReplicaManagerMetrics,
         supervisor: TaskSupervisor | None = None,
     ) -> None:
@@ -52,21 +46,28 @@ class IsrChanges:
         self._keys = keys
         self._writer = IsrWriter(store, keys, broker_id)
         self._broker_epoch = broker_epoch
-        self._outcomes = outcomes
         self._metrics = metrics
-        self._writes: dict[PartitionKey, tuple[str, WriteIsr]] = {}
-        self._reads: dict[PartitionKey, str] = {}
+        self._writes: dict[PartitionKey, tuple[str, WriteIsr, Settled]] = {}
+        self._reads: dict[PartitionKey, tuple[str, Seen]] = {}
         self._flushing: asyncio.TimerHandle | None = None
         self._supervisor = supervisor or TaskSupervisor()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def write(self, key: PartitionKey, topic: str, action: WriteIsr) -> None:
-        self._writes[key] = (topic, action)  # a partition has one proposal in flight
+    def write(self, key: PartitionKey, topic: str, action: WriteIsr, settled: Settled) -> None:
+        """`settled` is called with the proposal's id and its outcome."""
+        self._writes[key] = (topic, action, settled)  # a partition has one proposal in flight
         self._soon()
 
-    def read(self, key: PartitionKey, topic: str) -> None:
-        self._reads[key] = topic
+    def read(self, key: PartitionKey, topic: str, seen: Seen) -> None:
+        """`seen` is called with the state, unless it cannot be read: the partition asks again."""
+        self._reads[key] = (topic, seen)
         self._soon()
+
+    async def committed(self, topic: str, partition: int) -> PartitionState | None:
+        """A linearizable read of the state in etcd, at once; None: there is none. Raises `StoreError`."""
+        states, _ = await read_states(self._store, self._keys, [(topic, partition)])
+        versioned = states.get((topic, partition))
+        return None if versioned is None else versioned.state
 
     async def stop(self) -> None:
         if self._flushing is not None:
@@ -85,7 +86,7 @@ class IsrChanges:
         writes, self._writes = self._writes, {}
         reads, self._reads = self._reads, {}
         if writes:
-            proposals = [(key, topic, action) for key, (topic, action) in writes.items()]
+            proposals = [(key, *write) for key, write in writes.items()]
             self._spawn("isr-write", lambda: self._write(proposals))
         if reads:
             self._spawn("isr-read", lambda: self._read(reads))
@@ -95,14 +96,14 @@ class IsrChanges:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _write(self, proposals: Sequence[tuple[PartitionKey, str, WriteIsr]]) -> None:
+    async def _write(self, proposals: Sequence[tuple[PartitionKey, str, WriteIsr, Settled]]) -> None:
         broker_epoch = self._broker_epoch()
         if broker_epoch is None:
             results = [StateWriteResult(Outcome.UNAVAILABLE)] * len(proposals)
         else:
             changes = [
                 IsrChange(key, topic, action.state, action.compare_revision, action.broker_epochs)
-                for key, topic, action in proposals
+                for key, topic, action, _ in proposals
             ]
             try:
                 results = await self._writer.write(changes, broker_epoch, timeout_s=TIMEOUT_S)
@@ -112,30 +113,30 @@ class IsrChanges:
             except Exception:  # a mistake of ours: loud, and what may have been written stays pending
                 logger.exception("ISR changes of unknown outcome: %s", pairs(partitions=len(changes)))
                 results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
-        for (key, topic, action), result in zip(proposals, results, strict=True):
+        for (key, topic, action, settled), result in zip(proposals, results, strict=True):
             logger.info(
                 "ISR change %s",
                 pairs(topic=topic, partition=key.partition, isr=action.state.isr, outcome=result.outcome.value),
             )
             self._metrics.isr_changes.labels(result.outcome.value).inc()
             try:
-                self._outcomes.isr_settled(key, action.proposal_id, result)
+                settled(key, action.proposal_id, result)
             except Exception:  # one partition's: the others are not to wait for it
                 logger.exception("the outcome of an ISR change could not be taken %s", pairs(partition=key))
 
-    async def _read(self, reads: dict[PartitionKey, str]) -> None:
+    async def _read(self, reads: dict[PartitionKey, tuple[str, Seen]]) -> None:
         keys = self._keys
         wanted = [
-            name for key, topic in reads.items() for name in (keys.topic(topic), keys.state(topic, key.partition))
+            name for key, (topic, _) in reads.items() for name in (keys.topic(topic), keys.state(topic, key.partition))
         ]
         try:
             entries, _ = await self._store.get_many(wanted, timeout_s=TIMEOUT_S)
         except StoreError as error:
             logger.warning("cannot read partition states: %s", error)  # the partition asks again
             return
-        for key, topic in reads.items():
+        for key, (topic, seen) in reads.items():
             assigned = entries.get(keys.topic(topic))
             state = entries.get(keys.state(topic, key.partition))
             if assigned is None or state is None or TopicAssignment.from_json(assigned.value).topic_id != key.topic_id:
                 continue  # deleted, or another topic by now (RULES 1.1): the controller will stop this replica
-            self._outcomes.state_read(key, versioned_state(state))
+            seen(key, versioned_state(state))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from highwater.errors import ErrorCode
@@ -34,7 +33,9 @@ logger = get_logger("replica_manager.replicas")
 class ReplicaManager:
     """Everything of one broker that is touched by more than one kind of request. Used from one event loop only.
 
-    `lease_confirmed` tells whether the lease was confirmed within its TTL (RULES 8.1), `now_ms` is any monotonic clock.
+    `incarnation` names this start of the replica-manager. `lease_confirmed` tells whether the lease was confirmed
+    within its TTL (RULES 8.1), `register_anew` ends the registration and makes another (RULES 7.6),
+    `report_offline_logs` tells the controller to ask for them (RULES 7.7). `now_ms` is any monotonic clock.
     """
 
     def __init__(
@@ -42,19 +43,26 @@ class ReplicaManager:
         broker_id: int,
         settings: act.PartitionSettings,
         storage: LogStorage,
+        fencer: Fencer,
+        isr_changes: IsrChanges,
         *,
+        incarnation: str,
         tail_cache_bytes: int,
         waits: Waits,
         message_max_bytes: int,
         lease_confirmed: Callable[[], bool],
+        register_anew: Callable[[], None],
+        report_offline_logs: Callable[[], None],
         now_ms: Callable[[], int],
         cleanup_policy: str = "delete",
         supervisor: TaskSupervisor | None = None,
     ) -> None:
         self.broker_id = broker_id
-        self.incarnation = uuid.uuid4().hex
+        self.incarnation = incarnation
         self.settings = settings
         self.storage = storage
+        self._fencer = fencer
+        self._isr_changes = isr_changes
         self.lease_confirmed = lease_confirmed
         self.now_ms = now_ms
         self.hosted: dict[PartitionKey, HostedPartition] = {}
@@ -63,8 +71,6 @@ class ReplicaManager:
         self.sessions = FetchSessions()
         self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
         self.broker_epoch: int | None = None  # None: not registered
-        self.isr_changes: IsrChanges | None = None  # None only until the service is wired up
-        self.fencer = Fencer(storage, self.incarnation, self._fenced)
         self.waits = waits
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
@@ -76,11 +82,13 @@ class ReplicaManager:
             self.hosted,
             self.metadata,
             leave=self._leave_damaged,
+            register_anew=register_anew,
+            read_state=isr_changes.committed,
             broker_epoch=lambda: self.broker_epoch,
             now_ms=now_ms,
             supervisor=supervisor,
         )
-        self.report_offline_logs: Callable[[], None] = lambda: None  # tells the controller to ask for them
+        self._report_offline_logs = report_offline_logs
         self._log_storage_incarnation = ""
         self._live = act.LiveBrokers()
         self._follows: dict[PartitionKey, tuple[str, act.Follow]] = {}
@@ -151,13 +159,11 @@ class ReplicaManager:
                 case act.HighWatermarkAdvanced(offset):
                     hosted.high_watermark_advanced(offset)
                 case act.WriteIsr():
-                    assert self.isr_changes is not None
-                    self.isr_changes.write(hosted.key, hosted.topic, action)
+                    self._isr_changes.write(hosted.key, hosted.topic, action, self.isr_settled)
                 case act.ReadState():
-                    assert self.isr_changes is not None
-                    self.isr_changes.read(hosted.key, hosted.topic)
+                    self._isr_changes.read(hosted.key, hosted.topic, self.state_read)
                 case act.Fence():
-                    hosted.fencing = self.fencer.submit(hosted.key, action)
+                    hosted.fencing = self._fencer.submit(hosted.key, action, self.fenced)
                 case act.LeadershipStarted(leader_epoch, incarnation, log_end_offset):
                     self._leadership_started(hosted, leader_epoch, incarnation, log_end_offset)
                 case act.LeadershipInterrupted(leader_epoch):
@@ -197,12 +203,12 @@ class ReplicaManager:
         hosted = self.hosted.get(key)
         if hosted is not None:
             self.perform(hosted, hosted.partition.log_failed())
-            self.report_offline_logs()
+            self._report_offline_logs()
 
     def _leave_damaged(self, hosted: HostedPartition) -> None:
         self.perform(hosted, hosted.partition.log_failed())
 
-    def _fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
+    def fenced(self, key: PartitionKey, answer: act.FenceAnswer) -> None:
         if answer.offline:
             self.offline_logs.seen([key])
         elif answer.error is ErrorCode.NONE:

@@ -17,27 +17,26 @@ logger = get_logger("replica_manager.fencer")
 
 CALL_PARTITIONS = 1_000
 
-_Due = tuple[PartitionKey, Fence, "asyncio.Future[FenceAnswer]"]
+Answered = Callable[[PartitionKey, FenceAnswer], None]
+_Due = tuple[PartitionKey, Fence, Answered, "asyncio.Future[FenceAnswer]"]
 
 
 class Fencer:
-    """`answered` is called with each answer, an error included, before the future that `submit` returned is done."""
+    """Fences under this replica-manager's `incarnation`."""
 
-    def __init__(
-        self, storage: LogStorage, incarnation: str, answered: Callable[[PartitionKey, FenceAnswer], None]
-    ) -> None:
+    def __init__(self, storage: LogStorage, incarnation: str) -> None:
         self._storage = storage
         self._incarnation = incarnation
-        self._answered = answered
         self._due: list[_Due] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, key: PartitionKey, fence: Fence) -> asyncio.Future[FenceAnswer]:
+    def submit(self, key: PartitionKey, fence: Fence, answered: Answered) -> asyncio.Future[FenceAnswer]:
+        """`answered` is called with the answer, an error included, before the future is done."""
         loop = asyncio.get_running_loop()
         if not self._due:
             loop.call_soon(self._flush)
         future: asyncio.Future[FenceAnswer] = loop.create_future()
-        self._due.append((key, fence, future))
+        self._due.append((key, fence, answered, future))
         return future
 
     async def stop(self) -> None:
@@ -56,7 +55,7 @@ class Fencer:
 
     async def _fence(self, role: Role, due: Sequence[_Due]) -> None:
         try:
-            partitions = [(key, fence.leader_epoch) for key, fence, _ in due]
+            partitions = [(key, fence.leader_epoch) for key, fence, _, _ in due]
             answers = await self._storage.fence(role, self._incarnation, partitions)
         except StorageUnavailableError as error:
             logger.warning("cannot fence %d partitions: %s", len(due), error)
@@ -64,9 +63,9 @@ class Fencer:
         except Exception:  # a mistake of ours: loud, and the controller is told that it failed
             logger.exception("cannot fence %d partitions", len(due))
             answers = _failed(role, due)
-        for (key, _, future), answer in zip(due, answers, strict=True):
+        for (key, _, answered, future), answer in zip(due, answers, strict=True):
             try:
-                self._answered(key, answer)
+                answered(key, answer)
             except Exception:  # one partition's: the others are not to wait for it
                 logger.exception("a fence's answer could not be taken %s", pairs(partition=key))
             if not future.done():
@@ -74,4 +73,4 @@ class Fencer:
 
 
 def _failed(role: Role, due: Sequence[_Due]) -> list[FenceAnswer]:
-    return [FenceAnswer(role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR) for _, fence, _ in due]
+    return [FenceAnswer(role, fence.leader_epoch, ErrorCode.LOG_STORAGE_ERROR) for _, fence, _, _ in due]
