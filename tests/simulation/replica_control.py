@@ -80,7 +80,6 @@ class Control:
         replica_manager = self.owner.replica_manager
         if incarnation == replica_manager.log_storage_incarnation:
             return
-        replica_manager.broker_epoch = None
         replica_manager.log_storage_restarted(incarnation)
         self.register_anew()
 

@@ -89,7 +89,7 @@ class ReplicaFetcher:
         self._overdue_ms = FIRST_OVERDUE_MS
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
-        self._rotation = FetchOrder()
+        self._fetch_order = FetchOrder()
         self._asked: deque[_Asked] = deque()
         self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
         self._appends_in_flight = 0
@@ -132,14 +132,14 @@ class ReplicaFetcher:
 
     def add(self, follower: Follower) -> None:
         self._followers[follower.key] = follower
-        self._rotation.add(follower.key)
+        self._fetch_order.add(follower.key)
         self._set_timer(follower)
         self._wake.set()
 
     def remove(self, key: PartitionKey) -> None:
         """What is under way for it is dropped when it is answered (RULES 4.7)."""
         self._followers.pop(key, None)
-        self._rotation.remove(key)
+        self._fetch_order.remove(key)
         for asked in self._asked:
             asked.positions.pop(key, None)
 
@@ -241,7 +241,7 @@ class ReplicaFetcher:
         elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if answered_at_once else 1):
             return None  # the append's answer brings the acked offset that the next request is to carry
         positions: dict[PartitionKey, FetchPosition] = {}
-        for key in self._rotation:
+        for key in self._fetch_order:
             position = self._followers[key].position()
             if position is not None:
                 positions[key] = position
@@ -309,7 +309,7 @@ class ReplicaFetcher:
     ) -> Sequence[Action]:
         answer = from_fetch_result(result, position)
         if answer.fetched is not None:
-            self._rotation.returned_data(follower.key)  # RULES 4.8
+            self._fetch_order.returned_data(follower.key)  # RULES 4.8
             self._metrics.fetched_bytes.inc(len(answer.fetched.records))
         return follower.fetched(answer, now_ms)
 

@@ -47,51 +47,51 @@ class FetcherService:
         self._settings = settings
         self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._metrics = Metrics("fetcher")
-        self._supervisor: TaskSupervisor | None = None
+        self._counted = FetcherMetrics(self._metrics)
+        # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
+        # both are read again by whoever begins anew.
+        self._supervisor = TaskSupervisor(self._counted.task_failures)
+        self._log_storage = LogStorage(settings.log_storage, self._log_storage_lost, supervisor=self._supervisor)
+        self.manager: FetcherManager[ReplicaFetcher] = FetcherManager(
+            self._open_fetcher, settings.num_replica_fetchers, settings.replica_fetch_backoff_ms, monotonic_ms
+        )
+        self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self.manager.apply)
 
     @property
     def addresses(self) -> list[str]:
         """The bound addresses, in the order of `listen`."""
         return self._server.addresses
 
-    @property
-    def manager(self) -> FetcherManager[ReplicaFetcher]:
-        return self._manager
+    def _open_fetcher(self, identity: FetcherId, leader: LeaderEndpoint) -> ReplicaFetcher:
+        return ReplicaFetcher(
+            identity,
+            leader,
+            self._settings,
+            self._log_storage,
+            self._counted,
+            monotonic_ms,
+            supervisor=self._supervisor,
+        )
+
+    def _log_storage_lost(self) -> None:
+        self.manager.reopen_sessions()
 
     async def start(self) -> None:
         """Raises `AddressInUseError`."""
-        metrics = FetcherMetrics(self._metrics)
-        # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
-        # both are read again by whoever begins anew.
-        supervisor = self._supervisor = TaskSupervisor(metrics.task_failures)
-
-        def open_fetcher(identity: FetcherId, leader: LeaderEndpoint) -> ReplicaFetcher:
-            return ReplicaFetcher(
-                identity, leader, self._settings, self._log_storage, metrics, monotonic_ms, supervisor=supervisor
-            )
-
-        self._manager = FetcherManager(
-            open_fetcher, self._settings.num_replica_fetchers, self._settings.replica_fetch_backoff_ms, monotonic_ms
-        )
-        self._log_storage = LogStorage(self._settings.log_storage, self._manager.reopen_sessions, supervisor=supervisor)
-        metrics.max_lag.set_function(
-            lambda: max((follower.lag for follower in self._manager.followers.values()), default=0)
-        )
+        followers = self.manager.followers
+        self._counted.max_lag.set_function(lambda: max((follower.lag for follower in followers.values()), default=0))
         fetcher_pb2_grpc.add_FetcherServicer_to_server(
-            FetcherServicer(self._settings.broker_id, self._manager), self._server.grpc
+            FetcherServicer(self._settings.broker_id, self.manager), self._server.grpc
         )
         await self._server.start([SERVICE_NAME])
         self._metrics.serve(self._settings.metrics_listen)
         self._log_storage.start()
-        watch = FollowingWatch(self._settings.replica_manager, uuid.uuid4().hex, self._manager.apply)
-        supervisor.run_forever("following-watch", watch.run)
+        self._supervisor.run_forever("following-watch", self._watch.run)
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
-        if self._supervisor is None:
-            return
         await self._supervisor.stop()
-        await self._manager.stop()
+        await self.manager.stop()
         await self._log_storage.stop()
         await self._server.stop()
 

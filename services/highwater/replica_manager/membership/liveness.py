@@ -187,7 +187,6 @@ class Liveness:
         if known:
             logger.warning("log-storage restarted: registering anew %s", pairs(incarnation=incarnation))
         # RULES 1.4, 3.5: what was led under the old incarnation is led no more.
-        self._replica_manager.broker_epoch = None
         self._replica_manager.log_storage_restarted(incarnation)
         if self._tail is not None:
             self._tail.cancel()  # what a start has found is not settled by what was settled before it

@@ -314,6 +314,9 @@ class ReplicaManager:
             self.perform(hosted, hosted.partition.registration_lost())
 
     def log_storage_restarted(self, incarnation: str) -> None:
+        """Another incarnation answers: the registration names one that is gone (RULES 1.4), and what was led under it
+        is led no more (RULES 3.5)."""
+        self.broker_epoch = None
         self._log_storage_incarnation = incarnation
         self.offline_logs.restarted()
         self.damaged_logs.restarted()
