@@ -65,7 +65,7 @@ async def test_a_fetch_waits_for_data_and_is_answered_as_soon_as_it_is_committed
     async def registered() -> bool:
         manager = cluster[0].replica_manager
         assert manager is not None
-        return manager.replica_manager.waits.consumers.waits_for(topic.key)
+        return manager.replica_manager.purgatory.consumers.waits_for(topic.key)
 
     await eventually(registered, "the fetch waits")
     await cluster[0].produce(topic.key, rows(b"a"))

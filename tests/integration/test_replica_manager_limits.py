@@ -108,7 +108,7 @@ async def test_above_the_limit_of_requests_the_answer_is_overloaded_at_once(clus
     async def both_wait() -> bool:
         manager = cluster[0].replica_manager
         assert manager is not None
-        return len(manager.replica_manager.waits.produces) == 2
+        return len(manager.replica_manager.purgatory.produces) == 2
 
     await eventually(both_wait, "two produces wait")
     refused = await cluster[0].produce(topic.key, rows(b"a"))

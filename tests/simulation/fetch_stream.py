@@ -13,7 +13,7 @@ from highwater.errors import ErrorCode
 from highwater.fetcher.follower.actions import FetchPosition
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
-from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRead, FetchRole
 
 from .scheduler import Future, Process
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Wait:
-    """Woken by partitions, as `waits.DataWait`. Hashed by its number, so that a set of them has one order."""
+    """Woken by partitions, as `DataWait`. Hashed by its number, so that a set of them has one order."""
 
     def __init__(self, owner: Process, number: int) -> None:
         self.ended = False
@@ -123,41 +123,38 @@ class FetchStreamServer:
         deadline_ms = owner.now_ms + params.max_wait_ms
         owner.after(params.max_wait_ms, params.wait.wake)
         while True:
-            results, final, awaited = await self._read(params)
-            if final or params.wait.ended or self._ended or owner.now_ms >= deadline_ms:
-                return results
-            waiting = fetch_handler._enter(params, results, deadline_ms / 1000)
+            read = await self._read(params)
+            if read.complete or params.wait.ended or self._ended or owner.now_ms >= deadline_ms:
+                return read.parts
+            waiting = fetch_handler.enter(params, read, deadline_ms / 1000)
             assert waiting is not None
-            if awaited:
-                results, final, _ = await self._read(params)  # what moved during the reading was not waited for yet
-                if final:
-                    fetch_handler._leave(params, waiting)
-                    return results
+            if read.awaited:
+                read = await self._read(params)  # what moved during the reading was not waited for yet
+                if read.complete:
+                    fetch_handler.leave(params, waiting)
+                    return read.parts
             await params.wait.wait()  # type: ignore[call-arg]
-            fetch_handler._leave(params, waiting)
+            fetch_handler.leave(params, waiting)
 
-    async def _read(self, params: FetchParams) -> tuple[list[FetchedPart], bool, bool]:
+    async def _read(self, params: FetchParams) -> FetchRead:
         """As `FetchHandler._read`."""
         owner, fetch_handler = self.owner, self.owner.fetch_handler
-        results: list[FetchedPart] = []
-        final, awaited, data = fetch_handler._leads_by_now(params), False, False
+        parts: list[FetchedPart] = []
+        complete, awaited = fetch_handler.leads_by_now(params), False
         for index, part in enumerate(params.parts):
-            result = FetchedPart(part.key)
-            results.append(result)
             hosted = owner.replica_manager.hosted.get(part.key)
-            if hosted is None:
-                result.error = params.verdicts[index].error
-            else:
-                bound = fetch_handler._bound(params, index, part, hosted, result)
-                if bound > part.fetch_offset:
-                    asked_storage, error, batches = await owner.read(hosted, part.fetch_offset, bound)
-                    awaited |= asked_storage
-                    result.error, result.pieces = error, batches
-                    data = data or bool(batches)
-            if result.error is ErrorCode.UNKNOWN_LEADER_EPOCH:
+            found = fetch_handler.admitted(params, index, hosted)
+            parts.append(found)
+            if hosted is not None and found.readable_end > part.fetch_offset:
+                asked_storage, found.error, found.pieces = await owner.read(
+                    hosted, part.fetch_offset, found.readable_end
+                )
+                awaited |= asked_storage
+                complete = complete or bool(found.pieces)
+            if found.error is ErrorCode.UNKNOWN_LEADER_EPOCH:
                 continue
-            final = final or result.error is not ErrorCode.NONE or result.diverging is not None
-        return results, final or data, awaited
+            complete = complete or found.error is not ErrorCode.NONE or found.diverging is not None
+        return FetchRead(parts, complete, awaited)
 
     def _end(self) -> None:
         self._ended = True

@@ -21,8 +21,8 @@ from highwater.replica_manager.partition.answers import (
 )
 from highwater.replica_manager.partition.tail_cache import TailBatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.fetch import FetchHandler
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import StorageError
@@ -58,7 +58,7 @@ class SimulatedReplicaManager(ReplicaManager):
             owner.isr_changes,  # type: ignore[arg-type]
             incarnation=owner.incarnation,
             tail_cache_bytes=cache_batches,
-            waits=Waits(max_produces=10_000, max_fetches=10_000),
+            purgatory=Purgatory(max_produces=10_000, max_fetches=10_000),
             message_max_bytes=1000,
             lease_confirmed=owner.lease_confirmed,
             register_anew=owner.register_anew,
@@ -372,8 +372,8 @@ class ReplicaManagerProcess(Process):
                 return f"{self.name} takes {key} to end at {hosted.partition.log_end_offset}, it ends at {log.state}"
         if self.storage_client.outstanding:
             return f"{self.name} waits for {self.storage_client.outstanding} appends"
-        if self.produces or len(self.replica_manager.waits.produces):
-            return f"{self.name} has {len(self.produces)} produces, {len(self.replica_manager.waits.produces)} wait"
+        if self.produces or len(self.replica_manager.purgatory.produces):
+            return f"{self.name} has {len(self.produces)} produces, {len(self.replica_manager.purgatory.produces)} wait"
         return ""
 
     # Produce, as `produce.py` has it.
@@ -463,7 +463,7 @@ class ReplicaManagerProcess(Process):
         )
         if actions:
             self.replica_manager.perform(hosted, actions)
-        for wait in self.replica_manager.waits.replicas.grown(hosted.key, answer.log_end_offset, 1):
+        for wait in self.replica_manager.purgatory.replicas.grown(hosted.key, answer.log_end_offset, 1):
             wait.wake()
 
     # Reading

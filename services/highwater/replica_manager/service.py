@@ -28,8 +28,8 @@ from highwater.replica_manager.partition.actions import PartitionSettings
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler
@@ -102,7 +102,9 @@ class ReplicaManagerService:
             self._isr_changes,
             incarnation=incarnation,
             tail_cache_bytes=settings.tail_cache_bytes,
-            waits=Waits(max_produces=settings.queued_max_requests * MAX_REQUEST_WAITS, max_fetches=MAX_WAITING_FETCHES),
+            purgatory=Purgatory(
+                max_produces=settings.queued_max_requests * MAX_REQUEST_WAITS, max_fetches=MAX_WAITING_FETCHES
+            ),
             message_max_bytes=settings.message_max_bytes,
             cleanup_policy=settings.log_cleanup_policy,
             lease_confirmed=self._lease_confirmed,
@@ -226,9 +228,9 @@ class ReplicaManagerService:
         counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
         counted.ready.set_function(lambda: self.readiness.ready)
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
-        counted.delayed_produces.set_function(lambda: len(replica_manager.waits.produces))
+        counted.delayed_produces.set_function(lambda: len(replica_manager.purgatory.produces))
         counted.waiting_fetches.set_function(
-            lambda: len(replica_manager.waits.replicas) + len(replica_manager.waits.consumers)
+            lambda: len(replica_manager.purgatory.replicas) + len(replica_manager.purgatory.consumers)
         )
 
     async def controlled_shutdown(self) -> None:

@@ -27,8 +27,8 @@ from highwater.replica_manager.partition.actions import (
 from highwater.replica_manager.partition.answers import ACKS_ALL
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
@@ -107,7 +107,7 @@ class Leader:
             storage,
             incarnation="rm",
             tail_cache_bytes=1 << 20,
-            waits=Waits(max_produces=max_waits, max_fetches=100),
+            purgatory=Purgatory(max_produces=max_waits, max_fetches=100),
             message_max_bytes=1 << 20,
             lease_confirmed=lambda: True,
             register_anew=lambda: None,
@@ -377,5 +377,5 @@ def test_every_produce_is_answered_once_and_the_leader_ends_where_its_log_does(
     assert leader.slots == (0, 0)
     assert leader.hosted.pipeline is not None
     assert leader.hosted.pipeline.outstanding == 0
-    assert len(leader.replica_manager.waits.produces) == 0
+    assert len(leader.replica_manager.purgatory.produces) == 0
     assert leader.hosted.partition.log_end_offset == log.log_end_offset

@@ -14,8 +14,8 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, PartitionSettings
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import Waits
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
@@ -41,7 +41,7 @@ async def replica_manager(tmp_path: Path) -> AsyncIterator[ReplicaManager]:
         nothing,
         incarnation="rm",
         tail_cache_bytes=0,
-        waits=Waits(max_produces=1, max_fetches=0),
+        purgatory=Purgatory(max_produces=1, max_fetches=0),
         message_max_bytes=1 << 20,
         lease_confirmed=lambda: True,
         register_anew=lambda: None,

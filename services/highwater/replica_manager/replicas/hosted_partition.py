@@ -14,7 +14,8 @@ from highwater.replica_manager.partition.answers import produce_outcome
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.partition.topic_config import TopicConfig
-from highwater.replica_manager.replicas.waits import DataWait, WaitingProduce, Waits
+from highwater.replica_manager.replicas.data_wait import DataWait
+from highwater.replica_manager.replicas.purgatory import Purgatory, WaitingProduce
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.append_stream import AppendAnswer
 from highwater.rpc.embedding import Piece
@@ -32,7 +33,7 @@ class HostedPartition:
         partition: Partition,
         config: TopicConfig,
         tail: TailCache,
-        waits: Waits,
+        purgatory: Purgatory,
         *,
         now_ms: Callable[[], int],
         perform: Perform,
@@ -47,7 +48,7 @@ class HostedPartition:
         self.fencing: asyncio.Future[FenceAnswer] | None = None  # the fence asked for last
         self.log_start_waits: set[DataWait] = set()  # DeleteRecords (RULES 5.8)
         self._tail = tail
-        self._waits = waits
+        self._purgatory = purgatory
         self._now_ms = now_ms
         self._perform = perform
 
@@ -98,7 +99,7 @@ class HostedPartition:
         )
         if actions:
             self._perform(self, actions)
-        for wait in self._waits.replicas.grown(self.key, answer.log_end_offset, size_bytes):
+        for wait in self._purgatory.replicas.grown(self.key, answer.log_end_offset, size_bytes):
             wait.wake()
 
     def await_commit(
@@ -111,7 +112,7 @@ class HostedPartition:
             done(outcome)
             return
         produce = WaitingProduce(leader_epoch, end_offset, done)
-        if self._waits.produces.add(self.key, end_offset, deadline_ms, produce) is None:
+        if self._purgatory.produces.add(self.key, end_offset, deadline_ms, produce) is None:
             done(ErrorCode.OVERLOADED)  # appended, but nobody can wait for it: its retry will be a duplicate
 
     # What the partition's actions come down to
@@ -126,31 +127,30 @@ class HostedPartition:
         if self.pipeline is not None:
             pipeline, self.pipeline = self.pipeline, None
             pipeline.close()
-        for produce in self._waits.produces.interrupted(self.key):
+        for produce in self._purgatory.produces.interrupted(self.key):
             produce.done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.wake_all()
 
     def high_watermark_advanced(self, offset: int) -> None:
-        for produce in self._waits.produces.reached(self.key, offset):
+        for produce in self._purgatory.produces.reached(self.key, offset):
             outcome = produce_outcome(self.partition, produce.leader_epoch, produce.end_offset)
             assert outcome is not None, (self.key, produce, offset)
             produce.done(outcome)
         # By how many bytes is not known: each that waits looks again.
-        for wait in self._waits.consumers.grown(self.key, offset, _ENOUGH_BYTES):
+        for wait in self._purgatory.consumers.grown(self.key, offset, _ENOUGH_BYTES):
             wait.wake()
 
     def wake_all(self) -> None:
-        waits = self._waits
         for wait in (
-            *waits.replicas.interrupted(self.key),
-            *waits.consumers.interrupted(self.key),
+            *self._purgatory.replicas.interrupted(self.key),
+            *self._purgatory.consumers.interrupted(self.key),
             *self.log_start_waits,
         ):
             wait.wake()
 
     def log_start_raised(self) -> None:
         """Followers are told at once, that they may follow it."""
-        for wait in self._waits.replicas.interrupted(self.key):
+        for wait in self._purgatory.replicas.interrupted(self.key):
             wait.end()
         for wait in self.log_start_waits:
             wait.wake()

@@ -2,15 +2,16 @@
 
 Pure and bounded: `add` refuses at the limit (OVERLOADED is the answer then). What is to be answered is the caller's
 opaque token; it comes back exactly once, from whichever call ends the wait. A produce of several partitions waits with
-one token each, as it is answered partition by partition (RULES 5.3).
+one token each, as it is answered partition by partition (RULES 5.3). `Purgatory` is all that waits on a broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 
 T = TypeVar("T")
@@ -200,3 +201,31 @@ class FetchPurgatory(Generic[T]):
 
 def _order(entry: tuple[int, int, Waiting[T]]) -> tuple[int, int]:
     return entry[0], entry[1]
+
+
+class WaitingProduce(NamedTuple):
+    """One partition of a produce that log-storage has answered for and that is not committed yet."""
+
+    leader_epoch: int
+    end_offset: int
+    done: Callable[[ErrorCode], None]
+
+
+class WaitingFetch(Protocol):
+    """One fetch that waits for data."""
+
+    def wake(self) -> None:
+        """Something moved: look again."""
+
+    def end(self) -> None:
+        """Answer now, with whatever there is."""
+
+
+class Purgatory:
+    """All that waits on this broker."""
+
+    def __init__(self, *, max_produces: int, max_fetches: int) -> None:
+        """`max_produces` counts partitions, `max_fetches` requests of either kind."""
+        self.produces: ProducePurgatory[WaitingProduce] = ProducePurgatory(max_produces)
+        self.replicas: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the log end to move
+        self.consumers: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the high watermark to move

@@ -15,11 +15,12 @@ from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
 from highwater.replica_manager.partition.topic_config import TopicConfig, parse
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
+from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
 from highwater.replica_manager.replicas.metadata_cache import Endpoint, MetadataCache
-from highwater.replica_manager.replicas.waits import DataWait, Waits
+from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.log_storage import LogStorage
@@ -48,7 +49,7 @@ class ReplicaManager:
         *,
         incarnation: str,
         tail_cache_bytes: int,
-        waits: Waits,
+        purgatory: Purgatory,
         message_max_bytes: int,
         lease_confirmed: Callable[[], bool],
         register_anew: Callable[[], None],
@@ -71,7 +72,7 @@ class ReplicaManager:
         self.sessions = FetchSessions()
         self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
         self.broker_epoch: int | None = None  # None: not registered
-        self.waits = waits
+        self.purgatory = purgatory
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
         self._cleanup_policy = cleanup_policy
@@ -135,7 +136,7 @@ class ReplicaManager:
                 partition,
                 self.topic_config(config),
                 TailCache(self._tail_budget),
-                self.waits,
+                self.purgatory,
                 now_ms=self.now_ms,
                 perform=self.perform,
             )
@@ -254,7 +255,7 @@ class ReplicaManager:
 
     def tick(self) -> None:
         now_ms = self.now_ms()
-        for produce in self.waits.produces.expired(now_ms):
+        for produce in self.purgatory.produces.expired(now_ms):
             produce.done(ErrorCode.REQUEST_TIMED_OUT)
         for hosted in self.hosted.values():
             if hosted.partition.leadership is not None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import DataWait
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 
 TO_HIGH_WATERMARK = -1

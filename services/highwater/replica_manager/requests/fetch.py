@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from highwater.errors import ErrorCode
 from highwater.metadata.models import PartitionKey
 from highwater.replica_manager.partition.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
 from highwater.replica_manager.partition.answers import check_consumer_fetch
-from highwater.replica_manager.partition.partition import Phase
+from highwater.replica_manager.partition.partition import Partition, Phase
+from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
-from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting
+from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting, WaitingFetch
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.replicas.waits import DataWait
 from highwater.replica_manager.requests.payloads import rows_before_columns
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.rpc.embedding import Piece, size_of
@@ -31,7 +31,8 @@ _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FE
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
 MAX_WAIT_MS = 60_000
 _NOT_HOSTED = FetchVerdict(ErrorCode.UNKNOWN_LEADER_EPOCH, None, -1, -1, -1, ())
-UNBOUNDED = 1 << 62
+_NOTHING = -1 << 62
+_UNBOUNDED = 1 << 62
 
 
 class FetchRole(Enum):
@@ -52,6 +53,9 @@ class FetchPart(NamedTuple):
 
 @dataclass(slots=True)
 class FetchedPart:
+    """The answer about one partition. Offsets and epochs are -1 where they are not told; `leader` and `leader_epoch`
+    tell where to go instead."""
+
     key: PartitionKey
     error: ErrorCode = ErrorCode.NONE
     message: str = ""
@@ -62,10 +66,21 @@ class FetchedPart:
     diverging: DivergingEpoch | None = None
     leader: int = -1
     leader_epoch: int = -1
+    readable_end: int = _NOTHING  # whoever asks may read up to there: nothing, where that is not above the fetch offset
+
+
+class FetchRead(NamedTuple):
+    """What one look at all partitions of a fetch has found."""
+
+    parts: list[FetchedPart]  # one for each that was asked for, in their order
+    complete: bool  # to be answered now: enough bytes, or something that waiting does not mend
+    awaited: bool  # the event loop ran meanwhile: what moved then has not been waited for
 
 
 @dataclass(slots=True)
 class FetchParams:
+    """One fetch request."""
+
     role: FetchRole
     parts: Sequence[FetchPart]
     max_wait_ms: int
@@ -119,75 +134,74 @@ class FetchHandler:
         are there, or any part failed (RULES 5.7); else when they are, the time is up or `params.wait` is ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS) / 1000
-        waiting: Waiting[DataWait] | None = None
+        waiting: Waiting[WaitingFetch] | None = None
         try:
             while True:
-                results, final, awaited = await self._read(params)
-                if final or params.wait.ended or not params.parts or loop.time() >= deadline:
-                    return results
+                read = await self._read(params)
+                if read.complete or params.wait.ended or not params.parts or loop.time() >= deadline:
+                    return read.parts
                 if waiting is None:
-                    waiting = self._enter(params, results, deadline)
+                    waiting = self.enter(params, read, deadline)
                     if waiting is None:
-                        return results  # too many wait: this one asks again
-                    if awaited:
-                        continue  # what moved during the reading was not waited for yet
+                        return read.parts  # too many wait: this one asks again
+                    if read.awaited:
+                        continue
                 await params.wait.wait(deadline - loop.time())
-                self._leave(params, waiting)
+                self.leave(params, waiting)
                 waiting = None
         finally:
             if waiting is not None:
-                self._leave(params, waiting)
+                self.leave(params, waiting)
 
-    def _enter(self, params: FetchParams, results: Sequence[FetchedPart], deadline: float) -> Waiting[DataWait] | None:
-        needed = params.min_bytes - sum(size_of(result.pieces) for result in results)
+    def enter(self, params: FetchParams, read: FetchRead, deadline_s: float) -> Waiting[WaitingFetch] | None:
+        """Waits in the purgatory for what `read` lacks, until `deadline_s` of the event loop. None: it is full."""
+        needed = params.min_bytes - sum(size_of(part.pieces) for part in read.parts)
         offsets = {part.key: part.fetch_offset for part in params.parts}
-        waiting = self._purgatory(params).add(offsets, needed, int(deadline * 1000), params.wait)
+        waiting = self._purgatory(params).add(offsets, needed, int(deadline_s * 1000), params.wait)
         if waiting is not None and any(v.error is ErrorCode.UNKNOWN_LEADER_EPOCH for v in params.verdicts):
             self._replica_manager.leadership_waits.add(params.wait)
         return waiting
 
-    def _leave(self, params: FetchParams, waiting: Waiting[DataWait]) -> None:
+    def leave(self, params: FetchParams, waiting: Waiting[WaitingFetch]) -> None:
         self._purgatory(params).cancel(waiting)
         self._replica_manager.leadership_waits.discard(params.wait)
 
-    def _purgatory(self, params: FetchParams) -> FetchPurgatory[DataWait]:
-        waits = self._replica_manager.waits
-        return waits.consumers if params.role is FetchRole.CONSUMER else waits.replicas
+    def _purgatory(self, params: FetchParams) -> FetchPurgatory[WaitingFetch]:
+        purgatory = self._replica_manager.purgatory
+        return purgatory.consumers if params.role is FetchRole.CONSUMER else purgatory.replicas
 
-    async def _read(self, params: FetchParams) -> tuple[list[FetchedPart], bool, bool]:
-        """The results, whether they are to be answered at once, and whether the event loop ran meanwhile."""
+    async def _read(self, params: FetchParams) -> FetchRead:
         budget = limit = self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
-        results: list[FetchedPart] = []
-        final, awaited = self._leads_by_now(params), False
+        parts: list[FetchedPart] = []
+        complete, awaited = self.leads_by_now(params), False
         for index, part in enumerate(params.parts):
-            result = FetchedPart(part.key)
-            results.append(result)
             hosted = self._replica_manager.hosted.get(part.key)
-            if hosted is None:
-                result.error = (
-                    params.verdicts[index].error if params.verdicts else self._replica_manager.absent(part.key)
-                )
-            else:
-                bound = self._bound(params, index, part, hosted, result)
-                # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
-                refused = result.error is not ErrorCode.NONE or result.diverging is not None
-                if not refused and bound > part.fetch_offset and budget > 0:
-                    part_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
-                    awaited |= await self._read_part(params, hosted, part, bound, part_bytes, result)
-                    budget -= size_of(result.pieces)
-            if result.error is ErrorCode.UNKNOWN_LEADER_EPOCH and params.role is FetchRole.REPLICA:
-                continue  # `_leads_by_now`
-            if result.error is not ErrorCode.NONE or result.diverging is not None:
-                final = True
-                if result.error in _LEADER_IS_ELSEWHERE:
-                    result.leader, result.leader_epoch = self._replica_manager.leader_of(part.key)
+            found = self.admitted(params, index, hosted)
+            # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
+            if hosted is not None and found.readable_end > part.fetch_offset and budget > 0:
+                max_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
+                pieces = hosted.cached(part.fetch_offset, found.readable_end, max_bytes)
+                if pieces is None:
+                    found, awaited = await self._from_log_storage(params.role, hosted, part, found, max_bytes), True
+                else:
+                    found.pieces = pieces
+                if found.pieces and params.role is FetchRole.CONSUMER and not params.accepts_columns:
+                    found.error, found.pieces = rows_before_columns(found.pieces)
+                budget -= size_of(found.pieces)
+            parts.append(found)
+            if found.error is ErrorCode.UNKNOWN_LEADER_EPOCH and params.role is FetchRole.REPLICA:
+                continue  # `leads_by_now`
+            if found.error is not ErrorCode.NONE or found.diverging is not None:
+                complete = True
+                if found.error in _LEADER_IS_ELSEWHERE:
+                    found.leader, found.leader_epoch = self._replica_manager.leader_of(part.key)
         total = limit - budget
         self._metrics.fetched_bytes[params.role.value].inc(total)
-        return results, final or total >= min(max(params.min_bytes, 0), limit), awaited
+        return FetchRead(parts, complete or total >= min(max(params.min_bytes, 0), limit), awaited)
 
-    def _leads_by_now(self, params: FetchParams) -> bool:
-        """A follower may hear of a new leader before the leader does: its fetch waits for that as for data, instead of
-        backing off. Notes again what came too early; whether any of it is answered otherwise now."""
+    def leads_by_now(self, params: FetchParams) -> bool:
+        """Takes again what came too early, and returns whether any of it is answered otherwise now: a follower may hear
+        of a new leader before the leader does, and its fetch waits for that as for data, instead of backing off."""
         session = params.session
         early = [i for i, verdict in enumerate(params.verdicts) if verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH]
         if session is None or not early or params.wait.ended:  # ended: by a newer request, which has been noted since
@@ -198,101 +212,105 @@ class FetchHandler:
         params.verdicts = verdicts
         return any(verdicts[index].error is not ErrorCode.UNKNOWN_LEADER_EPOCH for index in early)
 
-    def _bound(
-        self, params: FetchParams, index: int, part: FetchPart, hosted: HostedPartition, result: FetchedPart
-    ) -> int:
-        """The end of what this role may read; at or below the fetch offset: nothing. Fills in errors and offsets."""
-        partition = hosted.partition
+    def admitted(self, params: FetchParams, index: int, hosted: HostedPartition | None) -> FetchedPart:
+        """The answer about one partition before anything is read: error, offsets, and how far this role may read."""
+        part = params.parts[index]
+        if hosted is None:
+            verdicts = params.verdicts
+            error = verdicts[index].error if verdicts else self._replica_manager.absent(part.key)
+            return FetchedPart(part.key, error)
         match params.role:
             case FetchRole.REPLICA:
-                return self._replica_bound(params.verdicts[index], part, hosted, result)
+                return _for_replica(part, hosted.partition, params.verdicts[index])
             case FetchRole.CONSUMER:
-                result.error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
-                result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
-                if result.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                    result.message = (
-                        f"offset {part.fetch_offset} is not between the log start {partition.log_start_offset} and the "
-                        "log end: seek to an offset that exists"
-                    )
-                return -1 if result.error is not ErrorCode.NONE else partition.high_watermark  # RULES 5.7
+                return _for_consumer(part, hosted.partition)
             case FetchRole.DEBUG:
-                result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
-                result.log_end_offset = partition.log_end_offset
-                if partition.leadership is None:
-                    return UNBOUNDED  # a follower's log is known to log-storage alone, which refuses what is not in it
-                if not partition.log_start_offset <= part.fetch_offset <= partition.log_end_offset:
-                    result.error = ErrorCode.OFFSET_OUT_OF_RANGE
-                return partition.log_end_offset if result.error is ErrorCode.NONE else -1
-        raise AssertionError(params.role)
+                return _for_debug(part, hosted.partition)
 
-    def _replica_bound(
-        self, verdict: FetchVerdict, part: FetchPart, hosted: HostedPartition, result: FetchedPart
-    ) -> int:
+    async def _from_log_storage(
+        self, role: FetchRole, hosted: HostedPartition, part: FetchPart, admitted: FetchedPart, max_bytes: int
+    ) -> FetchedPart:
         partition = hosted.partition
-        if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
-            result.error, result.diverging = verdict.error, verdict.diverging
-            result.high_watermark, result.log_start_offset = verdict.high_watermark, verdict.log_start_offset
-            result.log_end_offset = verdict.log_end_offset
-            return -1
-        if partition.leadership is None or partition.leader_epoch != part.leader_epoch:
-            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # leadership ended while the request waited
-            return -1
-        # RULES 4.6: as they are now, not as they were when the request came in.
-        result.high_watermark, result.log_start_offset = partition.high_watermark, partition.log_start_offset
-        result.log_end_offset = partition.log_end_offset
-        return partition.log_end_offset
-
-    async def _read_part(
-        self,
-        params: FetchParams,
-        hosted: HostedPartition,
-        part: FetchPart,
-        bound: int,
-        max_bytes: int,
-        result: FetchedPart,
-    ) -> bool:
-        """Fills in the batches below `bound`. Whether log-storage had to be asked."""
-        pieces = hosted.cached(part.fetch_offset, bound, max_bytes)
-        if pieces is None:
-            await self._read_storage(params, hosted, part, bound, max_bytes, result)
-        else:
-            result.pieces = pieces
-        if result.pieces and params.role is FetchRole.CONSUMER and not params.accepts_columns:
-            result.error, result.pieces = rows_before_columns(result.pieces)
-        return pieces is None
-
-    async def _read_storage(
-        self,
-        params: FetchParams,
-        hosted: HostedPartition,
-        part: FetchPart,
-        bound: int,
-        max_bytes: int,
-        result: FetchedPart,
-    ) -> None:
-        partition = hosted.partition
-        debug_anything = bound == UNBOUNDED
         leader_epoch = partition.leader_epoch
+        unbounded = admitted.readable_end == _UNBOUNDED
+        max_offset = -1 if unbounded else admitted.readable_end
         try:
-            answer = await self._replica_manager.storage.read(
-                part.key, part.fetch_offset, -1 if debug_anything else bound, max_bytes
-            )
+            answer = await self._replica_manager.storage.read(part.key, part.fetch_offset, max_offset, max_bytes)
         except StorageUnavailableError as error:
-            result.error, result.message = ErrorCode.LOG_STORAGE_ERROR, str(error)
-            return
+            return replace(admitted, error=ErrorCode.LOG_STORAGE_ERROR, message=str(error))
         if answer.offline:
             self._replica_manager.offline_logs.seen([part.key])
         still_leads = partition.leadership is not None and partition.leader_epoch == leader_epoch
-        if params.role is not FetchRole.DEBUG and not still_leads:
+        if role is not FetchRole.DEBUG and not still_leads:
             # What was read may be another leader's by now, copied over ours.
-            result.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            return
+            return replace(admitted, error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         # Retention may have raised the log start: asked again, what is gone is out of range here.
         raised = partition.log_start_seen(leader_epoch, answer.incarnation, answer.log_start_offset)
         self._replica_manager.perform(hosted, raised)
-        result.log_start_offset = partition.log_start_offset
-        result.error, result.message = answer.error.code, answer.error.message
-        if answer.records:
-            result.pieces = (answer.records,)
-        if debug_anything:
-            result.log_end_offset, result.log_start_offset = answer.log_end_offset, answer.log_start_offset
+        return replace(
+            admitted,
+            error=answer.error.code,
+            message=answer.error.message,
+            pieces=(answer.records,) if answer.records else NO_PIECES,
+            log_start_offset=answer.log_start_offset if unbounded else partition.log_start_offset,
+            log_end_offset=answer.log_end_offset if unbounded else admitted.log_end_offset,
+        )
+
+
+def _for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) -> FetchedPart:
+    if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
+        return FetchedPart(
+            part.key,
+            verdict.error,
+            "",
+            verdict.high_watermark,
+            verdict.log_start_offset,
+            verdict.log_end_offset,
+            diverging=verdict.diverging,
+        )
+    if partition.leadership is None or partition.leader_epoch != part.leader_epoch:
+        return FetchedPart(part.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)  # leadership ended while the request waited
+    # RULES 4.6: as they are now, not as they were when the request came in.
+    end = partition.log_end_offset
+    return FetchedPart(
+        part.key,
+        ErrorCode.NONE,
+        "",
+        partition.high_watermark,
+        partition.log_start_offset,
+        end,
+        readable_end=end,
+    )
+
+
+def _for_consumer(part: FetchPart, partition: Partition) -> FetchedPart:
+    error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
+    message = ""
+    if error is ErrorCode.OFFSET_OUT_OF_RANGE:
+        message = (
+            f"offset {part.fetch_offset} is not between the log start {partition.log_start_offset} and the "
+            "log end: seek to an offset that exists"
+        )
+    high_watermark = partition.high_watermark
+    return FetchedPart(
+        part.key,
+        error,
+        message,
+        high_watermark,
+        partition.log_start_offset,
+        readable_end=high_watermark if error is ErrorCode.NONE else _NOTHING,  # RULES 5.7
+    )
+
+
+def _for_debug(part: FetchPart, partition: Partition) -> FetchedPart:
+    end, start = partition.log_end_offset, partition.log_start_offset
+    found = FetchedPart(part.key, ErrorCode.NONE, "", partition.high_watermark, start, end)
+    if partition.leadership is None:
+        found.readable_end = (
+            _UNBOUNDED  # a follower's log is known to log-storage alone, which refuses what is not there
+        )
+    elif start <= part.fetch_offset <= end:
+        found.readable_end = end
+    else:
+        found.error = ErrorCode.OFFSET_OUT_OF_RANGE
+    return found

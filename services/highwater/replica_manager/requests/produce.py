@@ -1,5 +1,17 @@
 """Produce: admission, appends, and the wait for acks=all (RULES 5.3, 5.4), partition by partition.
 
+The way out of an acks=all produce, and the way back:
+
+    BrokerServicer.ProduceStream    protobuf becomes `ProducePart`s
+    ProduceHandler.submit           admission: a slot, the leadership, the minimum, the batches' headers
+    AppendPipeline.append           names the offset that it expects
+    AppendStream.send               one message for each turn of the event loop, to log-storage
+    _Request.appended               <- its answer: the produce enters the purgatory
+    HostedPartition.appended        tail cache, the leader's log end; followers' fetches are woken
+    FetchHandler.note_follower      <- their next fetch acknowledges: the high watermark advances
+    HostedPartition.high_watermark_advanced     out of the purgatory
+    _Request.completed              the last partition to be completed answers the request
+
 Works by callbacks: no task is made for a request or a partition. The records of a request are handed to log-storage
 before `submit` returns, so requests keep the order in which they are submitted.
 """
@@ -9,16 +21,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import is_internal_topic
 from highwater.metadata.models import PartitionKey
+from highwater.records import BatchHeader
 from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.batch_check import CheckedBatches, check
+from highwater.replica_manager.requests.batch_check import check
 from highwater.replica_manager.storage.append_stream import AppendAnswer
 
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
@@ -83,7 +97,7 @@ class ProduceHandler:
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
         for index, part in enumerate(parts):
             self._append(request, index, part)
-        request.all_handed_over()
+        request.handed_over()
 
     def _refusal(self, acks: int, size: int) -> tuple[ErrorCode, str]:
         if acks not in ACKS:
@@ -96,14 +110,13 @@ class ProduceHandler:
         return ErrorCode.NONE, ""
 
     def _append(self, request: _Request, index: int, part: ProducePart) -> None:
-        result = request.results[index]
         hosted = self._replica_manager.hosted.get(part.key)
         if hosted is None:
-            self._refuse(result, self._replica_manager.absent(part.key))
+            request.refuse(index, self._replica_manager.absent(part.key))
             return
         if is_internal_topic(hosted.topic):
-            self._refuse(
-                result,
+            request.refuse(
+                index,
                 ErrorCode.INVALID_TOPIC,
                 f"topic {hosted.topic!r} is internal: names that begin with two underscores are for the cluster's own"
                 " records, write to another topic",
@@ -112,25 +125,24 @@ class ProduceHandler:
         error = produce_admission(hosted.partition, request.acks)
         if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._replica_manager.lease_confirmed():
             # RULES 8.1: another may lead by now, and nobody would tell us before we acknowledged.
-            self._refuse(result, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all")
+            request.refuse(
+                index, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all"
+            )
             return
         pipeline = hosted.pipeline
         if error is not ErrorCode.NONE or pipeline is None:
-            self._refuse(result, error or ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            request.refuse(index, error or ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         checked = check(part.records, hosted.config, int(self._wall_clock_s() * 1000))
         if checked.error is not ErrorCode.NONE:
-            self._refuse(result, checked.error, checked.message)
+            request.refuse(index, checked.error, checked.message)
             return
-        request.appends.add(index)
-        append = _PartAppend(request, index, hosted, pipeline.leader_epoch, part.records, checked)
-        pipeline.append(part.records, checked.offsets, append.answered)
+        request.outstanding += 1
+        answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
+        pipeline.append(part.records, checked.offsets, answered)
 
-    def _refuse(self, result: ProduceResult, error: ErrorCode, message: str = "") -> None:
-        result.error = error
-        result.message = message
-        if error in _LEADER_IS_ELSEWHERE:
-            result.leader, result.leader_epoch = self._replica_manager.leader_of(result.key)
+    def leader_of(self, key: PartitionKey) -> tuple[int, int]:
+        return self._replica_manager.leader_of(key)
 
     def released(self, request: _Request) -> None:
         self._requests -= 1
@@ -144,124 +156,95 @@ class ProduceHandler:
 
 
 class _Request:
-    """A request under way: `appends` are not answered by log-storage, `waiting` wait for the high watermark."""
+    """A request under way. `outstanding` are its partitions that log-storage has not answered for, or that wait for the
+    high watermark, and one more while they are being handed over."""
 
     __slots__ = (
         "_done",
-        "_finished",
-        "_open",
-        "_produce_handler",
+        "_handler",
         "acks",
-        "appends",
         "deadline_ms",
+        "outstanding",
         "results",
         "size",
         "taken_s",
-        "waiting",
     )
 
     def __init__(
         self,
-        produce_handler: ProduceHandler,
+        handler: ProduceHandler,
         acks: int,
         deadline_ms: int,
         size: int,
         results: list[ProduceResult],
         done: Done,
     ) -> None:
-        self._produce_handler = produce_handler
-        self._done: Done | None = done
-        self._open = True  # parts are still being handed over
-        self._finished = False
+        self._handler = handler
+        self._done: Done | None = done  # None: the response has been given
         self.taken_s = time.perf_counter()
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.size = size
         self.results = results
-        self.appends: set[int] = set()
-        self.waiting: set[int] = set()
+        self.outstanding = 1
 
-    def all_handed_over(self) -> None:
-        self._open = False
+    def handed_over(self) -> None:
         if self.acks == 0:
             self._respond()
-        self.progressed()
+        self._settled_one()
 
-    def progressed(self) -> None:
-        if self._open or self.appends or self.waiting or self._finished:
-            return
-        self._finished = True
-        self._produce_handler.released(self)  # first: nobody gives the slot back where the answer cannot be given
-        self._respond()
-
-    def appended(self, index: int, answer: AppendAnswer) -> None:
-        if self._done is None:  # acks=0 was answered before
-            return
-        result = self.results[index]
-        result.base_offset, result.last_offset = answer.base_offset, answer.last_offset
-        result.log_append_time_ms, result.log_start_offset = answer.log_append_time_ms, answer.log_start_offset
-
-    def failed(self, index: int, error: ErrorCode, message: str = "") -> None:
+    def refuse(self, index: int, error: ErrorCode, message: str = "") -> None:
+        """The outcome of one partition. After an acks=0 response nobody is told."""
         if self._done is None:
             return
         key = self.results[index].key
-        self.results[index] = ProduceResult(key, error, message)
-        if error in _LEADER_IS_ELSEWHERE:
-            leader, leader_epoch = self._produce_handler._replica_manager.leader_of(key)
-            self.results[index].leader, self.results[index].leader_epoch = leader, leader_epoch
+        leader = self._handler.leader_of(key) if error in _LEADER_IS_ELSEWHERE else (-1, -1)
+        self.results[index] = ProduceResult(key, error, message, leader=leader[0], leader_epoch=leader[1])
+
+    def appended(
+        self,
+        index: int,
+        hosted: HostedPartition,
+        leader_epoch: int,
+        records: bytes,
+        batches: Sequence[tuple[int, BatchHeader]],
+        answer: AppendAnswer,
+    ) -> None:
+        """log-storage has answered for one partition."""
+        if answer.error is not ErrorCode.NONE:
+            self.refuse(index, answer.error, answer.message)
+            self._settled_one()
+            return
+        if self._done is not None:
+            result = self.results[index]
+            result.base_offset, result.last_offset = answer.base_offset, answer.last_offset
+            result.log_append_time_ms, result.log_start_offset = answer.log_append_time_ms, answer.log_start_offset
+        if self.acks == ACKS_ALL:
+            # Before the partition hears of the append: with a single replica, that commits it.
+            hosted.await_commit(leader_epoch, answer.last_offset + 1, self.deadline_ms, partial(self.completed, index))
+        try:
+            if not answer.duplicate:
+                hosted.appended(leader_epoch, answer, records, batches)
+        finally:
+            if self.acks != ACKS_ALL:
+                self._settled_one()
 
     def completed(self, index: int, error: ErrorCode) -> None:
         """What waited for the high watermark has it, or will not get it."""
-        self.waiting.discard(index)
         if error is ErrorCode.REQUEST_TIMED_OUT:
-            self.failed(index, error, "not all in-sync replicas had the records in time")
+            self.refuse(index, error, "not all in-sync replicas had the records in time")
         elif error is not ErrorCode.NONE:
-            self.failed(index, error)
-        self.progressed()
+            self.refuse(index, error)
+        self._settled_one()
+
+    def _settled_one(self) -> None:
+        self.outstanding -= 1
+        if self.outstanding == 0:
+            self._handler.released(self)  # first: nobody gives the slot back where the answer cannot be given
+            self._respond()
 
     def _respond(self) -> None:
         done, self._done = self._done, None
         if done is not None:
             done(self.results)
-            self._produce_handler.responded(self)
-
-
-class _PartAppend:
-    """One partition's append of a request, under way in log-storage."""
-
-    __slots__ = ("_checked", "_hosted", "_index", "_leader_epoch", "_records", "_request")
-
-    def __init__(
-        self,
-        request: _Request,
-        index: int,
-        hosted: HostedPartition,
-        leader_epoch: int,
-        records: bytes,
-        checked: CheckedBatches,
-    ) -> None:
-        self._request = request
-        self._index = index
-        self._hosted = hosted
-        self._leader_epoch = leader_epoch
-        self._records = records
-        self._checked = checked
-
-    def answered(self, answer: AppendAnswer) -> None:
-        request = self._request
-        request.appends.discard(self._index)
-        if answer.error is not ErrorCode.NONE:
-            request.failed(self._index, answer.error, answer.message)
-            request.progressed()
-            return
-        request.appended(self._index, answer)
-        if request.acks == ACKS_ALL:
-            # Before the partition hears of the append: with a single replica, that commits it.
-            request.waiting.add(self._index)
-            self._hosted.await_commit(self._leader_epoch, answer.last_offset + 1, request.deadline_ms, self._committed)
-        if not answer.duplicate:
-            self._hosted.appended(self._leader_epoch, answer, self._records, self._checked.batches)
-        request.progressed()
-
-    def _committed(self, error: ErrorCode) -> None:
-        self._request.completed(self._index, error)
+            self._handler.responded(self)

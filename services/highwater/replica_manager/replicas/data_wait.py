@@ -1,13 +1,8 @@
-"""Those who wait for data: produces for the high watermark, fetches for bytes. Bounded over all partitions."""
+"""One request that waits for data: a fetch, or a deletion of records that waits for the replicas."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
-
-from highwater.errors import ErrorCode
-from highwater.replica_manager.replicas.purgatory import FetchPurgatory, ProducePurgatory
 
 
 class DataWait:
@@ -43,19 +38,3 @@ class DataWait:
                 timer.cancel()
                 self._future = None
         self._woken = False
-
-
-class WaitingProduce(NamedTuple):
-    """One partition of a produce that log-storage has answered for and that is not committed yet."""
-
-    leader_epoch: int
-    end_offset: int
-    done: Callable[[ErrorCode], None]
-
-
-class Waits:
-    def __init__(self, *, max_produces: int, max_fetches: int) -> None:
-        """`max_produces` counts partitions, `max_fetches` requests of either kind."""
-        self.produces: ProducePurgatory[WaitingProduce] = ProducePurgatory(max_produces)
-        self.replicas: FetchPurgatory[DataWait] = FetchPurgatory(max_fetches)  # for the log end to move
-        self.consumers: FetchPurgatory[DataWait] = FetchPurgatory(max_fetches)  # for the high watermark to move
