@@ -1,4 +1,4 @@
-"""The extras of the distribution: what `pip install highwater` leaves out, and the sentence that says how to get it.
+"""The extras of the distribution: what installing it without any leaves out, and the sentence that says how to get it.
 
 server     the four services
 cli        the command line
@@ -16,15 +16,23 @@ from contextlib import contextmanager
 
 from highwater.errors import UserError
 
+# What pip knows this project by. PyPI's `highwater` is another one.
+DISTRIBUTION = "highwater-log"
+
 
 class MissingExtraError(UserError):
     """A package that an extra brings is not installed."""
 
 
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra to what is installed already."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Wraps imports of what `pip install highwater` does not bring. Raises `MissingExtraError` where a package is
-    missing; a missing module of Highwater itself is a bug and stays a `ModuleNotFoundError`.
+    """Wraps imports of what the distribution without extras does not bring. Raises `MissingExtraError` where a package
+    is missing; a missing module of Highwater itself is a bug and stays a `ModuleNotFoundError`.
 
     Args:
         extra: one of the extras above.
@@ -36,6 +44,4 @@ def needing(extra: str, what: str) -> Iterator[None]:
         package = (error.name or "highwater").partition(".")[0]
         if package == "highwater":
             raise
-        raise MissingExtraError(
-            f"{what} needs {package}, which is not installed: pip install 'highwater[{extra}]'"
-        ) from None
+        raise MissingExtraError(f"{what} needs {package}, which is not installed: {how_to_install(extra)}") from None

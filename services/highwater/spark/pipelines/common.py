@@ -30,6 +30,7 @@ import typer
 from highwater.cli.exit_status import exit_status
 from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap
 from highwater.errors import UserError
+from highwater.extras import how_to_install
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.s3a import s3a_settings
 from highwater.spark.positions import OptionError, parse_duration_ms
@@ -323,7 +324,7 @@ def _spark_session_class() -> Any:
         if not (error.name or "").startswith("pyspark"):
             raise
         raise UserError(
-            f"pipelines run on Spark, which is not installed: pip install 'highwater[spark]' (Java {_JAVA} or newer is "
+            f"pipelines run on Spark, which is not installed: {how_to_install('spark')} (Java {_JAVA} or newer is "
             "needed, too)"
         ) from None
     return SparkSession

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from highwater.extras import how_to_install
 from highwater.spark.positions import OptionError
 from highwater.spark.values.decoding import BadValue, Decoded
 from highwater.spark.values.schema_types import list_of, plain
@@ -43,7 +44,7 @@ class AvroDecoder:
             from fastavro import parse_schema, schemaless_reader  # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
             raise OptionError(
-                "valueFormat avro needs fastavro on the driver and the executors: pip install 'highwater[avro]'"
+                f"valueFormat avro needs fastavro on the driver and the executors: {how_to_install('avro')}"
             ) from None
         try:
             said = json.loads(schema)
