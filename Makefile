@@ -2,6 +2,7 @@
 #
 #   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
+#   make test-package  a wheel and a source distribution, built, installed into an empty environment and used there
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
 #   make test-stores  archives of a Spark cluster in HDFS and in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
@@ -34,7 +35,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-spark test-stores test-k8s chaos-k8s soak soak-spark check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak soak-spark check bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -49,9 +50,13 @@ ifdef PYTEST_ARGS
 else
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/scenarios tests/simulation
 	$(BIN)/python -m pytest tests/integration
+	$(MAKE) --no-print-directory test-package
 	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi
 endif
+
+test-package: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/packaging $(PYTEST_ARGS)
 
 test-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/spark $(PYTEST_ARGS)
