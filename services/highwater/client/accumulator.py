@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index as as_int
 from time import time
 
@@ -237,8 +237,17 @@ def checked_timestamp(timestamp_ms: object) -> int:
 
 
 def checked_headers(headers: Headers) -> tuple[RecordHeader, ...]:
-    pairs = tuple((name, None if content is None else as_bytes(content, "header")) for name, content in headers)
-    for name, _ in pairs:
-        if not isinstance(name, str):
-            raise InvalidRequestError(f"a header's name must be str, not {type(name).__name__}")
-    return pairs
+    """Raises `InvalidRequestError` unless they are pairs of a name and bytes."""
+    if isinstance(headers, Mapping):
+        raise InvalidRequestError(
+            "headers are (name, value) pairs, as names may repeat; of a dict: list(headers.items())"
+        )
+    pairs = []
+    try:
+        for name, content in headers:
+            if not isinstance(name, str):
+                raise InvalidRequestError(f"a header's name must be str, not {type(name).__name__}")
+            pairs.append((name, None if content is None else as_bytes(content, "header")))
+    except (TypeError, ValueError):
+        raise InvalidRequestError('headers are (name, value) pairs, such as [("source", b"docs")]') from None
+    return tuple(pairs)

@@ -16,8 +16,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from time import monotonic
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -40,8 +41,10 @@ from highwater.client.descriptions import (
 )
 from highwater.client.event_loop_thread import event_loop_thread
 from highwater.client.exceptions import BufferExhaustedError, ClientClosedError, HighwaterError, InvalidRequestError
+from highwater.client.options import AdminOptions, ConsumerOptions, ProducerOptions
 from highwater.client.replica_verification import PartitionVerification
 from highwater.client.sender import MAX_UNRETRIEVED
+from highwater.client.table_batches import ArrowStream, as_table
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 from highwater.rpc import forking
 
@@ -49,12 +52,23 @@ __all__ = ["Admin", "Consumer", "PendingDelivery", "Producer"]
 
 ClientT = TypeVar("ClientT", async_producer.Producer, async_consumer.Consumer, async_admin.Admin)
 ResultT = TypeVar("ResultT")
+TwinT = TypeVar("TwinT")
 Partition = async_consumer.Partition
 
 # What a thread may be ahead of the event loop with, before `send` waits.
 HAND_OVER_BYTES = 8 * 1024 * 1024
 # For the event loop's thread to count records at exit.
 COUNTING_TIMEOUT_S = 5.0
+
+
+def _with_the_signature_of(client: type) -> Callable[[type[TwinT]], type[TwinT]]:
+    """For `help()` and for editors that ask the class: its options and their defaults are those of the async client."""
+
+    def decorated(twin: type[TwinT]) -> type[TwinT]:
+        twin.__signature__ = signature(client)  # type: ignore[attr-defined]
+        return twin
+
+    return decorated
 
 
 class _Blocking(Generic[ClientT]):
@@ -138,13 +152,14 @@ class PendingDelivery:
         return self._producer.wait_for(self, timeout_s)
 
 
+@_with_the_signature_of(async_producer.Producer)
 class Producer(_Blocking[async_producer.Producer]):
     """See `highwater.client.Producer`. `send` hands records to the event loop in bulk: no hop between threads each."""
 
-    def __init__(self, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **settings: Any) -> None:
-        super().__init__(async_producer.Producer(bootstrap, **settings))
-        self._max_block_s = settings.get("max_block_ms", 60_000) / 1000
-        self.exit_timeout_s: float = settings.get("delivery_timeout_ms", 120_000) / 1000
+    def __init__(self, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(async_producer.Producer(bootstrap, **options))
+        self._max_block_s = options.get("max_block_ms", 60_000) / 1000
+        self.exit_timeout_s: float = options.get("delivery_timeout_ms", 120_000) / 1000
         self._known_topics: set[str] = set()
         self._room = threading.Condition()
         self._pending: deque[tuple[PendingDelivery, int, tuple[Any, ...]]] = deque()
@@ -272,7 +287,7 @@ class Producer(_Blocking[async_producer.Producer]):
     def send_table(
         self,
         topic: str,
-        table: pa.Table | pa.RecordBatch,
+        table: pa.Table | pa.RecordBatch | ArrowStream,
         *,
         key_column: str | None = "key",
         value_column: str = "value",
@@ -283,12 +298,13 @@ class Producer(_Blocking[async_producer.Producer]):
     ) -> TableMetadata | None:
         """Sends every row. With `wait` until all are acknowledged; without, until all are in the buffer (then `flush`
         speaks for them) and the result is None."""
+        rows = as_table(table)  # in this thread: frames may be slow to give their rows
 
         async def sent() -> TableMetadata | None:
             await self._handed_over()
             delivery = await self._client.send_table(
                 topic,
-                table,
+                rows,
                 key_column=key_column,
                 value_column=value_column,
                 timestamp_column=timestamp_column,
@@ -387,11 +403,14 @@ class Producer(_Blocking[async_producer.Producer]):
                     self._room.notify_all()
 
 
+@_with_the_signature_of(async_consumer.Consumer)
 class Consumer(_Blocking[async_consumer.Consumer]):
     """See `highwater.client.Consumer`. Iterate it, or poll."""
 
-    def __init__(self, *topics: str, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **settings: Any) -> None:
-        super().__init__(async_consumer.Consumer(*topics, bootstrap=bootstrap, **settings))
+    def __init__(
+        self, *topics: str, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        super().__init__(async_consumer.Consumer(*topics, bootstrap=bootstrap, **options))
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         self._call(lambda: self._client.assign(partitions))
@@ -412,10 +431,15 @@ class Consumer(_Blocking[async_consumer.Consumer]):
         self._call(lambda: self._client.seek(partition, offset))
 
     def seek_to_beginning(self, *partitions: Partition) -> None:
-        self._run(lambda: self._client.seek_to_beginning(*partitions))
+        """Returns when the positions are known."""
+        self._run(lambda: self._sought(lambda: self._client.seek_to_beginning(*partitions)))
 
     def seek_to_end(self, *partitions: Partition) -> None:
-        self._run(lambda: self._client.seek_to_end(*partitions))
+        """Returns when the positions are known: what is sent from then on is handed out."""
+        self._run(lambda: self._sought(lambda: self._client.seek_to_end(*partitions)))
+
+    async def _sought(self, seek: Callable[[], async_consumer.Seeking]) -> None:
+        await seek()
 
     def position(self, partition: Partition) -> int:
         return self._run(lambda: self._client.position(partition))
@@ -455,11 +479,12 @@ class Consumer(_Blocking[async_consumer.Consumer]):
                     self.seek((following.topic, following.partition), following.offset)
 
 
+@_with_the_signature_of(async_admin.Admin)
 class Admin(_Blocking[async_admin.Admin]):
     """See `highwater.client.Admin`."""
 
-    def __init__(self, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **settings: Any) -> None:
-        super().__init__(async_admin.Admin(bootstrap, **settings))
+    def __init__(self, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[AdminOptions]) -> None:
+        super().__init__(async_admin.Admin(bootstrap, **options))
 
     def create_topic(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 
 from highwater.client.bootstrap import bootstrap_addresses
-from highwater.client.connection import Connection
+from highwater.client.connection import UNRESOLVED, Connection, UnreachableError
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -40,7 +40,8 @@ SILENT_AFTER_S = 2.0
 # While no broker can be reached at the start: longest pause between tries, and how often the log says so.
 START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
-# A topic that no broker knows may just have been made: how long to look for it.
+# A topic that is being made is known to some broker before it is to all. Where not every broker can be asked: how long
+# to look for it.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
 
 
@@ -185,7 +186,7 @@ class Cluster:
         """The topic, looked for until the deadline.
 
         Raises:
-            UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
+            UnknownTopicError: no broker knows it; where some cannot be asked, for `UNKNOWN_TOPIC_PATIENCE_S`.
             NetworkError: no broker could be reached in `timeout_s`.
         """
         self.track([name])
@@ -202,15 +203,25 @@ class Cluster:
             found = self.metadata.topic(name)
             if found is not None and found.partitions:
                 return found
-            waited = monotonic() - begun
             code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
+            # Asked at once, and not of one broker after the other: who has created it knows that some broker leads it.
+            unknown = error is None and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and await self._nobody_knows(name)
+            waited = monotonic() - begun
+            if error is None and (unknown or not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
                 self._tracked.discard(name)
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
                 raise error_for(code, f"topic {name!r}: {code.name}")
             if error is not None and waited > timeout_s:
                 raise error
+
+    async def _nobody_knows(self, topic: str) -> bool:
+        """Whether every broker has answered, and each that it does not know the topic."""
+        brokers = len(self.metadata.brokers)
+        answers = await self.confirm()
+        return len(answers) >= max(brokers, 1) and all(
+            answer.missing.get(topic) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for answer in answers
+        )
 
     async def confirm(self) -> list[MetadataAnswer]:
         """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What
@@ -272,12 +283,16 @@ class Cluster:
         now = monotonic()
         addresses.sort(key=lambda address: self._asked_last_until.get(address, now) > now)
         failures: list[HighwaterError] = []
+        reasons: dict[str, list[str]] = {}  # addresses by why they cannot be reached
         asking: set[asyncio.Task[MetadataAnswer]] = set()
+        asked: dict[asyncio.Task[MetadataAnswer], str] = {}
         left = iter(addresses)
         try:
             while (address := next(left, None)) is not None or asking:
                 if address is not None:
-                    asking.add(asyncio.create_task(self._ask(address, request)))
+                    task = asyncio.create_task(self._ask(address, request))
+                    asking.add(task)
+                    asked[task] = address
                 patience_s = METADATA_PATIENCE_S if address is not None else None
                 done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done and address is not None:
@@ -287,6 +302,8 @@ class Cluster:
                     if not isinstance(error, HighwaterError):
                         return task.result()
                     failures.append(error)
+                    if isinstance(error, UnreachableError):
+                        reasons.setdefault(error.reason, []).append(asked[task])
         finally:
             for task in asking:
                 task.cancel()
@@ -294,7 +311,7 @@ class Cluster:
         if all(isinstance(failure, RetriableError) for failure in failures):
             if any(isinstance(failure, RequestTimedOutError) for failure in failures):
                 raise RequestTimedOutError(f"no broker answered in time (tried {', '.join(addresses)})")
-            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}); is the cluster up?")
+            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}){_why(reasons)}")
         raise next(failure for failure in failures if not isinstance(failure, RetriableError))
 
     async def _ask(self, address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
@@ -324,6 +341,16 @@ class Cluster:
             task = self._tasks.run_once("closing", self._connections.pop(address).close)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+def _why(reasons: Mapping[str, Sequence[str]]) -> str:
+    """The rest of the sentence that no broker could be reached: addresses by why, and what to look at."""
+    if list(reasons) == [UNRESOLVED]:
+        return f": {UNRESOLVED}; is it spelt right?"
+    told = "; ".join(
+        f"{', '.join(tried)}: {reason}" if len(reasons) > 1 else reason for reason, tried in reasons.items()
+    )
+    return f"{told and ': '}{told}; is the cluster up?"
 
 
 def metadata_answer(response: broker_pb2.MetadataResponse) -> MetadataAnswer:

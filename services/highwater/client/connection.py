@@ -50,6 +50,34 @@ class NotServedError(HighwaterError):
     """The peer has no such call: it is of an older version. Nothing was done."""
 
 
+class UnreachableError(NetworkError):
+    """There is no connection to an address. `reason` says what of it, and what to look at."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+UNRESOLVED = "the name cannot be resolved"
+# Parts of what gRPC says, in lower case, and what they mean to whoever gave the address.
+_REASONS = (
+    ("connection refused", "nothing listens there"),
+    ("resol", UNRESOLVED),
+    ("lookup failed", UNRESOLVED),
+    ("no such file", "there is no such socket"),
+    ("no route", "there is no route to it"),
+    ("network is unreachable", "there is no route to it"),
+)
+
+
+def _unreachable(address: str, code: grpc.StatusCode, details: str) -> NetworkError:
+    message = f"the broker at {address} cannot be reached: {code.name}: {details}"
+    # The address itself may contain any of these words.
+    said = details.lower().replace(address.lower(), "")
+    reason = next((reason for part, reason in _REASONS if part in said), None)
+    return NetworkError(message) if reason is None else UnreachableError(message, reason)
+
+
 def transport_error(error: BaseException, address: str) -> HighwaterError:
     """A gRPC failure as an exception of the SDK."""
     if isinstance(error, grpc.aio.AioRpcError):
@@ -61,7 +89,7 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
             return refusal(f"the broker at {address} refused the call: {code.name}: {details}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return RetriableError(f"the broker at {address} is overloaded: {details}", ErrorCode.OVERLOADED)
-        return NetworkError(f"the broker at {address} cannot be reached: {code.name}: {details}")
+        return _unreachable(address, code, details)
     return NetworkError(f"the connection to {address} broke: {error or type(error).__name__}")
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
 from highwater.client.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster import Cluster
 from highwater.client.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
-from highwater.client.exceptions import ClientClosedError, HighwaterError, InvalidRequestError, OffsetOutOfRangeError
+from highwater.client.exceptions import (
+    ClientClosedError,
+    HighwaterError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+)
 from highwater.client.fetch_buffer import FetchBuffer
 from highwater.client.fetcher import Fetcher, FetcherSettings
+from highwater.client.notebook import RowList
 from highwater.client.offset_lookup import lookup_offsets
 from highwater.client.topic_partition import (
     EARLIEST_TIMESTAMP,
@@ -27,6 +34,27 @@ from highwater.rpc import forking
 Partition = TopicPartition | tuple[str, int]
 
 _MAX_ROWS = 1 << 62
+_LOOK_S = 0.5  # how often a wait for a position looks whether it is still worth it
+
+
+class Seeking:
+    """A seek that has begun. Await it to know that the positions have been looked up; or poll, which waits for that.
+
+    Awaiting raises `RequestTimedOutError` where a partition has no leader that answers.
+    """
+
+    __slots__ = ("_looked_up", "_seeking")
+
+    def __init__(
+        self,
+        looked_up: Callable[[Sequence[tuple[FetchBuffer, int]]], Coroutine[Any, Any, None]],
+        seeking: Sequence[tuple[FetchBuffer, int]],
+    ) -> None:
+        self._looked_up = looked_up
+        self._seeking = seeking
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._looked_up(self._seeking).__await__()
 
 
 class Consumer:
@@ -69,7 +97,7 @@ class Consumer:
         retry_backoff_max_ms: float = 1000,
         metadata_max_age_ms: float = 300_000,
     ) -> None:
-        self._topics = topics
+        self._topics = tuple(map(_topic_name, topics))
         self._max_poll_records = max_poll_records
         self._check_crcs = check_crcs
         self._include_headers = include_headers
@@ -170,8 +198,7 @@ class Consumer:
         """`assign` of all partitions of these topics, and of those that are added later: they are noticed within
         `metadata_max_age_ms` and read from their first record. Raises `UnknownTopicError`."""
         self._check_running()
-        if isinstance(topics, str):
-            topics = [topics]
+        topics = [_topic_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
         infos = [await self._cluster.topic(topic, self._cluster.request_timeout_s) for topic in topics]
         self.assign(TopicPartition(info.topic, index) for info in infos for index in range(len(info.partitions)))
         self._subscribed = {info.topic: len(info.partitions) for info in infos}
@@ -217,21 +244,40 @@ class Consumer:
         buffer.seek(offset)
         self._fetcher.wake()
 
-    async def seek_to_beginning(self, *partitions: Partition) -> None:
-        """To the first record there is; none named: all assigned partitions."""
-        await self._seek_all(partitions, EARLIEST_TIMESTAMP)
+    def seek_to_beginning(self, *partitions: Partition) -> Seeking:
+        """To the first record there is; none named: all assigned partitions. As with `seek`, what is handed out from
+        now on comes from there; await the result to know that the positions have been looked up."""
+        return self._seek_all(partitions, EARLIEST_TIMESTAMP)
 
-    async def seek_to_end(self, *partitions: Partition) -> None:
-        """To what comes next: the high watermark as it is now; none named: all assigned partitions."""
-        await self._seek_all(partitions, LATEST_TIMESTAMP)
+    def seek_to_end(self, *partitions: Partition) -> Seeking:
+        """To what comes next, the high watermark as it is when the partition's leader is asked; none named: all
+        assigned partitions. What is sent before that is passed over: await the result to know that it is behind."""
+        return self._seek_all(partitions, LATEST_TIMESTAMP)
 
-    async def _seek_all(self, partitions: Sequence[Partition], timestamp: int) -> None:
+    def _seek_all(self, partitions: Sequence[Partition], timestamp: int) -> Seeking:
         self._check_running()
         buffers = self._buffers(partitions)
-        found = await self._lookup({buffer.partition: timestamp for buffer in buffers})
         for buffer in buffers:
-            buffer.seek(found[buffer.partition].offset)
+            buffer.reset(timestamp)
         self._fetcher.wake()
+        return Seeking(self._looked_up, [(buffer, buffer.generation) for buffer in buffers])
+
+    async def _looked_up(self, seeking: Sequence[tuple[FetchBuffer, int]]) -> None:
+        """Until each has a position, or was sent elsewhere meanwhile."""
+        deadline = monotonic() + self._cluster.request_timeout_s
+        for buffer, generation in seeking:
+            # Found is a seek, one generation later.
+            while buffer.position is None and buffer.generation == generation:
+                self._check_running()
+                if buffer.error is not None:
+                    raise buffer.error
+                if monotonic() > deadline:
+                    where = f"{buffer.partition.topic}-{buffer.partition.partition}"
+                    raise RequestTimedOutError(
+                        f"the position of {where} could not be looked up in {self._cluster.request_timeout_s:g} s: has "
+                        "it a leader? The seek is still being tried"
+                    )
+                await self._change(min(_LOOK_S, self._cluster.request_timeout_s))
 
     async def position(self, partition: Partition) -> int:
         """Offset of the next record; waits where it is still being looked up. Raises what `poll` would raise."""
@@ -277,10 +323,10 @@ class Consumer:
         """
         limit = self._max_poll_records if max_records is None else max_records
         deadline = monotonic() + timeout_ms / 1000
-        found: list[ConsumerRecord] = []
+        found: list[ConsumerRecord] = RowList()
         while not found:
             if await self._next_ready(deadline) is None:
-                return []
+                return found
             for buffer in list(self._fetcher.buffers.values()):
                 while len(found) < limit and buffer.ready:
                     try:
@@ -375,6 +421,17 @@ class Consumer:
         if buffers.get(buffer.partition) is buffer:
             del buffers[buffer.partition]
             buffers[buffer.partition] = buffer
+
+
+def _topic_name(topic: object) -> str:
+    """Raises `InvalidRequestError` for what no topic can be called; a broker's address above all."""
+    if not isinstance(topic, str):
+        raise InvalidRequestError(f"a topic is a str, not {type(topic).__name__}; several: Consumer('a', 'b')")
+    if ":" in topic or "/" in topic:
+        raise InvalidRequestError(f"{topic!r} is no topic; brokers are named by bootstrap={topic!r}")
+    if "," in topic:
+        raise InvalidRequestError(f"{topic!r} is no topic; several are several arguments: Consumer('a', 'b')")
+    return topic
 
 
 def _reset_timestamp(auto_offset_reset: str | int) -> int | None:

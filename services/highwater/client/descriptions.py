@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.client.exceptions import HighwaterError
+from highwater.client.notebook import ShownAsTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class NewTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicResult:
+class TopicResult(ShownAsTable):
     """What became of one topic of a request; `error` is None on success."""
 
     topic: str
@@ -31,7 +32,7 @@ class TopicResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigValue:
+class ConfigValue(ShownAsTable):
     """One key of a topic's configuration as it counts now."""
 
     value: str | None  # None: each broker's own setting counts, which the controller does not know
@@ -43,7 +44,7 @@ class ConfigValue:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionDescription:
+class PartitionDescription(ShownAsTable):
     partition: int
     leader: int | None  # None: no leader now
     leader_epoch: int
@@ -53,7 +54,7 @@ class PartitionDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDescription:
+class TopicDescription(ShownAsTable):
     topic: str
     topic_id: bytes
     partitions: tuple[PartitionDescription, ...]
@@ -62,7 +63,7 @@ class TopicDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerDescription:
+class BrokerDescription(ShownAsTable):
     broker_id: int
     broker_epoch: int
     address: str
@@ -74,7 +75,7 @@ class BrokerDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterDescription:
+class ClusterDescription(ShownAsTable):
     cluster_id: str
     controller_id: int | None
     controller_epoch: int
@@ -108,7 +109,7 @@ class LogDirReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class LogDirDescription:
+class LogDirDescription(ShownAsTable):
     broker_id: int
     path: str
     directory_id: str

@@ -28,7 +28,7 @@ from highwater.client.exit_flush import AFTER_ERROR, Unacknowledged, log_unackno
 from highwater.client.metadata import TopicInfo
 from highwater.client.partition_queue import PartitionQueue, RetryPolicy
 from highwater.client.sender import Sender, SenderSettings
-from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, chunks, normalised
+from highwater.client.table_batches import MOST_OF_BATCH, ArrowStream, TableColumns, as_table, chunks, normalised
 from highwater.rpc import forking
 
 # A tight loop of sends lets the event loop run once in so many records of a batch.
@@ -295,7 +295,7 @@ class Producer:
     async def send_table(
         self,
         topic: str,
-        table: pa.Table | pa.RecordBatch,
+        table: pa.Table | pa.RecordBatch | ArrowStream,
         *,
         key_column: str | None = "key",
         value_column: str = "value",
@@ -308,6 +308,7 @@ class Producer:
         Returns once all of it stands in the buffer: a table larger than `buffer_memory` is sent as it goes.
 
         Args:
+            table: of pyarrow, or what has `__arrow_c_stream__`: a frame of pandas or Polars, a relation of DuckDB.
             key_column: bytes or text; `key` may be absent, then no row has a key.
             value_column: bytes or text; null is a tombstone.
             timestamp_column: an Arrow timestamp or int64 ms; None: every row gets the time of the call.
@@ -315,12 +316,12 @@ class Producer:
             partition: all rows go there, whatever their key.
 
         Raises:
-            InvalidRequestError: a column is missing or cannot be read as what it should be.
+            InvalidRequestError: it is no table, or a column is missing or cannot be read as what it should be.
             InvalidTimestampError: a row's time is not from 1970 to the year 9999, nor -1 (none). No row is sent.
             UnknownTopicError, NetworkError, BufferExhaustedError: as `send`.
         """
         columns = TableColumns(key_column, value_column, timestamp_column, headers_column)
-        rows = normalised(table, columns)
+        rows = normalised(as_table(table), columns)
         accumulator = await self._accumulator(topic, partition)
         partitions = len(accumulator.partitions)
         if partition is not None and not 0 <= partition < partitions:

@@ -11,6 +11,7 @@ from highwater.client.cluster import Cluster
 from highwater.client.connection import Connection
 from highwater.client.exceptions import HighwaterError, error_for
 from highwater.client.metadata import PartitionInfo, TopicInfo
+from highwater.client.notebook import ShownAsTable
 from highwater.client.replica_comparison import Batch, BatchSource, Findings, compare
 from highwater.errors import ErrorCode
 from highwater.records import decode, read_header
@@ -31,7 +32,7 @@ class DamagedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaVerification:
+class ReplicaVerification(ShownAsTable):
     """One replica. `ok`: what it has up to the high watermark is what the leader has; it may have less (`behind`)."""
 
     broker_id: int
@@ -52,7 +53,7 @@ class ReplicaVerification:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionVerification:
+class PartitionVerification(ShownAsTable):
     topic: str
     partition: int
     high_watermark: int  # up to which was compared; -1 where no replica could be read

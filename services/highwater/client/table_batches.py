@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import time
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,12 @@ WINDOW_BYTES = 128 << 20
 # How much larger than asked for a batch may come out.
 MOST_OF_BATCH = 1.5
 _HEADERS = pa.list_(pa.struct([pa.field("key", pa.utf8(), nullable=False), pa.field("value", pa.binary())]))
+
+
+class ArrowStream(Protocol):
+    """What gives its rows as Arrow's C stream: frames of pandas and Polars, relations of DuckDB, `pyarrow`'s own."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,25 @@ class TableColumns:
     headers: str | None = None
 
 
-def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: int | None = None) -> pa.Table:
+def as_table(table: pa.Table | pa.RecordBatch | ArrowStream) -> pa.Table:
+    """The rows as a table of Arrow's. Raises `InvalidRequestError` for what is none."""
+    if isinstance(table, pa.Table):
+        return table
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    kind = type(table).__name__
+    if not hasattr(table, "__arrow_c_stream__"):
+        raise InvalidRequestError(
+            f"send_table takes a table of pyarrow, pandas, Polars or DuckDB (what has __arrow_c_stream__), not {kind}; "
+            "of lists of values: pyarrow.table({'key': [...], 'value': [...]})"
+        )
+    try:
+        return pa.RecordBatchReader.from_stream(table).read_all()
+    except Exception as error:  # of whichever library makes the rows
+        raise InvalidRequestError(f"the {kind} cannot be read as Arrow columns: {error}") from error
+
+
+def normalised(table: pa.Table, columns: TableColumns, now_ms: int | None = None) -> pa.Table:
     """The table with columns timestamp (int64 ms), key, value (binary) and, where it is named and a row has some,
     headers.
 
@@ -55,8 +80,6 @@ def normalised(table: pa.Table | pa.RecordBatch, columns: TableColumns, now_ms: 
         InvalidRequestError: a column that is missing or of a type that is not bytes or text.
         InvalidTimestampError: a timestamp that is null, before 1970 or after 9999, or a column that holds no times.
     """
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
     names = table.schema.names
     for name, default in (
         (columns.key, "key"),

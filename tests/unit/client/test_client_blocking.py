@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import get_type_hints
 
 import pyarrow as pa
 import pytest
 
+from highwater import client
 from highwater.client import ClientClosedError, HighwaterError, InvalidRequestError, TopicPartition, UnknownTopicError
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.client.options import AdminOptions, ConsumerOptions, ProducerOptions
 from highwater.errors import ErrorCode
 
 SERVER = """
@@ -152,3 +156,39 @@ def test_errors_are_those_of_the_async_client(address: str) -> None:
     with pytest.raises(HighwaterError) as caught:
         Admin("127.0.0.1:1", max_block_ms=0).start()
     assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("twin", "client", "options"),
+    [
+        (Producer, client.Producer, ProducerOptions),
+        (Consumer, client.Consumer, ConsumerOptions),
+        (Admin, client.Admin, AdminOptions),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_twins_take_the_options_of_the_async_clients(twin: type, client: type, options: type) -> None:
+    asked = inspect.signature(client)
+    keywords = {
+        name: one for name, one in asked.parameters.items() if one.kind is one.KEYWORD_ONLY and name != "bootstrap"
+    }
+    resolved = get_type_hints(client.__init__)
+    assert get_type_hints(options) == {name: resolved[name] for name in keywords}
+    assert inspect.signature(twin) == asked
+    with pytest.raises(TypeError, match="no_such_option"):
+        twin(no_such_option=1)
+
+
+def test_tables_of_any_library_are_sent(address: str) -> None:
+    class Frame:
+        """As pandas, Polars and DuckDB do."""
+
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            return pa.table({"key": ["a", "b"], "value": ["1", "2"]}).__arrow_c_stream__(requested_schema)
+
+    with Producer(address) as producer:
+        sent = producer.send_table("t", Frame())
+        assert sent is not None
+        assert sent.records == 2
+        with pytest.raises(InvalidRequestError, match="takes a table of pyarrow, pandas, Polars or DuckDB .* not dict"):
+            producer.send_table("t", {"key": ["a"]})  # type: ignore[arg-type]

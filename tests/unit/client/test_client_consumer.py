@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +82,7 @@ async def test_everything_is_read_in_order_by_every_way_of_reading(cluster: Clus
         assert await consumer.position(T0) == 1000
         assert await consumer.poll(timeout_ms=20) == []
 
-        await consumer.seek_to_beginning()
+        consumer.seek_to_beginning()  # no await: it holds like `seek`
         table = pa.concat_tables([await consumer.poll_table(max_records=700) for _ in range(3)])
         assert table.schema.names == ["topic", "partition", "offset", "timestamp", "key", "value"]
         assert table.num_rows <= 2000
@@ -402,3 +403,46 @@ async def test_what_compaction_has_left_is_read_over_gaps(cluster: ClusterDouble
             while not table.num_rows:
                 table = await consumer.poll_table(1000)
         assert table.column("offset").to_pylist() == [39]
+
+
+async def test_seeks_that_are_awaited_know_their_positions(cluster: ClusterDouble) -> None:
+    fill(cluster.topics["t"].partitions[0], 0, 100)
+    async with Consumer("t", bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        await consumer.seek_to_end()
+        fill(cluster.topics["t"].partitions[0], 100, 50)
+        assert [record.offset for record in await read(consumer, 50)] == list(range(100, 150))
+        await consumer.seek_to_beginning(T0)
+        assert await consumer.position(T0) == 0
+        seeking = consumer.seek_to_end(T0)
+        consumer.seek(T0, 70)  # the last one counts
+        await seeking
+        assert await consumer.position(T0) == 70
+        with pytest.raises(InvalidRequestError, match="t-9 is not assigned"):
+            consumer.seek_to_beginning(("t", 9))
+
+
+async def test_a_seek_without_a_leader_ends_when_it_is_awaited(cluster: ClusterDouble) -> None:
+    async with Consumer("t", bootstrap=cluster.bootstrap, request_timeout_ms=300) as consumer:
+        await consumer.position(T0)
+        cluster.topics["t"].partitions[0].leader = -1
+        cluster.topics["t"].partitions[0].leader_epoch += 1
+        with pytest.raises(RequestTimedOutError, match="the position of t-0 could not be looked up in 0.3 s"):
+            await consumer.seek_to_beginning(T0)
+
+
+@pytest.mark.parametrize(
+    ("topics", "sentence"),
+    [
+        (["127.0.0.1:9092"], "'127.0.0.1:9092' is no topic; brokers are named by bootstrap='127.0.0.1:9092'"),
+        (["unix:/run/broker.sock"], "brokers are named by bootstrap="),
+        (["a,b"], r"several are several arguments: Consumer\('a', 'b'\)"),
+        ([["a", "b"]], r"a topic is a str, not list; several: Consumer\('a', 'b'\)"),
+    ],
+)
+async def test_what_is_no_topic_is_refused_before_anything_is_asked(topics: list[Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        Consumer(*topics)
+    consumer = Consumer()
+    consumer._running = True
+    with pytest.raises(InvalidRequestError, match=sentence):
+        await consumer.subscribe(topics)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,6 +27,8 @@ from highwater.client import (
 from highwater.client.partitioner import partition_for_key
 from highwater.errors import ErrorCode
 from highwater.records import Codec
+from highwater.rpc.errors import to_proto
+from highwater.v1 import broker_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -375,6 +379,70 @@ async def test_wrong_input_is_refused_with_a_sentence() -> None:
                 await producer.send("t", b"v" * 6000)
             with pytest.raises(UnknownTopicError, match="'nope' does not exist"):
                 await producer.send("nope", b"v")
+
+
+@pytest.mark.parametrize(
+    ("headers", "sentence"),
+    [
+        ({"a": b"b"}, r"names may repeat; of a dict: list\(headers.items\(\)\)"),
+        ([b"ab"], "name must be str, not int"),
+        (["a"], r'pairs, such as \[\("source", b"docs"\)\]'),
+        ([("a", b"b", b"c")], "pairs, such as"),
+        (7, "pairs, such as"),
+        ([("a", "b")], r"header must be bytes or None, not str; encode it"),
+    ],
+)
+async def test_headers_that_are_none_are_refused(headers: Any, sentence: str) -> None:
+    async with ClusterDouble() as cluster:
+        cluster.create("t")
+        async with Producer(cluster.bootstrap) as producer:
+            with pytest.raises(InvalidRequestError, match=sentence):
+                await producer.send("t", b"v", headers=headers)
+
+
+async def test_an_unknown_topic_is_told_as_soon_as_every_broker_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
+    async with ClusterDouble(brokers=3) as cluster, Producer(cluster.bootstrap) as producer:
+        async with asyncio.timeout(5):
+            with pytest.raises(UnknownTopicError, match="'nope' does not exist"):
+                await producer.send("nope", b"v")
+
+
+async def test_a_topic_that_one_broker_knows_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has just been created: the others have not heard of it yet."""
+    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
+    async with ClusterDouble(brokers=3) as cluster:
+        cluster.create("t")
+        lagging = {1, 2}
+
+        def as_before(broker_id: int) -> Callable[[broker_pb2.MetadataResponse], None]:
+            def view(response: broker_pb2.MetadataResponse) -> None:
+                if broker_id in lagging:
+                    for topic in response.topics:
+                        topic.CopyFrom(
+                            broker_pb2.TopicMetadata(
+                                topic=topic.topic, error=to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                            )
+                        )
+
+            return view
+
+        for broker_id in lagging:
+            cluster.brokers[broker_id].metadata_view = as_before(broker_id)
+        async with Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+            assert (await producer.send_and_wait("t", b"v")).offset == 0
+
+
+async def test_a_topic_is_not_unknown_where_a_broker_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 1.5)
+    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.5)
+    async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer:
+        cluster.brokers[2].awake.clear()
+        began = time.monotonic()
+        with pytest.raises(UnknownTopicError, match="'nope' does not exist"):
+            await producer.send("nope", b"v")
+        assert time.monotonic() - began >= 1.5
+        cluster.brokers[2].awake.set()
 
 
 async def test_no_broker_is_one_clear_error() -> None:

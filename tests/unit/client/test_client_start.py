@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from cluster_double import ClusterDouble
 
-from highwater.client import Admin, Consumer, NetworkError, Producer
+from highwater.client import Admin, Consumer, InvalidRequestError, NetworkError, Producer
 
 Client = Admin | Consumer | Producer
 CLIENTS: list[Callable[[str, float], Client]] = [
@@ -26,6 +26,45 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
+@pytest.mark.parametrize(
+    ("bootstrap", "sentence"),
+    [
+        ("127.0.0.1:1", r"\(tried 127.0.0.1:1\): nothing listens there; is the cluster up\?"),
+        ("no.such.name.invalid:9092", r"\(tried .*\): the name cannot be resolved; is it spelt right\?"),
+        ("unix:/no/such/socket", r"\(tried .*\): there is no such socket; is the cluster up\?"),
+        (
+            "127.0.0.1:1,no.such.name.invalid:9092",
+            r"127.0.0.1:1: nothing listens there; no.such.name.invalid:9092: the name cannot be resolved; is the",
+        ),
+    ],
+)
+async def test_why_no_broker_could_be_reached(bootstrap: str, sentence: str) -> None:
+    with pytest.raises(NetworkError, match=sentence):
+        await Admin(bootstrap, max_block_ms=0).start()
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "sentence"),
+    [
+        ("", "no bootstrap address was given"),
+        ("localhost", "is neither host:port nor unix:/path"),
+        (":9092", "is neither host:port"),
+        ("localhost:ninety", "is neither host:port"),
+        ("localhost:0", "has the port 0; ports go from 1 to 65535"),
+        ("localhost:99999", "has the port 99999"),
+        ("http://localhost:9092", "is a URL; write host:port, without http://"),
+        ("::1:9092", r"without brackets; write \[::1\]:9092"),
+        ("[::1:9092", "without brackets"),
+        ("local host:9092", "a character that no host's name has"),
+        ("localhost/x:9092", "a character that no host's name has"),
+    ],
+)
+def test_an_address_that_can_be_none_is_refused_at_once(bootstrap: str, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        Producer(bootstrap)
+    assert Producer(["[::1]:9092", "unix:/run/broker.sock", "a-b.c_d:1"])
+
+
 async def told(caplog: pytest.LogCaptureFixture, times: int) -> None:
     await ClusterDouble().until(lambda: caplog.text.count("trying for another") >= times, 10)
 
@@ -38,7 +77,10 @@ async def test_start_waits_for_the_first_broker_and_says_so(
     address = free_address()
     starting = asyncio.create_task(client(address, 30_000).start())
     await told(caplog, 2)
-    assert f"no broker could be reached (tried {address}); is the cluster up?; trying for another" in caplog.text
+    assert (
+        f"no broker could be reached (tried {address}): nothing listens there; is the cluster up?; trying for another"
+        in caplog.text
+    )
     assert not starting.done()
     cluster = ClusterDouble()
     cluster.create("t")

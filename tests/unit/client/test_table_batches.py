@@ -7,8 +7,9 @@ from collections import defaultdict
 import pyarrow as pa
 import pytest
 
+from highwater.client import InvalidRequestError
 from highwater.client.partitioner import partition_for_key
-from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, chunks, normalised
+from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, as_table, chunks, normalised
 
 
 def cut(rows: int, about: int, *, partitions: int = 3, keyed: bool = True) -> dict[int, list[pa.RecordBatch]]:
@@ -64,3 +65,37 @@ def test_a_batch_that_is_a_little_too_large_stays_whole(rows: int, batches: int)
     sizes = [batch.num_rows for batch in found]
     assert max(sizes) <= 100 * MOST_OF_BATCH
     assert max(sizes) - min(sizes) <= 1
+
+
+class Stream:
+    """What another library gives: nothing but Arrow's C stream."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_whatever_has_arrows_stream_is_a_table() -> None:
+    table = pa.table({"key": pa.array(["a", None], pa.string_view()), "value": pa.array(["1", "2"], pa.large_string())})
+    assert as_table(Stream(table)) == table
+    assert as_table(table) is table
+    assert as_table(table.to_batches()[0]) == table
+    assert as_table(pa.RecordBatchReader.from_batches(table.schema, table.to_batches())) == table
+    columns = normalised(as_table(Stream(table)), TableColumns(), now_ms=1)
+    assert columns.column("key").to_pylist() == [b"a", None]
+    assert columns.column("value").to_pylist() == [b"1", b"2"]
+
+
+def test_what_is_no_table_is_refused() -> None:
+    for wrong in ({"key": ["a"]}, [("a", "b")], None, "text"):
+        with pytest.raises(InvalidRequestError, match="what has __arrow_c_stream__"):
+            as_table(wrong)  # type: ignore[arg-type]
+
+    class Broken:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            raise TypeError("column x mixes text and numbers")
+
+    with pytest.raises(InvalidRequestError, match="the Broken cannot be read as Arrow columns: column x mixes"):
+        as_table(Broken())

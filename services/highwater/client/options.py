@@ -1,0 +1,46 @@
+"""The keyword options of the clients, as types: the blocking twins hand theirs on to the async clients.
+
+`highwater.client.Producer`, `Consumer` and `Admin` have their defaults and say what they mean; a unit test holds these
+names and types to theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class _ClientOptions(TypedDict, total=False):
+    client_id: str
+    max_block_ms: float
+    request_timeout_ms: float
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
+
+
+class ProducerOptions(_ClientOptions, total=False):
+    acks: Literal["all", -1, 1, 0]
+    enable_idempotence: bool | None
+    linger_ms: float
+    batch_size: int
+    compression: str | None
+    max_in_flight: int
+    buffer_memory: int
+    max_request_size: int
+    delivery_timeout_ms: float
+    metadata_max_age_ms: float
+
+
+class ConsumerOptions(_ClientOptions, total=False):
+    auto_offset_reset: Literal["earliest", "latest", "error"] | int
+    fetch_min_bytes: int
+    fetch_max_wait_ms: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    max_poll_records: int
+    check_crcs: bool
+    include_headers: bool
+    metadata_max_age_ms: float
+
+
+class AdminOptions(_ClientOptions, total=False):
+    """No more than every client has."""
