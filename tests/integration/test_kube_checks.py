@@ -81,10 +81,13 @@ def test_declared_topics_are_made_and_extended_and_never_taken_away(run: Run, tm
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{", "no list of topics"),
-        ('[{"partitions": 2}]', "0.name: Field required"),
-        ('[{"name": "a", "partition": 2}]', "0.partition: Extra inputs"),
-        ('[{"name": "a", "partitions": 0}]', "0.partitions"),
+        ("{", "no list of topics: it: it is no JSON: EOF while parsing"),
+        ("{}", "no list of topics: it: it is no list"),
+        ("[1]", "no list of topics: 0: it is no object"),
+        ('[{"partitions": 2}]', "0.name: it is required"),
+        ('[{"name": "a", "partition": 2}]', "0.partition: there is no such key"),
+        ('[{"name": "a", "partitions": 0}]', "0.partitions: 0 is too small: it is 1 or more"),
+        ('[{"name": ""}]', "0.name: it is empty"),
         ('[{"name": "a"}, {"name": "a"}]', "declares twice: a"),
     ],
 )

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from highwater import __version__
 from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
 from highwater.cli.kube import app as kube
 
 app = typer.Typer(
     name="highwater",
-    help="A replicated commit log for Python and Spark people.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+@app.callback()
+def highwater(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """A replicated commit log for Python and Spark people."""
+    # `highwater --version` itself is answered by `main`, before anything else is loaded.
+    if version:
+        typer.echo(f"highwater {__version__}")
+        raise typer.Exit
+
+
 app.command("up")(up.up)
 app.add_typer(topics.app, name="topics")
 app.command("produce")(produce.produce)

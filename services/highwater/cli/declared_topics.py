@@ -14,6 +14,7 @@ from highwater.client.blocking import Admin
 from highwater.client.descriptions import NewTopic, TopicDescription
 from highwater.client.exceptions import HighwaterError, UnknownTopicError
 from highwater.errors import UserError
+from highwater.validation import problem
 
 
 def _text(value: Any) -> Any:
@@ -43,7 +44,7 @@ def read_declared(path: Path) -> list[DeclaredTopic]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
-        problems = "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in error.errors())
+        problems = "; ".join(f"{_place(one['loc'])}: {problem(one)}" for one in error.errors())
         raise UserError(f"{path} is no list of topics: {problems}") from None
     names = [one.name for one in declared]
     if twice := sorted({name for name in names if names.count(name) > 1}):

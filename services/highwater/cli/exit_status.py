@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import typer
 from rich.markup import escape
 
+from highwater.cli import INTERRUPTED
 from highwater.cli.output import errors
 from highwater.client.exceptions import HighwaterError
 from highwater.errors import UserError
+from highwater.validation import problem
 
 # What typer raises for a wrong command line has no public name; `BadParameter` is the nearest kin that has one.
 _WrongCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
@@ -20,9 +24,14 @@ def exit_status(app: typer.Typer, arguments: list[str] | None = None) -> int:
     with exit status 1, or 2 where the command line itself is wrong; Ctrl-C (130) and a pipe that its reader closed
     (`highwater consume … | head`) end quietly."""
     try:
-        return int(app(args=arguments, standalone_mode=False) or 0)
+        status = int(app(args=arguments, standalone_mode=False) or 0)
+        sys.stdout.flush()  # where the pipe is found closed now, Python would say so when it exits
+        return status
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+        return 1
     except _WrongCommandLine as error:
         _complain(_what_is_wrong(error))
         return 2
@@ -34,6 +43,9 @@ def exit_status(app: typer.Typer, arguments: list[str] | None = None) -> int:
 
 
 def _what_is_wrong(error: Any) -> str:
+    cause = error.__cause__
+    if hasattr(cause, "errors"):  # pydantic's, with which typer reads values
+        error.message = "; ".join(problem(one) for one in cause.errors())
     sentence = error.format_message().rstrip(".")
     if not sentence:
         return ""  # a command without its subcommand: the help was printed

@@ -25,6 +25,7 @@ from highwater.rpc.listeners import (
     inter_broker_name,
     parse_listeners,
 )
+from highwater.validation import problem
 
 
 def _check_policies(value: str) -> str:
@@ -276,10 +277,15 @@ def load(kind: type[Settings], values: dict[str, str] | None = None, configs: Se
         return kind(**given)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']).replace('_', '.')}: {problem['msg']}"
-            for problem in error.errors()
+            f"{'.'.join(str(part) for part in one['loc']).replace('_', '.')}: {problem(one)}" for one in error.errors()
         )
         raise UserError(f"bad settings: {problems}") from None
+
+
+def _program() -> str | None:
+    """`python -m highwater.log_storage`, where that was run; None: what argparse makes of the command line."""
+    module = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "").removesuffix(".__main__")
+    return f"python -m {module}" if module.startswith("highwater.") else None
 
 
 def _environment_names() -> set[str]:
@@ -309,7 +315,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def from_command_line(kind: type[Settings], arguments: Sequence[str] | None = None) -> Settings:
     """Settings of a service's process from any number of `--config FILE` and `--set key=value`."""
-    parser = argparse.ArgumentParser(description=kind.__doc__)
+    parser = argparse.ArgumentParser(prog=_program())
     parser.add_argument(
         "--config",
         action="append",

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from highwater.errors import ErrorCode, UserError
-from highwater.rpc.settings import ControllerSettings, LogStorageSettings, load, read_properties
+from highwater.rpc.settings import (
+    ControllerSettings,
+    FetcherSettings,
+    LogStorageSettings,
+    ReplicaManagerSettings,
+    load,
+    read_properties,
+)
 from highwater.v1 import common_pb2
 
 
@@ -77,3 +86,44 @@ def test_the_variable_of_the_setting_etcd_holds_addresses_and_a_binary_in_it_is_
         load(ControllerSettings, CONTROLLER)
     assert "\n" not in str(error.value)
     assert load(ControllerSettings, {**CONTROLLER, "etcd": "a:2379"}).etcd == ["a:2379"]  # as `highwater up` gives it
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("broker.id", "one", "broker.id: 'one' is no whole number"),
+        ("broker.id", "1.5", "broker.id: '1.5' is no whole number"),
+        ("broker.id", "-1", "broker.id: -1 is too small: it is 0 or more"),
+        ("log.segment.bytes", "2147483648", "log.segment.bytes: 2147483648 is too large: it is 2147483647 or less"),
+        ("log.cleaner.enable", "perhaps", "log.cleaner.enable: 'perhaps' is neither true nor false"),
+        ("log.cleaner.io.max.bytes.per.second", "fast", "log.cleaner.io.max.bytes.per.second: 'fast' is no number"),
+        (
+            "log.cleaner.io.max.bytes.per.second",
+            "0",
+            "log.cleaner.io.max.bytes.per.second: 0 is too small: it is more than 0.0",
+        ),
+        ("no.such", "1", "no.such: there is no such key"),
+        ("log.cleanup.policy", "keep", "log.cleanup.policy: 'keep' is no cleanup policy: write delete, compact, or"),
+    ],
+)
+def test_what_is_wrong_with_a_value_is_said_in_our_words(key: str, value: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(LogStorageSettings, {**REQUIRED, key: value})
+    assert str(error.value).startswith(f"bad settings: {sentence}")
+
+
+def test_every_bound_of_a_setting_has_a_sentence() -> None:
+    """pydantic's own sentences ("Input should be …") do not reach users."""
+    for kind in (LogStorageSettings, ReplicaManagerSettings, FetcherSettings, ControllerSettings):
+        for value in ("", "-99", "x", "1e999", "99999999999999999999"):
+            with pytest.raises(UserError) as error:
+                load(kind, dict.fromkeys(kind.model_fields, value))
+            assert "Input should" not in str(error.value)
+            assert "Value error" not in str(error.value)
+
+
+@pytest.mark.parametrize("service", ["log_storage", "replica_manager", "fetcher", "controller"])
+def test_a_services_usage_names_it(service: str) -> None:
+    line = [sys.executable, "-m", f"highwater.{service}", "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith(f"usage: python -m highwater.{service} [-h] [--config FILE]")
