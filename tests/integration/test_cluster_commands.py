@@ -123,7 +123,8 @@ def test_lines_from_standard_input(run: Run, topic: str) -> None:
     printed = run("consume", topic, "--from-beginning", "--max-records", 2)
     assert printed == Result(0, "one\n\n", f"consumed 2 records of {topic}\n")
     rows = consumed(run, topic, 5)
-    assert [row["value"] for row in rows] == ["one", "", "two [red]", "\\xff", "last"]
+    assert [row["value"] for row in rows] == ["one", "", "two [red]", "/w==", "last"]
+    assert [row.get("encoding") for row in rows] == [None, None, None, {"value": "base64"}, None]
     assert [row["offset"] for row in rows] == list(range(5))
     assert {(row["topic"], row["partition"], row["key"]) for row in rows} == {(topic, 0, None)}
 
@@ -182,7 +183,14 @@ def test_files(
         ("rows.jsonl", b'{"a": 1}\n{"b": 1}\n', "a", "line 2 has no field 'a'"),
         ("list.jsonl", b"[1]\n", "a", "line 1 has no field 'a'"),
         ("text.txt", b"plain\n", "a", "line 1 is not JSON"),
-        ("large.txt", b"x" * 3_000_000, None, "max_request_size"),
+        (
+            "large.txt",
+            b"a\nb\n" + b"x" * 3_000_000 + b"\nc\n",
+            None,
+            "line 3: a record of 3000016 bytes for test_malformed_files exceeds max_request_size (1048560); send "
+            "smaller records, or raise max_request_size and the topic's max.message.bytes; "
+            "records produced before it: 2",
+        ),
     ],
 )
 def test_malformed_files(
@@ -191,6 +199,16 @@ def test_malformed_files(
     (tmp_path / name).write_bytes(content)
     options = [] if key_column is None else ["--key-column", key_column]
     run("produce", topic, "--file", tmp_path / name, *options).is_one_sentence(part)
+
+
+def test_large_lines_with_the_options_that_the_errors_name(run: Run, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "large.txt").write_bytes(b"a\n" + b"x" * 3_000_000 + b"\n")
+    options = ("--file", tmp_path / "large.txt", "--max-request-size", 4_000_000, "--compression", "none")
+    refused = run("produce", topic, *options)
+    refused.is_one_sentence("line 2: ", "max.message.bytes", "; records produced: 1")
+    assert run("topics", "alter", topic, "--config", "max.message.bytes=4000000").status == 0
+    produced = run("produce", topic, *options, "--buffer-memory", 8_000_000, "--delivery-timeout-ms", 60_000)
+    assert produced == Result(0, "", f"produced 2 records to {topic}\n")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +233,7 @@ def test_wrong_input(run: Run, arguments: list[str], part: str) -> None:
 
 
 def test_a_line_goes_out_when_it_was_typed(shared_cluster: LocalCluster, topic: str) -> None:
-    """Neither end waits for the other's end of file; Ctrl-C ends both quietly."""
+    """Neither end waits for the other's end of file; Ctrl-C ends both, and each says what it did."""
     environment = {**os.environ, "HIGHWATER_BOOTSTRAP": shared_cluster.bootstrap}
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -238,7 +256,10 @@ def test_a_line_goes_out_when_it_was_typed(shared_cluster: LocalCluster, topic: 
             process.send_signal(signal.SIGINT)
         ends = [process.communicate(timeout=10) for process in (producer, consumer)]
     assert (producer.returncode, consumer.returncode) == (130, 130)
-    assert [err for _, err in ends] == [b"", b""]
+    assert [err.decode() for _, err in ends] == [
+        f"interrupted: produced 2 records to {topic}\n",
+        f"interrupted: consumed 2 records of {topic}\n",
+    ]
 
 
 def test_a_reader_that_closes_the_pipe(run: Run, shared_cluster: LocalCluster, topic: str) -> None:

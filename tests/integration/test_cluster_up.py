@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -94,7 +95,9 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
         with all_end(children):
             first.process.send_signal(signal.SIGINT)
             assert first.process.wait(ENDED_S) == 0
-        assert first.process.communicate() == ("", "")
+        out, err = first.process.communicate()
+        assert re.fullmatch(rf"stopped after (\d+ min )?\d+ s; the data stays in {tmp_path}\n", out), out
+        assert err == ""
         assert not (tmp_path / "cluster.json").exists()
 
     with up(tmp_path) as second:
@@ -130,7 +133,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
         with all_end(starting.children()):
             starting.process.send_signal(signal.SIGINT)
             assert starting.process.wait(ENDED_S) == 130
-        assert starting.process.communicate() == ("", "")
+        assert starting.process.communicate() == ("", "interrupted while it was starting: everything is stopped\n")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
+from highwater.cli.record_fields import record_fields
 
 if TYPE_CHECKING:
     from highwater.client import ConsumerRecord
@@ -18,49 +20,56 @@ def consume(
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="else: what comes from now on")] = False,
     max_records: Annotated[int | None, typer.Option(min=0, help="stop after so many")] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="a JSON object a record, with offset, timestamp and key")
+        bool,
+        typer.Option(
+            "--json",
+            help="a JSON object a record, with offset, timestamp and key; `encoding` names what is base64",
+        ),
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print the records of a topic, one a line, until Ctrl-C or --max-records."""
     import asyncio
 
-    asyncio.run(_consume(topic, from_beginning, max_records, json, bootstrap))
+    printed = Printed()
+    try:
+        asyncio.run(_consume(topic, from_beginning, max_records, json, bootstrap, printed))
+    except KeyboardInterrupt:
+        errors.print(f"interrupted: consumed {printed.records:,} records of {topic}")
+        raise
+    errors.print(f"consumed {printed.records:,} records of {topic}")
 
 
-async def _consume(topic: str, from_beginning: bool, max_records: int | None, json: bool, bootstrap: str) -> None:
+@dataclass
+class Printed:
+    records: int = 0
+
+
+async def _consume(
+    topic: str, from_beginning: bool, max_records: int | None, json: bool, bootstrap: str, printed: Printed
+) -> None:
     from highwater.client import Consumer
 
-    printed = 0
     write = sys.stdout.buffer.write
     reset: Literal["earliest", "latest"] = "earliest" if from_beginning else "latest"
     async with Consumer(topic, bootstrap=bootstrap, auto_offset_reset=reset, max_block_ms=MAX_BLOCK_MS) as consumer:
-        while max_records is None or printed < max_records:
-            wanted = 10_000 if max_records is None else min(10_000, max_records - printed)
+        while max_records is None or printed.records < max_records:
+            wanted = 10_000 if max_records is None else min(10_000, max_records - printed.records)
             batch = await consumer.poll(timeout_ms=500, max_records=wanted)
             for record in batch:
                 if json:
                     json_line(_fields(record))
                 else:
                     write((record.value if record.value is not None else b"null") + b"\n")
-            printed += len(batch)
             sys.stdout.flush()
-    errors.print(f"consumed {printed:,} records of {topic}")
+            printed.records += len(batch)
 
 
 def _fields(record: ConsumerRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    return {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        "key": _text(record.key),
-        "value": _text(record.value),
+        **record_fields(record.key, record.value, record.headers),
     }
-    if record.headers:
-        fields["headers"] = [[name, _text(value)] for name, value in record.headers]
-    return fields
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", errors="backslashreplace")

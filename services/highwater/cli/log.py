@@ -3,16 +3,20 @@ sound. Both read files, without a server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from highwater.cli.output import AsJson, errors, json_line, screen
+from highwater.cli.record_fields import record_fields
 from highwater.errors import UserError
 
 if TYPE_CHECKING:
     from highwater.log_storage.inspect.dump import DumpedBatch
+
+T = TypeVar("T")
 
 app = typer.Typer(help="Look into the files of a log.", no_args_is_help=True)
 
@@ -35,19 +39,20 @@ def dump(
         check_name(file)
     except ValueError as error:
         raise UserError(str(error)) from None
-    damaged = 0
-    try:
-        if file.suffix == ".log":
-            for batch in dump_segment(file, records=records):
-                damaged += bool(batch.problem)
-                _print_batch(batch, json)
-        else:
-            names = ("timestamp", "offset") if file.suffix == ".timeindex" else ("offset", "position")
-            for entry in dump_index(file):
-                fields = dict(zip(names, (entry.first, entry.second), strict=True))
-                json_line(fields) if json else screen.print(_pairs(fields))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    found = damaged = 0
+    if file.suffix == ".log":
+        for batch in _reading(dump_segment(file, records=records), file):
+            found += 1
+            damaged += bool(batch.problem)
+            _print_batch(batch, json)
+    else:
+        names = ("timestamp", "offset") if file.suffix == ".timeindex" else ("offset", "position")
+        for entry in _reading(dump_index(file), file):
+            found += 1
+            fields = dict(zip(names, (entry.first, entry.second), strict=True))
+            json_line(fields) if json else screen.print(_pairs(fields))
+    if not found:
+        errors.print(f"{file} is empty: it has no {'batch' if file.suffix == '.log' else 'entry'}", soft_wrap=True)
     if damaged:
         raise UserError(f"{file} has {damaged} damaged {'batch' if damaged == 1 else 'batches'}")
 
@@ -65,27 +70,33 @@ def verify(
 
     files = batches = size_bytes = unsound = 0
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    try:
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-            task = progress.add_task("")
-            for file in verify_directory(directory):
-                files += 1
-                batches += file.batches
-                size_bytes += file.size_bytes
-                unsound += bool(file.problems)
-                progress.update(task, description=f"{files:,} files, {batches:,} batches, {size_bytes / 1e6:,.0f} MB")
-                if json:
-                    counted = {"batches": file.batches, "bytes": file.size_bytes}
-                    json_line({"path": str(file.path), **counted, "problems": file.problems})
-                else:
-                    for problem in file.problems:
-                        screen.print(f"{file.path}: {problem}", markup=False, soft_wrap=True)
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename or directory}: {error.strerror}") from None
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("")
+        for file in _reading(verify_directory(directory), directory):
+            files += 1
+            batches += file.batches
+            size_bytes += file.size_bytes
+            unsound += bool(file.problems)
+            progress.update(task, description=f"{files:,} files, {batches:,} batches, {size_bytes / 1e6:,.0f} MB")
+            if json:
+                counted = {"batches": file.batches, "bytes": file.size_bytes}
+                json_line({"path": str(file.path), **counted, "problems": file.problems})
+            else:
+                for problem in file.problems:
+                    screen.print(f"{file.path}: {problem}", markup=False, soft_wrap=True)
     if unsound:
         raise UserError(f"{directory}: {unsound} of {files} files {'is' if unsound == 1 else 'are'} not sound")
     if not json:
         screen.print(f"{files:,} files with {batches:,} batches, {size_bytes:,} bytes: all sound")
+
+
+def _reading(items: Iterable[T], path: Path) -> Iterator[T]:
+    """The items of an iterator over files. Raises `UserError` for what cannot be read: an error of whoever prints them
+    is none of the file's."""
+    try:
+        yield from items
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or path}: {error.strerror}") from None
 
 
 def _print_batch(batch: DumpedBatch, json: bool) -> None:
@@ -94,9 +105,7 @@ def _print_batch(batch: DumpedBatch, json: bool) -> None:
         {
             "offset": record.offset,
             "timestamp": record.timestamp,
-            "key": _text(record.key),
-            "value": _text(record.value),
-            **({"headers": [[name, _text(value)] for name, value in record.headers]} if record.headers else {}),
+            **record_fields(record.key, record.value, record.headers),
         }
         for record in batch.records
     ]
@@ -133,7 +142,3 @@ def _batch_fields(batch: DumpedBatch) -> dict[str, Any]:
 
 def _pairs(fields: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in fields.items())
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", errors="backslashreplace")

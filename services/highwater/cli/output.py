@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 # The brokers of `highwater up` with its defaults: any of them will do, and one may be down.
@@ -41,11 +42,18 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     """A table for people: numbers to the right."""
     drawn = Table(title=title or None, title_justify="left", header_style="bold")
     cells = [list(row) for row in rows]
+    texts = [[_text(cell) for cell in row] for row in cells]
+    widths = [max(len(column), *(len(row[index]) for row in texts), 0) for index, column in enumerate(columns)]
+    narrow = sum(widths) + 3 * len(columns) + 1 > screen.width
     for index, column in enumerate(columns):
         numeric = bool(cells) and all(isinstance(row[index], (int, float)) for row in cells)
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        drawn.add_row(*(_text(cell) for cell in row))
+        # Where not all fits numbers stay whole, under headers of several lines, and texts get the rest.
+        least = max(map(len, column.split()))
+        width = max(least, *(len(row[index]) for row in texts)) if numeric and narrow else None
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        drawn.add_column(column, justify=justify, overflow="fold", width=width, min_width=least if narrow else None)
+    for row in texts:
+        drawn.add_row(*map(escape, row))
     screen.print(drawn)
 
 

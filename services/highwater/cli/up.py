@@ -46,8 +46,12 @@ def up(
         LocalClusterSettings(data=data, brokers=brokers, port=port, settings=parse_settings(setting or []))
     )
     started = time.monotonic()
-    with errors.status("starting etcd …") as status:
-        cluster.start(progress=lambda what: status.update(f"starting {what} …"), cancelled=stop.is_set)
+    try:
+        with errors.status("starting etcd …") as status:
+            cluster.start(progress=lambda what: status.update(f"starting {what} …"), cancelled=stop.is_set)
+    except KeyboardInterrupt:
+        errors.print("interrupted while it was starting: everything is stopped")
+        raise
     table(
         "",
         ["broker", "address", "log-storage", "replica-manager", "fetcher"],
@@ -63,6 +67,13 @@ def up(
             errors.print(f"{name} ended (status {cluster.processes[name].exit_status}); starting it again")
     with errors.status("stopping …"):
         cluster.stop()
+    screen.print(f"stopped after {_duration(time.monotonic() - started)}; the data stays in {data}")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def parse_settings(items: list[str]) -> dict[str, str]:
