@@ -8,11 +8,15 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from highwater.cli.app import app
 from highwater.client import Admin, Consumer, Producer, exceptions
 from highwater.errors import ErrorCode
 from highwater.rpc.settings import (
@@ -33,6 +37,7 @@ SERVICES = {
     "fetcher": FetcherSettings,
     "controller": ControllerSettings,
 }
+NOT_INSTALLED = ("fastapi", "pyspark")  # in the environment of the tests; what examples use besides
 METRIC_SUFFIXES = {"counter": "_total", "gauge": "", "latency": "_seconds"}
 
 
@@ -203,7 +208,11 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "sdk.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("sdk", "howto", "tutorial"))],
+    ids=lambda page: page.name,
+)
 def test_examples_compile_and_import_what_exists(page: Path) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     assert examples
@@ -213,5 +222,43 @@ def test_examples_compile_and_import_what_exists(page: Path) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 assert node.module is not None
+                if find_spec(node.module.partition(".")[0]) is None:
+                    assert node.module.startswith(NOT_INSTALLED)
+                    continue
                 module = import_module(node.module)
                 assert all(hasattr(module, alias.name) for alias in node.names), f"{page.name}, example {number}"
+
+
+# Commands
+
+
+@cache
+def commands() -> Any:
+    return get_command(app)
+
+
+def named(line: str) -> Iterator[list[str]]:
+    """The words of every `highwater …` in a line of a page's console, or between its backticks."""
+    for command in re.findall(r"(?:^[^`]*?\$ |`|\| )(highwater [^`|]+)", line):
+        words = command.split("  #")[0].replace("\\", "").split()
+        yield words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for line in page.read_text().replace("\\\n", "").splitlines():
+        for words in named(line):
+            found, path, rest = commands(), "highwater", list(words)
+            while isinstance(found, TyperGroup) and rest and re.fullmatch(r"[a-z-]+", rest[0]) and rest[0] != "--help":
+                if rest[0].startswith("-"):
+                    break
+                name = rest.pop(0)
+                found = found.get_command(None, name)  # type: ignore[arg-type]
+                path += f" {name}"
+                assert found is not None, f"{page.name}: there is no {path}: {line.strip()}"
+            if path in {"highwater health"}:  # which reads its command line itself
+                continue
+            known = {option for parameter in found.params for option in parameter.opts} | {"--help", "--version"}
+            for word in rest:
+                option = re.match(r"--[a-z][a-z-]*", word)
+                assert option is None or option[0] in known, f"{page.name}: {path} has no {word}: {line.strip()}"
