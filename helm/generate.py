@@ -181,7 +181,7 @@ def schema() -> dict[str, Any]:
                     {
                         "enabled": flag,
                         "endpoints": each(member),
-                        "tls": closed({"secretName": text, "clientCertificate": flag}),
+                        "tls": closed({"secretName": text, "clientCertificate": flag, "memberSecretName": text}),
                         "image": closed(image),
                         "replicas": one_of(1, 3, 5),
                         "storage": closed({"size": size, "storageClass": text}),

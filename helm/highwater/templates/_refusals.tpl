@@ -26,8 +26,14 @@
 {{- if and $v.etcd.enabled $v.etcd.endpoints -}}
 {{- fail "etcd.endpoints names an etcd, and etcd.enabled makes another one: set etcd.enabled to false, or leave the endpoints out" -}}
 {{- end -}}
-{{- if and $v.etcd.enabled $v.etcd.tls.secretName -}}
-{{- fail "etcd.tls is for an external etcd; the chart's own speaks without TLS, kept to Highwater's pods by the NetworkPolicies: set etcd.enabled to false and name etcd.endpoints, or leave etcd.tls.secretName out" -}}
+{{- if and $v.etcd.enabled $v.etcd.tls.secretName (not $v.etcd.tls.memberSecretName) -}}
+{{- fail "etcd.tls.secretName turns TLS on, and the chart's own etcd needs a certificate for it: name its secret in etcd.tls.memberSecretName" -}}
+{{- end -}}
+{{- if and $v.etcd.tls.memberSecretName (not $v.etcd.tls.secretName) -}}
+{{- fail "etcd.tls.memberSecretName turns TLS on, and Highwater's services need the authority of its certificate: name the secret that has it in etcd.tls.secretName" -}}
+{{- end -}}
+{{- if and $v.etcd.tls.memberSecretName (not $v.etcd.enabled) -}}
+{{- fail "etcd.tls.memberSecretName is for the chart's own etcd, and etcd.enabled is false: leave it out" -}}
 {{- end -}}
 {{- if $v.etcd.enabled -}}
 {{- $tag := trimPrefix "v" $v.etcd.image.tag -}}

@@ -133,7 +133,18 @@ def test_the_chart_is_well_formed() -> None:
         ({"layout": "together"}, "layout"),
         ({"etcd": {"enabled": False}}, "etcd.endpoints is empty"),
         ({"etcd": {"endpoints": ["a:2379"]}}, "set etcd.enabled to false"),
-        ({"etcd": {"tls": {"secretName": "s"}}}, "etcd.tls is for an external etcd"),
+        ({"etcd": {"tls": {"secretName": "s"}}}, "name its secret in etcd.tls.memberSecretName"),
+        ({"etcd": {"tls": {"memberSecretName": "s"}}}, "name the secret that has it in etcd.tls.secretName"),
+        (
+            {
+                "etcd": {
+                    "enabled": False,
+                    "endpoints": ["a:2379"],
+                    "tls": {"secretName": "s", "memberSecretName": "m"},
+                }
+            },
+            "is for the chart's own etcd",
+        ),
         ({"etcd": {"tls": {"secret": "s"}}}, "secret"),
         ({"etcd": {"image": {"tag": "v3.5.5"}}}, "take 3.5.6 or newer"),
         ({"etcd": {"image": {"tag": "latest"}}}, "name a version"),
@@ -152,6 +163,20 @@ def test_nonsense_is_refused(values: Mapping[str, Any], said: str, tmp_path: Pat
     rendered = render(values, tmp_path)
     assert rendered.returncode != 0
     assert re.search(said, rendered.stderr), rendered.stderr
+
+
+@with_helm
+def test_tls_to_the_own_etcd(tmp_path: Path) -> None:
+    rendered = render({"etcd": {"tls": {"secretName": "client", "memberSecretName": "members"}}}, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    found = [one for one in yaml.safe_load_all(rendered.stdout) if one and one["kind"] == "StatefulSet"]
+    (etcd,) = (one["spec"]["template"]["spec"] for one in found if one["metadata"]["name"].endswith("-etcd"))
+    arguments = etcd["initContainers"][1]["args"]
+    assert "--peer-url=https://{name}.release-highwater-etcd.here.svc.cluster.local:2380" in arguments
+    assert "--set=client-transport-security.client-cert-auth=true" in arguments
+    for container in (etcd["initContainers"][1], etcd["containers"][0]):
+        assert {"name": "tls", "mountPath": "/etc/etcd-tls", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "tls", "secret": {"secretName": "members", "defaultMode": 0o440}} in etcd["volumes"]
 
 
 @with_helm
