@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import publish, results
+from highwater.kube.chaos.injection import Injection
 from highwater.kube.load import ALL_ACKNOWLEDGED
+from highwater.kube.release import LOG_STORAGE
 from highwater.kube.release import Release as InstalledRelease
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "highwater"
@@ -153,6 +155,12 @@ def gigabyte_of_records(release: Release, topic: str) -> float:
     began = time.monotonic()
     release.execute(release.pod("broker", 0), "python", "-c", _FILL, release.bootstrap, topic, timeout_s=600)
     return time.monotonic() - began
+
+
+def kill_pod(release: Release, pod: str) -> None:
+    """As if its node had lost power: even without grace, kubelet gives containers two seconds to end in order."""
+    Injection(release.installed, print).signal(pod, (LOG_STORAGE,), signal.SIGKILL)
+    release.installed.delete_pod(pod, grace_s=0)
 
 
 def highwater(release: Release, *arguments: str) -> str:

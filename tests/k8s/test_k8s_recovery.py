@@ -1,6 +1,7 @@
 """A recovery that takes minutes is left alone: no probe ends a container, and the others serve meanwhile.
 
-It takes so long since it is made to: log-storage is started with a recovery that sleeps for what it reads.
+It takes so long since it is made to: log-storage is started with a recovery that sleeps for its part of the bytes that
+it scans, however many there are.
 """
 
 from __future__ import annotations
@@ -9,25 +10,42 @@ import json
 import time
 from typing import Any
 
-from kubernetes_cluster import Release, RunningLoad, gigabyte_of_records, highwater, until
+from kubernetes_cluster import (
+    Release,
+    RunningLoad,
+    gigabyte_of_records,
+    highwater,
+    kill_pod,
+    sharing_processes,
+    until,
+)
 
 _RECOVERY_S = 300.0
-_BYTES = 1_000_000_000
 _THROTTLED = f"""
-import runpy, sys, time
+import threading, time
 from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
-scanned = RecoveryProgress.scanned
+scanned, one_by_one = RecoveryProgress.scanned, threading.Lock()
 def slowly(self, size_bytes):
-    time.sleep(size_bytes * {_RECOVERY_S / _BYTES})
+    with one_by_one:
+        time.sleep({_RECOVERY_S} * size_bytes / self.total_bytes)
     scanned(self, size_bytes)
 RecoveryProgress.scanned = slowly
-runpy.run_module("highwater.log_storage", run_name="__main__", alter_sys=True)
 """
 
 
 def test_a_recovery_of_minutes_restarts_nothing(release: Release, values: dict[str, Any], image: str) -> None:
-    release.install(values)
-    throttled = {"initContainers": [{"name": "log-storage", "command": ["python", "-c", _THROTTLED]}]}
+    release.install(sharing_processes(values))
+    release.kubectl("create", "configmap", "throttled", f"--from-literal=sitecustomize.py={_THROTTLED}")
+    throttled = {
+        "initContainers": [
+            {
+                "name": "log-storage",
+                "env": [{"name": "PYTHONPATH", "value": "/throttled"}],
+                "volumeMounts": [{"name": "throttled", "mountPath": "/throttled"}],
+            }
+        ],
+        "volumes": [{"name": "throttled", "configMap": {"name": "throttled"}}],
+    }
     sets = f"statefulset/{release.name}-broker"
     release.kubectl("patch", sets, "-p", json.dumps({"spec": {"template": {"spec": throttled}}}))
     release.kubectl("rollout", "status", sets, "--timeout=300s", timeout_s=310)
@@ -38,7 +56,7 @@ def test_a_recovery_of_minutes_restarts_nothing(release: Release, values: dict[s
     load = RunningLoad.start(release, image, seconds=2 * _RECOVERY_S)
     load.wait_until_it_writes()
     began = time.monotonic()
-    release.installed.delete_pod(pod, grace_s=0)
+    kill_pod(release, pod)
     until(lambda: "its log-storage recovers: wait" in highwater(release, "kube", "status"), "it is told", 90)
 
     def is_back() -> bool:
