@@ -13,6 +13,7 @@
 #                     one, for an upgrade). SHORT=1: an install, 90 s of chaos, a roll
 #   make chaos-k8s    its pods and containers die under load: SECONDS=600 unless said, SEED=7
 #   make check        ruff and mypy
+#   make reference    docs/reference/ anew, from the comments in proto/
 #   make bench        speed, into build/bench.json
 #   make bench-storage  log storage by itself: appends, flushes, recovery, starts, lookups (needs 15 GB of disk)
 #   make bench-kafka  the same work on Apache Kafka and on Highwater in alternation
@@ -35,7 +36,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak soak-spark check bench bench-storage bench-kafka bench-spark clean
+.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak soak-spark check reference bench bench-storage bench-kafka bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
 
@@ -85,6 +86,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reference: $(VENV)/.installed
+	$(BIN)/python docs/reference/generate.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench

@@ -1,4 +1,5 @@
-"""Build hook: makes the gRPC stubs (`highwater.v1`) from `proto/`, for wheels and editable installs alike."""
+"""Build hook: makes the gRPC stubs (`highwater.v1`) from `proto/`, for wheels and editable installs alike, and
+beside them a descriptor set with the comments, of which `docs/reference/generate.py` makes the reference."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
+DESCRIPTORS = "descriptors.binpb"  # a FileDescriptorSet; wheels leave it out
 
 
 def generate(root: Path = ROOT) -> None:
@@ -33,10 +35,12 @@ def generate(root: Path = ROOT) -> None:
             raise RuntimeError(f"protoc-gen-{name} is missing: install mypy-protobuf")
         arguments.append(f"--plugin=protoc-gen-{name}={found}")
     arguments += [f"--{kind}_out={scratch}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    arguments += ["--include_source_info", f"--descriptor_set_out={scratch / DESCRIPTORS}"]
     arguments += [str(path) for path in sorted((source / "highwater" / "v1").glob("*.proto"))]
     if protoc.main(arguments) != 0:
         raise RuntimeError("protoc failed, see its messages above")
     made = scratch / "highwater" / "v1"
+    (scratch / DESCRIPTORS).rename(made / DESCRIPTORS)
     (made / "__init__.py").write_text('"""Generated from proto/highwater/v1 by the build. Not kept in git."""\n')
     package.mkdir(parents=True, exist_ok=True)
     for stale in package.glob("*.py*"):

@@ -30,7 +30,7 @@ from highwater.rpc.settings import (
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "services" / "highwater"
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SERVICES = {
     "log-storage": LogStorageSettings,
     "replica-manager": ReplicaManagerSettings,
@@ -161,7 +161,7 @@ def test_every_rule_that_the_code_cites_is_there() -> None:
     cited = {
         rule
         for path in sources
-        if path.suffix in (".py", ".proto") and path.parent.name != "v1"
+        if path.suffix in (".py", ".proto") and path.parent != CODE / "v1"
         for rule in re.findall(r"RULES (\d+\.\d+)", path.read_text())
     }
     cited |= {path.name.split("-")[0] for path in (ROOT / "tests" / "scenarios").glob("[0-9]*.txt")}
