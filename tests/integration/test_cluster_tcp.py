@@ -25,7 +25,7 @@ ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 SERVICES = {
     "controller": ["Controller"],
     "log-storage": ["LogStorage"],
-    "replica-manager": ["Broker", "ReplicaControl", "GroupCoordinator"],
+    "replica-manager": ["Broker", "ReplicaControl", "GroupCoordinator", "Controller"],
     "fetcher": ["Fetcher"],
 }
 NOT_SERVED_YET = {
@@ -147,3 +147,4 @@ async def test_what_is_not_served_yet_says_so(deployed: Deployment, name: str) -
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await channel.unary_unary(f"/highwater.v1.{method}")(b"", timeout=5)
             assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
+            assert "Unexpected" not in str(raised.value.details()), method

@@ -35,6 +35,7 @@ from highwater.replica_manager.requests.delete_records import DeleteRecordsHandl
 from highwater.replica_manager.requests.fetch import FetchHandler
 from highwater.replica_manager.requests.offsets import OffsetsHandler
 from highwater.replica_manager.requests.produce import ProduceHandler
+from highwater.replica_manager.server import group_coordinator
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
@@ -47,7 +48,7 @@ from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
-from highwater.v1 import controller_pb2_grpc, group_pb2_grpc
+from highwater.v1 import controller_pb2_grpc
 
 logger = get_logger("replica_manager.service")
 
@@ -182,11 +183,7 @@ class ReplicaManagerService:
             ).add_to(server)
             forwarder = ControllerForwarder(forwarding, functools.partial(replica_manager.metadata.reached_by, name))
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
-            # There are no groups yet: the contract stands, and every call answers UNIMPLEMENTED.
-            group_pb2_grpc.add_GroupCoordinatorServicer_to_server(
-                group_pb2_grpc.GroupCoordinatorServicer(),  # type: ignore[abstract]
-                server,
-            )
+            group_coordinator.add_to(server)
         ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
         self._count()
         await self._report_readiness()  # the health name is there from the first moment on
