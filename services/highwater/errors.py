@@ -74,6 +74,11 @@ class ErrorCode(IntEnum):
         """Whether the same request may succeed later, perhaps at another broker."""
         return self in _RETRIABLE
 
+    @property
+    def sentence(self) -> str:
+        """What the code says and what to do, for an answer that knows no more than the code; empty for NONE."""
+        return _SENTENCES.get(self, "")
+
 
 _RETRIABLE = frozenset(
     {
@@ -106,6 +111,67 @@ _RETRIABLE = frozenset(
         ErrorCode.OVERLOADED,
     }
 )
+
+
+_SENTENCES = {
+    ErrorCode.UNKNOWN_SERVER_ERROR: "an error that this version does not know: the server's log says more",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "the offset is not in the log: go on at one between its start and its end",
+    ErrorCode.CORRUPT_MESSAGE: "a batch is not what its CRC or its header says: make it again, and send that",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition, or not yet: create it, or try again",
+    ErrorCode.LEADER_NOT_AVAILABLE: "the partition has no leader now: try again in a moment",
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: "this broker does not lead the partition: ask for Metadata, and try its leader",
+    ErrorCode.REQUEST_TIMED_OUT: "it was not done in time, and may be done yet: look, or try again",
+    ErrorCode.REPLICA_NOT_AVAILABLE: "this broker has no replica of the partition: ask one that has",
+    ErrorCode.MESSAGE_TOO_LARGE: "a batch is larger than the topic's max.message.bytes: send smaller ones",
+    ErrorCode.NETWORK_EXCEPTION: "the connection broke, and what was asked may have been done: look, or try again",
+    ErrorCode.INVALID_TOPIC: "no topic may have that name, or it is the cluster's own: take another one",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "too few replicas are in sync (min.insync.replicas), nothing was written: try again",
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "too few replicas are in sync, the records are in the log: try again",
+    ErrorCode.INVALID_REQUIRED_ACKS: "acks is none of 0, 1 and -1 (all): take one of them",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "there is a topic of that name, or it is still being deleted: take another name",
+    ErrorCode.INVALID_PARTITIONS: "a topic cannot have that number of partitions: take one from 1 to 10,000",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "there are not so many brokers, or it is below 1: take a number from 1 up",
+    ErrorCode.INVALID_CONFIG: "a key is not known, or cannot have that value: DescribeConfigs names the keys",
+    ErrorCode.NOT_CONTROLLER: "this controller is not the active one: ask the one that is, or any broker",
+    ErrorCode.INVALID_REQUEST: "the request is malformed: docs/protocol.md says what it may hold",
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: "a batch has columns where rows are wanted: accept columns, or send rows",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "the sequence is not the producer's next one: send the missing batch first",
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the log has the batch, which stands behind a new one: send it by itself",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "the log knows a later epoch of this producer: ask for another producer id",
+    ErrorCode.UNKNOWN_PRODUCER_ID: "the log knows nothing of this producer: begin at sequence 0 under a higher epoch",
+    ErrorCode.FENCED_LEADER_EPOCH: "the leader epoch given is over: ask for Metadata, and try again with a newer one",
+    ErrorCode.UNKNOWN_LEADER_EPOCH: "the leader epoch given is not known here yet: try again in a moment",
+    ErrorCode.STALE_CONTROLLER_EPOCH: "a later controller has been elected: this one is to stand down",
+    ErrorCode.STALE_BROKER_EPOCH: "another registration of the broker was meant: read the present one, and ask again",
+    ErrorCode.OFFSET_NOT_AVAILABLE: "the new leader is still finding out what is committed: try again in a moment",
+    ErrorCode.LOG_STORAGE_ERROR: "the log cannot be used now: try again, and if it stays so, see log-storage's log",
+    ErrorCode.UNKNOWN_TOPIC_ID: "no topic of that id is known here: ask for Metadata, and take the id that it names",
+    ErrorCode.INCONSISTENT_TOPIC_ID: "the log's directory is another topic's: delete that one first",
+    ErrorCode.POLICY_VIOLATION: "a policy of the cluster forbids it: ask who runs the cluster",
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: "a quota is used up: try again later",
+    ErrorCode.INVALID_TIMESTAMP: "a record's time is none, or too far from the broker's clock: send another one",
+    ErrorCode.INVALID_RECORD: "the topic does not take such a record: on a compacted one each has a key",
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "the preferred leader is not there or not in sync: try again later",
+    ErrorCode.ELECTION_NOT_NEEDED: "the preferred leader leads already: nothing is to be done",
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "the partition is not being reassigned: nothing is to be done",
+    ErrorCode.REASSIGNMENT_IN_PROGRESS: "the partition is being reassigned: wait for that, or cancel it",
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "who has to answer this is not there now: try again in a moment",
+    ErrorCode.NOT_COORDINATOR: "this broker does not coordinate the group: ask which one does",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has no such member: join it again",
+    ErrorCode.ILLEGAL_GENERATION: "the group's partitions have been shared out anew: join it again",
+    ErrorCode.REBALANCE_IN_PROGRESS: "the group's partitions are being shared out: join it again",
+    ErrorCode.INVALID_GROUP_ID: "no group may have that id: take another one",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the group is not open to this user: ask who runs the cluster",
+    ErrorCode.LISTENER_NOT_FOUND: "the leader lacks the listener of this connection: connect by one that all have",
+    ErrorCode.STORAGE_FULL: "the log directory has no space, nothing was written: try again when it has some",
+    ErrorCode.UNKNOWN_FENCE: "the log has no fence and takes no writes yet: fence it first",
+    ErrorCode.STALE_FENCE: "the log is fenced for another leader epoch, role or start: read the present state",
+    ErrorCode.OFFSET_MISMATCH: "the log ends at another offset than expected, nothing was done: read its end again",
+    ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK: "it would drop what is committed: a person has to look at this replica",
+    ErrorCode.REPLICA_NOT_ASSIGNED: "the broker is not assigned to the partition: it is to stop following it",
+    ErrorCode.FETCH_SESSION_STALE: "a newer stream of this session is open: go on by that one",
+    ErrorCode.OVERLOADED: "too much is under way here: try again after a short pause",
+}
 
 
 class UserError(Exception):

@@ -171,3 +171,35 @@ async def test_produced_times(cluster: TestCluster) -> None:
     assert await produced(*both(in_two_hours)) == refused
     assert await produced(*both(-1)) == [ErrorCode.NONE] * 2
     assert await produced(*both(int(time.time() * 1000))) == [ErrorCode.NONE] * 2
+
+
+async def test_every_refusal_says_what_to_do(cluster: TestCluster) -> None:
+    topic = await cluster.create_topic("orders")
+    short, negative, _ = keys_of(topic)
+    stub, keys = cluster[0].stub, (short, negative)
+    produce = broker_pb2.ProduceRequest(
+        acks=-1, partitions=[broker_pb2.ProducePartition(partition=key, records=rows(b"a")) for key in keys]
+    )
+    fetch = broker_pb2.FetchRequest(partitions=[broker_pb2.FetchPartition(partition=key) for key in keys])
+    fetch.consumer.SetInParent()
+    list_offsets = broker_pb2.ListOffsetsRequest(
+        replica_id=-1, partitions=[broker_pb2.ListOffsetsPartition(partition=key) for key in keys]
+    )
+    ends = broker_pb2.OffsetForLeaderEpochRequest(partitions=[broker_pb2.EpochPartition(partition=key) for key in keys])
+    delete = broker_pb2.DeleteRecordsRequest(
+        partitions=[broker_pb2.DeleteRecordsPartition(partition=key) for key in keys]
+    )
+    for response in (
+        await stub.Produce(produce),
+        await stub.Fetch(fetch),
+        await stub.ListOffsets(list_offsets),
+        await stub.OffsetForLeaderEpoch(ends),
+        await stub.DeleteRecords(delete),
+    ):
+        unknown, elsewhere = (result.error for result in response.results)
+        assert unknown.code == ErrorCode.UNKNOWN_TOPIC_ID
+        assert f"no topic of id {b'short'.hex()}" in unknown.message
+        assert elsewhere.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert f"does not lead partition -1 of topic id {topic.key.topic_id.hex()}" in elsewhere.message
+        assert "ask for Metadata" in unknown.message
+        assert "ask for Metadata" in elsewhere.message

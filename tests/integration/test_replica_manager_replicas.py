@@ -104,6 +104,7 @@ async def test_the_next_leader_goes_on_where_the_old_one_was_and_the_old_one_fol
     topic = await cluster.elect(topic, 1)
     refused = await cluster[0].produce(topic.key, rows(b"x"))
     assert (refused.error.code, refused.leader, refused.leader_epoch) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 1, 1)
+    assert "it last heard of broker 1, under leader epoch 1: ask for Metadata" in refused.error.message
     result = await cluster[1].produce(topic.key, rows(b"5"))
     assert (result.error.code, result.base_offset) == (ErrorCode.NONE, 5)
     for broker_id in (0, 2):

@@ -9,7 +9,8 @@ _CODES = {int(code): code for code in ErrorCode}
 
 
 def to_proto(code: ErrorCode, message: str = "") -> common_pb2.Error:
-    return common_pb2.Error(code=int(code), message=message, retriable=code.retriable)  # type: ignore[arg-type]
+    """Without a message it has the code's own sentence."""
+    return common_pb2.Error(code=int(code), message=message or code.sentence, retriable=code.retriable)  # type: ignore[arg-type]
 
 
 def from_proto(error: common_pb2.Error) -> ErrorCode:

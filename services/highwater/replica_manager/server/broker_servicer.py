@@ -13,6 +13,7 @@ import grpc.aio
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import is_internal_topic
+from highwater.metadata.models import PartitionKey
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
@@ -30,6 +31,7 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_refusal,
     fetch_response,
 )
+from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error, unknown_topic_id
 from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
@@ -214,7 +216,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             results=[
                 broker_pb2.ListOffsetsResult(
                     partition=to_key(each.key),
-                    error=to_proto(each.error, each.message),
+                    error=self._partition_error(each.key, each.error, each.message),
                     offset=each.offset,
                     timestamp=each.timestamp,
                     leader_epoch=each.leader_epoch,
@@ -234,7 +236,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             results=[
                 broker_pb2.EpochEndOffset(
                     partition=to_key(end.key),
-                    error=to_proto(end.error),
+                    error=self._partition_error(end.key, end.error),
                     leader_epoch=end.leader_epoch,
                     end_offset=end.end_offset,
                 )
@@ -255,7 +257,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             results=[
                 broker_pb2.DeleteRecordsResult(
                     partition=to_key(each.key),
-                    error=to_proto(each.error, each.message),
+                    error=self._partition_error(each.key, each.error, each.message),
                     low_watermark=each.low_watermark,
                 )
                 for each in deleted
@@ -308,7 +310,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         for topic_id in request.topic_ids:
             topic = cache.by_id(topic_id)
             topics.append(
-                broker_pb2.TopicMetadata(topic_id=topic_id, error=to_proto(ErrorCode.UNKNOWN_TOPIC_ID))
+                broker_pb2.TopicMetadata(
+                    topic_id=topic_id, error=to_proto(ErrorCode.UNKNOWN_TOPIC_ID, unknown_topic_id(topic_id))
+                )
                 if topic is None
                 else self._topic(topic)
             )
@@ -328,6 +332,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             controller_address=cache.controller_address,
             broker_id=self._replica_manager.broker_id,
         )
+
+    def _partition_error(self, key: PartitionKey, error: ErrorCode, message: str = "") -> common_pb2.Error:
+        elsewhere = error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return partition_error(key, error, message, self._replica_manager.leader_of(key) if elsewhere else NOT_KNOWN)
 
     def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
         cache = self._replica_manager.metadata
@@ -382,7 +390,8 @@ def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
         leader_epoch=result.leader_epoch,
     )
     if result.error is not ErrorCode.NONE:
-        made.error.CopyFrom(to_proto(result.error, result.message))
+        leader = (result.leader, result.leader_epoch)
+        made.error.CopyFrom(partition_error(result.key, result.error, result.message, leader))
     return made
 
 

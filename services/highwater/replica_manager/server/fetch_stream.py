@@ -10,6 +10,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
@@ -168,7 +169,8 @@ def fetch_response(correlation_id: int, results: Sequence[FetchedPart]) -> bytes
             log_end_offset=result.log_end_offset,
         )
         if result.error is not ErrorCode.NONE:
-            small.error.CopyFrom(to_proto(result.error, result.message))
+            leader = (result.leader, result.leader_epoch)
+            small.error.CopyFrom(partition_error(result.key, result.error, result.message, leader))
         if result.diverging is not None:
             small.diverging.leader_epoch = result.diverging.leader_epoch
             small.diverging.end_offset = result.diverging.end_offset

@@ -1,0 +1,34 @@
+"""What a client reads of a partition that this broker does not serve."""
+
+from __future__ import annotations
+
+from highwater.errors import ErrorCode
+from highwater.metadata.models import PartitionKey
+from highwater.replica_manager.server.partition_errors import partition_error
+
+KEY = PartitionKey(bytes.fromhex("6f" * 16), 3)
+
+
+def test_the_leader_that_is_known_is_named() -> None:
+    message = partition_error(KEY, ErrorCode.NOT_LEADER_OR_FOLLOWER, leader=(2, 5)).message
+    assert message == (
+        f"this broker does not lead partition 3 of topic id {'6f' * 16}, it last heard of broker 2, "
+        "under leader epoch 5: ask for Metadata, and try the leader"
+    )
+
+
+def test_where_no_leader_is_known_that_is_said() -> None:
+    for leader in ((-1, -1), (-1, 4)):
+        message = partition_error(KEY, ErrorCode.NOT_LEADER_OR_FOLLOWER, leader=leader).message
+        assert "and knows of no leader: ask for Metadata" in message
+
+
+def test_an_unknown_id_is_named() -> None:
+    assert f"no topic of id {'6f' * 16}," in partition_error(KEY, ErrorCode.UNKNOWN_TOPIC_ID).message
+    assert "no topic of id nothing," in partition_error(PartitionKey(b"", 0), ErrorCode.UNKNOWN_TOPIC_ID).message
+
+
+def test_a_sentence_that_knows_more_is_kept() -> None:
+    error = partition_error(KEY, ErrorCode.NOT_LEADER_OR_FOLLOWER, "use acks=all", (2, 5))
+    assert (error.code, error.message) == (int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "use acks=all")
+    assert partition_error(KEY, ErrorCode.OVERLOADED).message == ErrorCode.OVERLOADED.sentence
