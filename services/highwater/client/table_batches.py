@@ -195,9 +195,11 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 def _binary(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = _cast(column, name, kind.value_type, "text or bytes")
-        kind = kind.value_type
+    if pa.types.is_dictionary(kind):  # Arrow casts few of them, Polars' categories not
+        parts = [
+            _one_chunk(_binary(pa.chunked_array([part.dictionary]), name)).take(part.indices) for part in column.chunks
+        ]
+        return pa.chunked_array(parts, pa.binary())
     if pa.types.is_binary(kind):
         return column
     if pa.types.is_null(kind) or any(

@@ -88,6 +88,18 @@ def test_whatever_has_arrows_stream_is_a_table() -> None:
     assert columns.column("value").to_pylist() == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("values", [pa.string(), pa.large_string(), pa.string_view(), pa.binary()], ids=str)
+def test_categories_are_what_they_stand_for(values: pa.DataType) -> None:
+    """Of pandas, and of Polars, whose dictionaries are of string views."""
+    dictionary = pa.array(["a", "b"]).cast(values)
+    keys = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.uint32()), dictionary)
+    table = pa.table({"key": pa.chunked_array([keys, keys]), "value": pa.array(["v"] * 6)})
+    assert normalised(table, TableColumns()).column("key").to_pylist() == [b"b", None, b"a"] * 2
+    numbers = pa.table({"value": pa.array([1, 2]).dictionary_encode()})
+    with pytest.raises(InvalidRequestError, match="column 'value' is int64"):
+        normalised(numbers, TableColumns())
+
+
 def test_what_is_no_table_is_refused() -> None:
     for wrong in ({"key": ["a"]}, [("a", "b")], None, "text"):
         with pytest.raises(InvalidRequestError, match="what has __arrow_c_stream__"):
