@@ -408,12 +408,13 @@ async def test_an_unknown_topic_is_told_as_soon_as_every_broker_was_asked(monkey
                 await producer.send("nope", b"v")
 
 
-async def test_a_topic_that_one_broker_knows_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("knows", [1, 2, 3])
+async def test_a_topic_that_one_broker_knows_is_waited_for(knows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has just been created: the others have not heard of it yet."""
     monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
     async with ClusterDouble(brokers=3) as cluster:
         cluster.create("t")
-        lagging = {1, 2}
+        lagging = {1, 2, 3} - {knows}
 
         def as_before(broker_id: int) -> Callable[[broker_pb2.MetadataResponse], None]:
             def view(response: broker_pb2.MetadataResponse) -> None:
