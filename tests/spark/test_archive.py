@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,12 @@ def test_files_are_listed_by_hadoop_as_by_the_driver_itself(
 
 @pytest.mark.timeout(900)
 def test_small_files_are_merged(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     admin.create_topic(topic, 3, 1, FOREVER)
     archive = tmp_path / "archive"
@@ -145,13 +151,16 @@ def test_small_files_are_merged(
     produce_all_kinds(cluster.bootstrap, topic, range(400, 600), hours=2)
     run(options(cluster, tmp_path, topic=[topic]))
     assert len(parquet_files(archive)) > 3
+    capsys.readouterr()
     run(options(cluster, tmp_path, compact=True))
+    assert re.fullmatch(r"archive: \d+ small files merged into \d, \d+\.\d s\n", capsys.readouterr().out)
     files = parquet_files(archive)
     assert len(files) == 3  # one an hour
     assert in_archive(archive) == in_topic(cluster.bootstrap, topic)
     assert_in_place_and_in_order(archive)
     assert not list((tmp_path / "checkpoint" / "staging").glob("*"))
     run(options(cluster, tmp_path, compact=True))
+    assert capsys.readouterr().out.startswith("archive: no small files to merge, ")
     assert parquet_files(archive) == files
     # An hour of now is not over: its files stay.
     with_now = options(cluster, tmp_path, topic=[topic])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,12 @@ def files(archive: Path) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_topics_in_a_table(
-    cluster: LocalCluster, admin: Admin, spark: SparkSession, topic: str, tmp_path: Path
+    cluster: LocalCluster,
+    admin: Admin,
+    spark: SparkSession,
+    topic: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, partitions in (("a", 3), ("b", 1)):
         admin.create_topic(f"{topic}-{name}", partitions, 1, FOREVER)
@@ -67,7 +73,9 @@ def test_topics_in_a_table(
     before_merging = Archive(spark, str(archive), DeltaSettings())
     assert before_merging.topics == [f"{topic}-a", f"{topic}-b"]
     one = before_merging.topic(f"{topic}-a")
+    capsys.readouterr()
     run(options(cluster, tmp_path, compact=True))
+    assert re.fullmatch(r"archive: \d+ small files merged into \d+, \d+\.\d s\n", capsys.readouterr().out)
     assert len(files(archive)) == 10 < len(many)
     assert in_table(archive) == found == in_table(archive, version)
     produce_all_kinds(cluster.bootstrap, f"{topic}-a", range(30))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from conftest import FOREVER, numbers, send, to_the_end, with_options
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
@@ -108,6 +108,33 @@ def test_from_stream_to_stream(
     assert numbers(read(subscribe=f"{topic}-out")) == list(range(1000))
     ends = admin.list_offsets([TopicPartition(f"{topic}-{name}", 0) for name in ("in", "out")])
     assert len({end.offset for end in ends.values()}) == 1  # keys went to the same partitions
+
+
+def test_rows_that_change_are_written_by_foreach_batch(
+    admin: Admin, cluster: LocalCluster, topic: str, read: Read, read_stream: Read, tmp_path: Path
+) -> None:
+    """No Python sink can say that it takes output mode update; docs/spark.md shows the way around."""
+    for name in ("in", "out"):
+        admin.create_topic(f"{topic}-{name}", 1, 1)
+    send(cluster, f"{topic}-in", range(30))
+    frame = read_stream(subscribe=f"{topic}-in", startingOffsets="earliest")
+    counts = (
+        frame.groupBy("partition").count().selectExpr("cast(partition as string) key", "cast(count as string) value")
+    )
+    for mode, sentence in (("update", "does not support Update mode"), ("complete", "by foreachBatch")):
+        refused = with_options(counts.writeStream, cluster, {"topic": f"{topic}-out"}).outputMode(mode)
+        with pytest.raises(StreamingQueryException, match=sentence):
+            to_the_end(refused.option("checkpointLocation", str(tmp_path / mode)))
+
+    def to_topic(rows: DataFrame, batch: int) -> None:
+        with_options(rows.write, cluster, {"topic": f"{topic}-out"}).mode("append").save()
+
+    written = counts.writeStream.foreachBatch(to_topic).outputMode("update")
+    to_the_end(written.option("checkpointLocation", str(tmp_path / "batches")))
+    found = (
+        read(subscribe=f"{topic}-out").selectExpr("cast(key as string) key", "cast(value as string) value").collect()
+    )
+    assert [(row.key, row.value) for row in found] == [("0", "30")]
 
 
 def test_where_nothing_can_be_written(topic: str, cluster: LocalCluster, spark: SparkSession, write: Write) -> None:

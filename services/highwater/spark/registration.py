@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_NAME = "highwater"
+
 
 def register(spark: SparkSession) -> None:
-    """Registers the data source; where Highwater is installed for the driver's Python, Spark finds it by itself."""
-    # Imported here: what is pure in this package is of use without Spark.
-    spark.dataSource.register(import_module("highwater.spark.data_source").HighwaterDataSource)
+    """Registers the data source, unless the session knows it: where Highwater is installed for the Python that Spark
+    starts, Spark finds it by itself, and warns of one that takes its place."""
+    if not _is_known(spark):
+        # Imported here: what is pure in this package is of use without Spark.
+        spark.dataSource.register(import_module("highwater.spark.data_source").HighwaterDataSource)
+
+
+def _is_known(spark: SparkSession) -> bool:
+    session = getattr(spark, "_jsparkSession", None)
+    if session is None:  # Spark Connect's: whose server says nothing of it
+        return False
+    return bool(session.sessionState().dataSourceManager().dataSourceExists(_NAME))

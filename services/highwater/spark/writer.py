@@ -100,7 +100,10 @@ class HighwaterStreamWriter(DataSourceStreamArrowWriter):
 def write_plan(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WritePlan:
     """Raises `OptionError` for what cannot be written, before anything is."""
     if overwrite:
-        raise OptionError("a topic cannot be overwritten: use mode append, or output mode append or update")
+        raise OptionError(
+            "a topic cannot be overwritten: use mode append, and output mode append in a stream; for output modes "
+            "update and complete write each micro-batch by foreachBatch (docs/spark.md#writing)"
+        )
     parsed = parse_write_options(options)
     types = {one.name: one.dataType.simpleString() for one in schema.fields}
     columns = check_write_columns(types, topic=parsed.topic, include_timestamp=parsed.include_timestamp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from highwater.cli.app import app
 from highwater.cli.pipeline import NAMES
 from highwater.errors import UserError
+from highwater.spark.pipelines import common
 from highwater.spark.pipelines.common import (
     PipelineOptions,
     StreamOptions,
@@ -202,3 +204,22 @@ def test_options_of_a_mirror() -> None:
         MirrorOptions(**STREAM, to="h:1", option=["columns=key"])
     with pytest.raises(UserError, match="write --conf KEY=VALUE"):
         PipelineOptions(conf=["=x"])
+
+
+def test_the_jvm_of_a_pipeline_starts_without_warnings_unless_its_logging_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    common._quiet_start()
+    kept, option = os.environ["SPARK_SUBMIT_OPTS"].split(" ", 1)
+    assert kept == "-XX:TieredStopAtLevel=1"
+    uri = option.strip('"').removeprefix("-Dlog4j2.configurationFile=")
+    assert "rootLogger.level = off" in Path(uri.removeprefix("file://")).read_text()
+    before = os.environ["SPARK_SUBMIT_OPTS"]
+    common._quiet_start()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == before
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    common._quiet_start()
+    assert os.environ["SPARK_SUBMIT_OPTS"] == ""

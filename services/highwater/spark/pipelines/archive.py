@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from highwater.cli.output import screen
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.options import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.common import (
@@ -49,7 +51,9 @@ def run(options: ArchiveOptions) -> None:
         archive = _archive(spark, options, delta, values)
         with archive.opened():
             if options.compact:
-                archive.compact()
+                began_s = monotonic()
+                merged = archive.compact()
+                screen.print(f"archive: {merged}, {monotonic() - began_s:.1f} s")
                 return
             source = archive.source()
             with bad_values_said("correct --value-schema, or say --dead-letter TOPIC"):

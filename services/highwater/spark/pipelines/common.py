@@ -282,6 +282,7 @@ def _new_session(
         check_java()
         _name_python(options.master or given.get("spark.master", "local[*]"))
         own["spark.ui.enabled"] = "false"
+        _quiet_start()
     if options.master is not None or not under_spark_submit:
         builder = builder.master(options.master or "local[*]")
     given = {**given, **needed(given)}
@@ -292,6 +293,14 @@ def _new_session(
         spark.sparkContext.setLogLevel("OFF")
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL + 1)
     return spark
+
+
+def _quiet_start() -> None:
+    """Of the JVM that is about to be started, unless its logging was configured by whoever starts the pipeline."""
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "log4j" not in given and "SPARK_CONF_DIR" not in os.environ:
+        quiet = Path(__file__).with_name("log4j2.properties")
+        os.environ["SPARK_SUBMIT_OPTS"] = f'{given} "-Dlog4j2.configurationFile={quiet.as_uri()}"'.strip()
 
 
 def _texts(options: PipelineOptions) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import Commit, CommitLog
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 # Of hours that are merged by one Spark job: enough to be worth one, little enough to be soon done.
 JOB_HOURS = 64
 _HOUR = re.compile(r"topic=[^/]+/date=(\d+-\d\d-\d\d)/hour=(\d\d)")
+
+
+class MergedFiles(NamedTuple):
+    """How many small files became how many."""
+
+    small: int
+    made: int
+
+    def __str__(self) -> str:
+        return f"{self.small:,} small files merged into {self.made:,}" if self.small else "no small files to merge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +75,13 @@ def compact(
     compression: str,
     file_bytes: int,
     closed_after_ms: int,
-) -> None:
-    """`value` is the type of the values.
+) -> MergedFiles:
+    """What was merged; `value` is the type of the values.
 
     Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
     closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
     small = small_files(directories(files, archive), file_bytes, closed_before)
+    taken = made = 0
     for hours in _jobs(small, file_bytes):
         source = read_files(spark, archive, [path for hour in hours for path in hour.paths], value=value)
         staged = f"{staging}/{commits.last.number + 1}"
@@ -84,7 +95,10 @@ def compact(
             number = last.number + 1
             adds = {target: f"{staged}/{path}" for path, target in named(after[hour.directory], number).items()}
             commits.commit(Commit(number, last.offsets, adds, hour.paths, last.topic_ids))
+            taken += len(hour.paths)
+            made += len(adds)
         files.delete(staged)
+    return MergedFiles(taken, made)
 
 
 def _jobs(hours: Iterable[SmallFiles], file_bytes: int) -> Iterator[list[SmallFiles]]:

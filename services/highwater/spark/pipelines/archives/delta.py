@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from highwater.errors import UserError
+from highwater.spark.pipelines.archives.compaction import MergedFiles
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
 from highwater.spark.pipelines.archives.found import DELTA_LOG, is_table
 from highwater.spark.pipelines.archives.history import (
@@ -146,13 +147,14 @@ class DeltaArchive:
                     raise
                 _log.warning("files of %s are merged later: %s", self._options.to, cause_of(str(error)))
 
-    def compact(self) -> None:
+    def compact(self) -> MergedFiles:
         """Merges the small files of days that are over."""
         options = self._options
         closed = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=options.closed_after_ms)
         for name, size in (("maxFileSize", options.file_mib << 20), ("minFileSize", options.file_mib << 19)):
             self._spark.conf.set(f"spark.databricks.delta.optimize.{name}", str(size))
-        self._spark.sql(f"OPTIMIZE {quoted(self._path)} WHERE date < '{closed.date()}'")
+        (done,) = self._spark.sql(f"OPTIMIZE {quoted(self._path)} WHERE date < '{closed.date()}'").collect()
+        return MergedFiles(done.metrics.numFilesRemoved, done.metrics.numFilesAdded)
 
     @property
     def _is_there(self) -> bool:

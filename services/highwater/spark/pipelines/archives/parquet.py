@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import COMMITS, Commit, CommitLog
-from highwater.spark.pipelines.archives.compaction import compact
+from highwater.spark.pipelines.archives.compaction import MergedFiles, compact
 from highwater.spark.pipelines.archives.files import (
     archive_session,
     check_place,
@@ -115,10 +115,10 @@ class ParquetArchive:
         if self._options.compact_every is not None and self._commits.last.number % self._options.compact_every == 0:
             self.compact()
 
-    def compact(self) -> None:
+    def compact(self) -> MergedFiles:
         """Merges the small files of hours that are over."""
         options = self._options
-        compact(
+        return compact(
             self._spark,
             self._files,
             self._commits,
