@@ -27,8 +27,8 @@ BATCH_RECORDS = 2_000  # about 250 KB
 def measure_compaction(directory: Path, _: float) -> dict[str, float]:
     """Seconds of a pass over the whole log, and the peak memory of the process in MB."""
     log = _filled(directory / "log")
-    log.roll(log.log_end_offset, log.producers)
-    log.raise_high_watermark(log.log_end_offset)
+    log.writer.roll(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     log.flush()
     began = time.perf_counter()
     report = asyncio.run(_clean(log))

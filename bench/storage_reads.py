@@ -109,4 +109,4 @@ def _read(log: Log, offset: int) -> None:
 
 
 def _read_by_timestamp(log: Log, offset: int) -> None:
-    assert log.list_offset(BASE_TIMESTAMP_MS + offset).offset == offset
+    assert log.reader.list_offset(BASE_TIMESTAMP_MS + offset).offset == offset

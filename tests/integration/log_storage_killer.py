@@ -77,7 +77,7 @@ class Child:
             base += count
         self.log.append_as_leader(b"".join(batches), self.generation, self.log.log_end_offset, 0)
         self.tell(APPENDED, self.log.log_end_offset)
-        self.log.raise_high_watermark(self.log.log_end_offset - self.chance.randint(0, KEPT))
+        self.log.offsets.raise_high_watermark(self.log.log_end_offset - self.chance.randint(0, KEPT))
 
     def checkpoint(self) -> None:
         self.log.flush()
@@ -104,7 +104,7 @@ class Child:
     def truncate(self) -> None:
         offset = self.chance.randint(self.log.high_watermark, self.log.log_end_offset)
         try:
-            cut = self.log.cut_for(offset, -1)
+            cut = self.log.truncation.cut_for(offset, -1)
         except LogError:  # the high watermark is within a batch
             return
         self.tell(CUTTING, cut)

@@ -55,7 +55,7 @@ while True:
     sequence += count
     print("end", log.log_end_offset, flush=True)
     if chance.random() < 0.05:
-        log.raise_high_watermark(log.log_end_offset - chance.randint(0, 50))
+        log.offsets.raise_high_watermark(log.log_end_offset - chance.randint(0, 50))
         manager.retain(manager.get(key), 0)
         log.remove_deleted()
         print("start", log.log_start_offset, flush=True)

@@ -34,7 +34,7 @@ STOP_S = 10
 ENDLESS_RECOVERY = """
 import sys, time
 from highwater.log_storage.log_manager import log_loading
-def open_log(directory, config, known, now_ms, wall_offset_ms, scanned, tail_lost):
+def open_log(directory, config, known, now_ms, wall_offset_ms, scanned, tail_lost, disk):
     print("recovering", file=sys.stderr, flush=True)
     while True:
         scanned(1)

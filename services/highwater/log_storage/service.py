@@ -267,9 +267,9 @@ class LogStorageService:
         log = hosted.log
         if log is None or hosted.offline_reason or hosted.busy:
             return
-        if log.removable:
-            self._to_remove.append((monotonic_ms() + log.config.file_delete_delay_ms, log.removable))
-            log.removable = []
+        if log.segment_list.removable:
+            due_ms = monotonic_ms() + log.config.file_delete_delay_ms
+            self._to_remove.append((due_ms, log.segment_list.take_removable()))
         if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
             try:
                 await self._servicer.flush(hosted)

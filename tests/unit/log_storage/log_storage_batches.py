@@ -63,14 +63,14 @@ def append(log: Log, records: bytes) -> None:
 def lead(log: Log, records: bytes, epoch: int = 1) -> Appended:
     """With the snapshots of producers, which the service has written in a thread."""
     appended = log.append_as_leader(records, epoch, log.log_end_offset, 0)
-    log.write_snapshots()
+    log.producer_state.write_snapshots()
     return appended
 
 
 def follow(log: Log, records: bytes, epoch: int = 1, *, high_watermark: int = -1, log_start: int = -1) -> Appended:
     appended = log.append_as_follower(records, epoch, log.log_end_offset, high_watermark, log_start, 0)
-    log.write_snapshots()
-    log.reach_log_start(log.log_start_due)
+    log.producer_state.write_snapshots()
+    log.log_start.reach(log.offsets.log_start_due)
     return appended
 
 

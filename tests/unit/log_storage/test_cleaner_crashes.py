@@ -46,9 +46,9 @@ def fill(log: Log, first: int, count: int) -> None:
             deleted = key == 4 if offset > 30 else offset % 5 == 0
             records.append((b"key-%d" % key, None if deleted else b"%d." % offset * 30))
         log.append_as_leader(encode(records, bool(number % 2), Codec.NONE), 1 + number // 20, log.log_end_offset, 0)
-    log.roll(log.log_end_offset, log.producers)
+    log.writer.roll(log.log_end_offset)
     log.flush()
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
 
 
 def check(found: list[Record], before: list[Record]) -> None:
@@ -119,7 +119,7 @@ def test_a_crash_before_every_rename(tmp_path: Path, recovery_point: int) -> Non
         again.close()
         assert not problems(crashed), number
         if number % 10 == 0:  # it goes on from there
-            again.recovery_point = end
+            again.offsets.recovery_point = end
             compact_log(again, LIMITS, LATER)
             assert [record.offset for record in records_of(again)] == [record.offset for record in after]
     assert left == sorted(left, reverse=True)  # a swap is there or it is not, and nothing comes back
@@ -137,7 +137,7 @@ from test_cleaner_model import CONFIG
 from highwater.log_storage.compaction.offline_cleaning import compact_log
 from highwater.log_storage.log.recovery import Checkpointed
 log = make_log(Path(sys.argv[1]), CONFIG, Checkpointed(clean=True))
-log.raise_high_watermark(log.log_end_offset)
+log.offsets.raise_high_watermark(log.log_end_offset)
 print("ready", flush=True)
 sys.stdin.readline()
 compact_log(log, LIMITS, LATER)

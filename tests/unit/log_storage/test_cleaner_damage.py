@@ -32,7 +32,7 @@ def filled(directory: Path) -> Log:
     for number in range(18):
         lead(log, batch(value=b"%d" % number * 20, keys=(b"key-%d" % (number % 4),)))
     log.flush()
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     return log
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_batch_ends_the_pass(
     where, number = (0, 3) if slots == 3 else (1, 1)  # behind the end of the map, or within it
     segment = log.segments[where]
     if cleaned_before:
-        log.cleaned_to = log.segments[2].base_offset
+        log.offsets.cleaned_to = log.segments[2].base_offset
     position = positions(log, where)[number]
     change(segment.path, position + place, made)
     with pytest.raises(DamagedSegmentError, match=f"{segment.path.name} is damaged: .* {position}: ") as raised:
@@ -91,7 +91,7 @@ def test_a_batch_that_is_gone_ends_the_pass_unless_compaction_may_have_taken_it(
     segment.size_bytes = segment.path.stat().st_size
     with pytest.raises(DamagedSegmentError, match="is expected|no batch has the offsets"):
         run_pass(job_of(log), PassLimits(), _ignored, _ignored)
-    log.note_gaps()
+    log.segment_list.note_gaps()
     run_pass(job_of(log), PassLimits(), _ignored, _ignored)
 
 

@@ -66,7 +66,7 @@ def records_of(log: Log) -> list[Record]:
     while offset < log.log_end_offset:
         content = log.read(offset, -1, 1 << 20)
         if not content:  # it was cut within a gap, and ends there
-            assert all(header.last_offset < offset for header in log.headers())
+            assert all(header.last_offset < offset for header in log.segment_list.headers())
             break
         for position, header in iter_batches(content):
             assert header.last_offset >= offset
@@ -94,7 +94,7 @@ class CleanerMachine(RuleBasedStateMachine):
 
     @initialize(start=st.integers(0, 50))
     def begin(self, start: int) -> None:
-        self.log.truncate_fully_and_start_at(start)
+        self.log.truncation.truncate_fully_and_start_at(start)
 
     @rule(
         records=st.one_of(
@@ -127,12 +127,12 @@ class CleanerMachine(RuleBasedStateMachine):
     @rule()
     def roll(self) -> None:
         if self.log.segments[-1].size_bytes:
-            self.log.roll(self.log.log_end_offset, self.log.producers)
+            self.log.writer.roll(self.log.log_end_offset)
 
     @rule(share=st.floats(0, 1))
     def commit(self, share: float) -> None:
         self.log.flush()
-        self.log.raise_high_watermark(round(self.log.log_end_offset * share))
+        self.log.offsets.raise_high_watermark(round(self.log.log_end_offset * share))
 
     @rule(ms=st.integers(1, 1500))
     def wait(self, ms: int) -> None:
@@ -175,7 +175,7 @@ class CleanerMachine(RuleBasedStateMachine):
                 break
         if whole:
             assert job.first_dirty_offset < report.cleaned_to <= job.end_offset
-            self.log.cleaned_to = report.cleaned_to
+            self.log.offsets.cleaned_to = report.cleaned_to
         else:
             for path in self.directory.glob("*.cleaned"):
                 path.unlink()
@@ -190,7 +190,7 @@ class CleanerMachine(RuleBasedStateMachine):
 
     def _delete(self, share: float) -> None:
         span = self.log.high_watermark - self.log.log_start_offset
-        self.log.raise_log_start(self.log.log_start_offset + round(span * share))
+        self.log.log_start.raise_to(self.log.log_start_offset + round(span * share))
 
     @rule(share=st.floats(0, 1), unclean=st.booleans())
     def truncate(self, share: float, unclean: bool) -> None:
@@ -199,12 +199,12 @@ class CleanerMachine(RuleBasedStateMachine):
         lowest = log.segments[0].base_offset if unclean else log.high_watermark
         wanted = lowest + round((log.log_end_offset - lowest) * share)
         try:
-            cut = log.cut_for(max(wanted, lowest), log.last_epoch + 1 if unclean else -1)
+            cut = log.truncation.cut_for(max(wanted, lowest), log.last_epoch + 1 if unclean else -1)
         except LogError:  # the high watermark is within a batch
             assert not unclean
             return
-        log.promise_at_most(cut)
-        log.truncate_to(cut)
+        log.offsets.promise_at_most(cut)
+        log.truncation.truncate_to(cut)
         assert (log.cleaned_to or 0) <= log.log_end_offset
         for known in (self.written, self.passed_over):
             for offset in [offset for offset in known if offset >= cut]:
@@ -223,7 +223,7 @@ class CleanerMachine(RuleBasedStateMachine):
             log.close()
         known = Checkpointed(clean, log.recovery_point, log.log_start_offset, log.high_watermark, log.cleaned_to)
         producers = log.producers
-        last = max((header.next_offset for header in log.headers()), default=log.log_end_offset)
+        last = max((header.next_offset for header in log.segment_list.headers()), default=log.log_end_offset)
         last = max(last, log.segments[-1].base_offset)  # rolled in a gap
         self.log = make_log(self.directory, CONFIG, known)
         # After a truncation into a gap the log ends where its last batch does.
@@ -262,7 +262,7 @@ class CleanerMachine(RuleBasedStateMachine):
     def each_epoch_has_its_first_batch(self) -> None:
         """RULES 4.3: the cache can be made again from the headers."""
         starts: dict[int, int] = {}
-        for header in self.log.headers():
+        for header in self.log.segment_list.headers():
             starts.setdefault(header.partition_leader_epoch, header.base_offset)
         for epoch, start in self.epoch_starts.items():
             if start >= self.log.segments[0].base_offset and epoch in starts:

@@ -134,9 +134,9 @@ def test_columns_are_compacted_by_columns(tmp_path: Path, monkeypatch: pytest.Mo
         keys: list[bytes | None] = [b"key-%d" % (number % 4) for number in range(first, first + 10)]
         values = [None if number % 7 == 0 else b"%d" % number * 9 for number in range(first, first + 10)]
         log.append_as_leader(encode_lists([1] * 10, keys, values, codec=Codec.LZ4), 1, first, 0)
-    log.roll(60, log.producers)
+    log.writer.roll(60)
     log.flush()
-    log.raise_high_watermark(60)
+    log.offsets.raise_high_watermark(60)
     job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
     groups: list[Answer] = []
 
@@ -153,7 +153,7 @@ def test_columns_are_compacted_by_columns(tmp_path: Path, monkeypatch: pytest.Mo
         (56, b"key-0", None),
         *((number, b"key-%d" % (number % 4), b"%d" % number * 9) for number in (57, 58, 59)),
     ]
-    assert all(header.columnar for header in log.headers() if header.record_count)
+    assert all(header.columnar for header in log.segment_list.headers() if header.record_count)
 
 
 def test_a_log_start_that_rises_meanwhile_stops_it(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_log_start_that_rises_meanwhile_stops_it(tmp_path: Path) -> None:
     job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
     groups: list[Answer] = []
     run_pass(job, LIMITS, groups.append, lambda moved: None)
-    log.raise_log_start(log.segments[1].base_offset + 1)
+    log.log_start.raise_to(log.segments[1].base_offset + 1)
     left = [record.offset for record in records_of(log)]
     first, second = groups[:2]
     assert isinstance(first, CleanedGroup)
@@ -176,9 +176,9 @@ def test_records_without_a_key_from_before_the_policy_go(tmp_path: Path) -> None
     log = make_log(tmp_path / "t-0", CONFIG)
     log.append_as_leader(encode([(None, b"a"), (b"k", b"b"), (None, b"c")], False, Codec.LZ4), 1, 0, 0)
     log.append_as_leader(encode([(None, b"d"), (b"l", None)], True, Codec.ZSTD), 1, 3, 0)
-    log.roll(5, log.producers)
+    log.writer.roll(5)
     log.flush()
-    log.raise_high_watermark(5)
+    log.offsets.raise_high_watermark(5)
     job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
     groups: list[Answer] = []
     assert run_pass(job, LIMITS, groups.append, lambda moved: None).keyless_dropped == 3
@@ -190,18 +190,18 @@ def test_records_without_a_key_from_before_the_policy_go(tmp_path: Path) -> None
         (4, b"l", None),
     ]
     # The tombstone's batch tells from when on it may go.
-    horizons = [header.delete_horizon_ms for header in log.headers()]
+    horizons = [header.delete_horizon_ms for header in log.segment_list.headers()]
     assert horizons == [None, NOW + CONFIG.delete_retention_ms]
 
 
 def pass_over(log: Log, now_ms: int) -> None:
     """A pass over everything that there is."""
-    log.roll(log.log_end_offset, log.producers)
+    log.writer.roll(log.log_end_offset)
     log.flush()
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     job, present = clean_job(log, as_seen(None, log, now_ms).range, now_ms)
     groups: list[Answer] = []
-    log.cleaned_to = run_pass(job, LIMITS, groups.append, lambda moved: None).cleaned_to
+    log.offsets.cleaned_to = run_pass(job, LIMITS, groups.append, lambda moved: None).cleaned_to
     for group in groups:
         assert isinstance(group, CleanedGroup)
         assert swap_in(log, group, present)
@@ -254,7 +254,7 @@ def test_cleaned_segments_are_as_old_as_the_last_they_replace_and_small_ones_bec
         assert swap_in(log, group, present)
         replaced = next(each for each in log.segments if each.base_offset == group.base_offsets[0])
         assert replaced.path.stat().st_mtime_ns == mtimes[group.base_offsets[-1]]
-    log.cleaned_to = log.segments[-1].base_offset
+    log.offsets.cleaned_to = log.segments[-1].base_offset
     fill(log, 40, 5)
     job, present = clean_job(log, as_seen(None, log, NOW).range, NOW)
     again: list[Answer] = []
@@ -274,9 +274,9 @@ def test_a_pass_that_changes_nothing_leaves_the_files_as_they_are(tmp_path: Path
     for first in range(0, 12, 3):
         keys = [b"key-%d" % number for number in range(first, first + 3)]
         log.append_as_leader(encode_lists([1] * 3, keys, values[first : first + 3]), 1, first, 0)
-    log.roll(12, log.producers)
+    log.writer.roll(12)
     log.flush()
-    log.raise_high_watermark(12)
+    log.offsets.raise_high_watermark(12)
     sizes = [segment.size_bytes for segment in log.segments]
     assert min(sizes[:-1]) > CONFIG.segment_bytes / 2 or len(sizes) == 2
     groups: list[Answer] = []
@@ -288,9 +288,9 @@ def test_a_large_batch_is_read_whole_and_a_map_without_room_is_refused(tmp_path:
     log = make_log(tmp_path / "t-0", CONFIG)
     content = encode_lists([1] * 500, [b"key"] * 500, [b"%d" % number for number in range(500)])
     log.append_as_leader(content, 1, 0, 0)
-    log.roll(500, log.producers)
+    log.writer.roll(500)
     log.flush()
-    log.raise_high_watermark(500)
+    log.offsets.raise_high_watermark(500)
     assert read_header(content).size_bytes > 64
     cleaner = Cleaner(job_of(log), PassLimits(map_bytes=3 * ENTRY_BYTES, io_bytes=64), seed=1)
     assert cleaner.build_map() == 500

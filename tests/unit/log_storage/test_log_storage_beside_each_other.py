@@ -53,8 +53,8 @@ def test_a_flush_beside_a_raised_log_start(tmp_path: Path, monkeypatch: pytest.M
     log = make_log(tmp_path, LogConfig(segment_bytes=300))
     for epoch in range(1, 6):
         lead(log, batch(value=b"x" * 250), epoch)
-    log.raise_high_watermark(5)
-    flush = log.begin_flush()
+    log.offsets.raise_high_watermark(5)
+    flush = log.flusher.begin_flush()
     follower_appends = batch(value=b"x" * 250, base_offset=5, epoch=6)
     epochs = str(tmp_path / checkpoints.LEADER_EPOCHS)
     meeting(monkeypatch, "replace", lambda source: str(source).startswith(epochs))
@@ -62,7 +62,7 @@ def test_a_flush_beside_a_raised_log_start(tmp_path: Path, monkeypatch: pytest.M
         running = threads.submit(flush.run)
         follow(log, follower_appends, 6, high_watermark=6, log_start=6)
         running.result()
-    log.finish_flush(flush)
+    log.flusher.finish_flush(flush)
     assert log.failure is None
     cache = checkpoints.read_epochs(tmp_path / checkpoints.LEADER_EPOCHS)
     assert cache is not None
@@ -73,10 +73,10 @@ def test_an_older_flush_does_not_take_back_the_epochs(tmp_path: Path) -> None:
     """The file is the only one that knows the last batch's epoch where retention has taken all batches."""
     log = make_log(tmp_path, LogConfig(segment_bytes=300))
     lead(log, batch(value=b"x" * 250), 1)
-    flush = log.begin_flush()
+    flush = log.flusher.begin_flush()
     follow(log, batch(value=b"x" * 250, base_offset=1, epoch=6), 6, high_watermark=2, log_start=2)
     flush.run()
-    log.finish_flush(flush)
+    log.flusher.finish_flush(flush)
     cache = checkpoints.read_epochs(tmp_path / checkpoints.LEADER_EPOCHS)
     assert cache is not None
     assert cache.latest_epoch == 6
@@ -105,7 +105,7 @@ def test_the_snapshot_of_a_segment_that_is_begun_meanwhile_stays(
     def then_two_more(directory: Path) -> list[int]:
         monkeypatch.setattr(producer_snapshots, "offsets", offsets)
         for number in (1, 2):
-            log.roll(log.log_end_offset, log.producers)
+            log.writer.roll(log.log_end_offset)
             lead(log, produced(1, sequence=number))
         return offsets(directory)
 

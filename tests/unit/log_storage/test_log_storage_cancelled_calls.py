@@ -151,7 +151,7 @@ async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_fo
     result = await leading
     assert (result.error.code, result.base_offset, result.log.log_end_offset) == (0, 0, 3)
     log = storage.manager.get(KEY).online()
-    assert [header.next_offset for header in log.headers()] == [3]
+    assert [header.next_offset for header in log.segment_list.headers()] == [3]
 
 
 async def test_what_a_deletion_leaves_is_removed_though_its_caller_gave_up(storage: Storage) -> None:

@@ -34,7 +34,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageSe
         hosted.log_dir.record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
         lead(hosted.online(), batch(3))
         hosted.online().flush()
-        hosted.online().raise_high_watermark(3)
+        hosted.online().offsets.raise_high_watermark(3)
     yield manager, LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
     threads.shutdown()
     manager.unlock()

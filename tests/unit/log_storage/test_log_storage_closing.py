@@ -16,7 +16,7 @@ from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN, Boot
-from highwater.log_storage.log.flushing import Sync
+from highwater.log_storage.log.flusher import Sync
 from highwater.log_storage.log_manager.log_manager import CLOSED_AT_ONCE, LogManager
 from highwater.log_storage.log_manager.side_by_side import side_by_side
 from highwater.log_storage.service import THREADS, LogStorageService

@@ -117,12 +117,12 @@ def _work(manager: LogManager, recorder: Recorder) -> None:
         if number % 6 == 5:
             log.flush()
             manager.write_checkpoints(manager.log_dirs[0])
-    log.raise_high_watermark(log.log_end_offset - 12)
-    recorder.end = log.cut_for(log.log_end_offset - 9, -1)
+    log.offsets.raise_high_watermark(log.log_end_offset - 12)
+    recorder.end = log.truncation.cut_for(log.log_end_offset - 9, -1)
     manager.truncate(hosted, log.log_end_offset - 9, -1)
     assert log.log_end_offset == recorder.end
     _append(log, recorder)
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     log.flush()
     manager.write_checkpoints(manager.log_dirs[0])
     job, present = clean_job(log, CleanableRange(log.segments[0].base_offset, log.segments[-2].base_offset), 0)
@@ -130,7 +130,7 @@ def _work(manager: LogManager, recorder: Recorder) -> None:
     log.remove_deleted()
     for _ in range(12):
         _append(log, recorder)
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     assert manager.retain(hosted, 0)
     recorder.start = log.log_start_offset
     log.remove_deleted()

@@ -79,7 +79,7 @@ def test_logs_are_there_after_a_restart(tmp_path: Path, clean: bool) -> None:
     log = log_of(manager)
     assert log.config.segment_bytes == 2048
     lead(log, produced(3, sequence=0), epoch=4)
-    log.raise_high_watermark(2)
+    log.offsets.raise_high_watermark(2)
     manager.log_dirs[0].fences.record({KEY: Fence(4, Role.LEADER, "rm", "ls")})
     if clean:
         manager.close()
@@ -100,7 +100,7 @@ def test_a_clean_stop_in_files(tmp_path: Path) -> None:
     confirm(manager)
     manager.create("t", KEY, {})
     lead(log_of(manager), batch(3))
-    log_of(manager).raise_high_watermark(2)
+    log_of(manager).offsets.raise_high_watermark(2)
     manager.close()
     assert (tmp_path / "recovery-point-offset-checkpoint").read_bytes() == b"0\n1\nt 0 3\n"
     assert (tmp_path / "replication-offset-checkpoint").read_bytes() == b"0\n1\nt 0 2\n"
@@ -230,8 +230,8 @@ def test_another_topic_of_the_same_name(tmp_path: Path) -> None:
     manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     log = log_of(manager)
     lead(log, batch(5))
-    log.raise_high_watermark(5)
-    log.raise_log_start(5)
+    log.offsets.raise_high_watermark(5)
+    log.log_start.raise_to(5)
     log.flush()
     manager.write_checkpoints(manager.log_dirs[0])
     with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
@@ -295,7 +295,7 @@ def test_a_log_that_cannot_be_opened_leaves_the_others_alone(tmp_path: Path) -> 
     for key in (KEY, PartitionKey(b"t" * 16, 1)):
         manager.create("t", key, {})
         lead(log_of(manager, key), batch(3))
-        log_of(manager, key).raise_high_watermark(2)
+        log_of(manager, key).offsets.raise_high_watermark(2)
     damaged = log_of(manager).segments[0].path
     manager.close()
     damaged.write_bytes(b"\0" * 100)
@@ -330,7 +330,7 @@ def test_checkpoints_are_lowered_before_a_cut(tmp_path: Path) -> None:
     log = log_of(manager)
     for _ in range(10):
         lead(log, batch())
-    log.raise_high_watermark(8)
+    log.offsets.raise_high_watermark(8)
     log.flush()
     manager.write_checkpoints(manager.log_dirs[0])
     manager.truncate(manager.get(KEY), 4, 2)

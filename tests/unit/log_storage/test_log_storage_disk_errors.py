@@ -14,6 +14,7 @@ from log_storage_batches import lead, produced, read_all
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
@@ -36,7 +37,7 @@ def truncate(manager: LogManager, data: Path) -> None:
 
 
 def retain(manager: LogManager, data: Path) -> None:
-    log_of(manager).raise_high_watermark(log_of(manager).log_end_offset)
+    log_of(manager).offsets.raise_high_watermark(log_of(manager).log_end_offset)
     manager.retain(manager.get(KEY), 0)
 
 
@@ -45,8 +46,8 @@ def move(manager: LogManager, data: Path) -> None:
     manager.start_move(KEY, str(data / ("b" if here == "a" else "a")))
     future = manager.get(KEY).future
     assert future is not None
-    while plan := log_of(manager).plan_copy(future.log.log_end_offset, 300):
-        future.log.append_copy(plan.run(), 0)
+    while plan := log_of(manager).reader.plan_copy(future.log.log_end_offset, 300):
+        log_copy.append_copy(future.log, plan.run(), 0)
     manager.swap(manager.get(KEY))
 
 
@@ -110,7 +111,7 @@ def prepared(data: Path) -> LogManager:
     for _ in range(3):
         append(manager, data)
     log_of(manager).flush()
-    log_of(manager).raise_high_watermark(20)
+    log_of(manager).offsets.raise_high_watermark(20)
     manager.write_checkpoints(manager.get(KEY).log_dir)
     return manager
 

@@ -42,7 +42,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
 
 def test_indexes(tmp_path: Path) -> None:
     log = make_log(tmp_path, LogConfig(index_interval_bytes=50))
-    log.truncate_fully_and_start_at(100)
+    log.truncation.truncate_fully_and_start_at(100)
     for number in range(3):
         lead(log, batch(2, timestamp=1_000 * (number + 1)))
     log.close()

@@ -51,7 +51,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log.become_leader(1 + number // 3)
         lead(log, batch(2, timestamp=1_000 + 10 * number), epoch=1 + number // 3)
     lead(log, produced(2, sequence=0), epoch=3)
-    log.raise_high_watermark(12)
+    log.offsets.raise_high_watermark(12)
     assert len(log.segments) > 1
     manager.close()
     return data
@@ -78,7 +78,7 @@ def look(data: Path) -> Seen:
             batches.append(content)
             [(_, header)] = iter_batches(content)
             offset = max(header.next_offset, offset + 1)
-        timed = [log.list_offset(time).offset for time in TIMES]
+        timed = [log.reader.list_offset(time).offset for time in TIMES]
         producers = {who: (state.epoch, state.batches) for who, state in log.producers.items()}
         return Seen("", batches, timed, producers, manager.get(KEY).fence, log.high_watermark)
     except LogError as error:

@@ -18,6 +18,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 from highwater.v1 import log_storage_pb2
@@ -115,9 +116,9 @@ def test_a_log_that_moves_takes_its_setting_along(tmp_path: Path) -> None:
     assert claims_every(target)
     manager.start_move(KEY, str(target))
     assert hosted.future is not None
-    plan = hosted.online().plan_copy(0, 1 << 20)
+    plan = hosted.online().reader.plan_copy(0, 1 << 20)
     assert plan is not None
-    hosted.future.log.append_copy(plan.run(), 0)
+    log_copy.append_copy(hosted.future.log, plan.run(), 0)
     manager.swap(hosted)
     manager.unlock()
     assert not claims_every(target)

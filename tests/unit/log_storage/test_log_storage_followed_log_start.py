@@ -105,7 +105,7 @@ async def test_a_checkpoint_that_cannot_be_written_leaves_the_log_start(
     (result,) = await follower.told(4)
     assert not result.HasField("error")  # the append itself was made
     assert result.log.log_start_offset == 0
-    assert follower.log.removable == []
+    assert follower.log.segment_list.removable == []
     monkeypatch.undo()
     (result,) = await follower.told(4)
     assert result.log.log_start_offset == 4
@@ -130,9 +130,9 @@ async def test_logs_that_are_due_together_are_written_together(
 async def test_a_truncation_takes_back_what_was_due(follower: Follower, tmp_path: Path) -> None:
     log = follower.log
     log.append_as_follower(b"", 1, END, END, 5, 0)
-    assert log.log_start_due == 5
+    assert log.offsets.log_start_due == 5
     follower.manager.truncate(follower.manager.get(KEYS[0]), 2, 9)
-    log.reach_log_start(5)
+    log.log_start.reach(5)
     assert log.log_start_offset == 0 or log.log_start_offset <= log.log_end_offset == 2
     follower.manager.write_checkpoints(follower.manager.log_dirs[0])
     assert on_disk(tmp_path)["t", 0] <= 2

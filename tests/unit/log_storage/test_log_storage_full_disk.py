@@ -65,7 +65,7 @@ def manager(data: Path) -> Iterator[LogManager]:
     manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     for number in range(8):
         lead(log_of(manager), produced(2, sequence=2 * number))
-    log_of(manager).raise_high_watermark(16)
+    log_of(manager).offsets.raise_high_watermark(16)
     log_of(manager).flush()
     manager.write_checkpoints(manager.log_dirs[0])
     yield manager
@@ -315,7 +315,7 @@ def test_a_small_volume(tmp_path: Path, size_mb: int) -> None:
         log = log_of(manager)
         assert log.log_end_offset == 10 * taken
         assert manager.log_dirs[0].disk.full
-        log.raise_high_watermark(10 * taken)
+        log.offsets.raise_high_watermark(10 * taken)
         log.config = LogConfig(segment_bytes=100_000, retention_bytes=200_000)
         manager.get(KEY).configured = True
         assert manager.retain(manager.get(KEY), 0) > 3

@@ -40,7 +40,7 @@ def written(data: Path) -> LogManager:
     manager.log_dirs[0].record_fences({KEY: fence})
     follow(hosted.online(), batch(1, base_offset=3, epoch=7), epoch=7)
     hosted.online().flush()
-    hosted.online().raise_high_watermark(3)
+    hosted.online().offsets.raise_high_watermark(3)
     manager.write_checkpoints(manager.log_dirs[0])
     return manager
 

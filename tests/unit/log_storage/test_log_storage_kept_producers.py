@@ -22,8 +22,10 @@ from highwater.log_storage.compaction.cleaner_selection import CleanableRange
 from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerBatch, ProducerStates
 from highwater.v1 import log_storage_pb2
@@ -35,11 +37,11 @@ def filled_with(log: Log, segments: int, filling: bytes | None = None) -> list[i
     """Segments behind three batches of producer 7, which nobody else writes; where they begin."""
     for sequence in range(3):
         append(log, produced(1, producer_id=7, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     while len(log.segments) < segments:
         append(log, filling if filling is not None else batch())
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
     return [segment.base_offset for segment in log.segments]
 
 
@@ -53,7 +55,7 @@ def copy_of(log: Log, directory: Path) -> Log:
     copy = make_log(directory, SMALL)
     for segment in log.segments:
         for position, header in segment.headers(0):
-            copy.append_copy(segment.batch_at(position, header), 0)
+            log_copy.append_copy(copy, segment.batch_at(position, header), 0)
     return copy
 
 
@@ -106,12 +108,12 @@ def test_a_snapshot_that_was_pending_at_a_kill_is_made_before_the_records_go(tmp
         sequence = log.log_end_offset - 1
         append(log, produced(1, producer_id=8, sequence=sequence))
     kept = log.segments[-1].base_offset
-    assert log.pending_snapshots
+    assert log.producer_state.pending
     assert not producer_snapshots.offsets(log.directory)
 
     reopened = make_log(log.directory, SMALL, Checkpointed(high_watermark=log.log_end_offset))
-    reopened.raise_high_watermark(reopened.log_end_offset)
-    reopened.raise_log_start(kept)
+    reopened.offsets.raise_high_watermark(reopened.log_end_offset)
+    reopened.log_start.raise_to(kept)
     assert reopened.segments[0].base_offset == kept
     assert producer_snapshots.offsets(log.directory) == [kept]
 
@@ -128,10 +130,10 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     for sequence in range(2):
         append(log, produced(1, producer_id=7, sequence=sequence))
     append(log, produced(1, producer_id=8, sequence=0))
-    log.write_snapshots()
-    log.roll(3, log.producers)
+    log.producer_state.write_snapshots()
+    log.writer.roll(3)
     log.flush()
-    log.raise_high_watermark(3)
+    log.offsets.raise_high_watermark(3)
     append(log, produced(1, producer_id=7, sequence=2))
     if compacted:
         job, present = clean_job(log, as_seen(None, log, 0).range, 0)
@@ -142,9 +144,9 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
 
         run_pass(job, PassLimits(), swap, lambda _: None)
     else:
-        log.raise_log_start(3)
+        log.log_start.raise_to(3)
     log.remove_deleted()
-    assert 1 not in [header.base_offset for header in log.headers()]
+    assert 1 not in [header.base_offset for header in log.segment_list.headers()]
     tear_unsynced(log, synced)
     os.truncate(log.segments[-1].path, 0)
 
@@ -176,7 +178,7 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
         monkeypatch.setattr(producer_snapshots, work, noting(getattr(producer_snapshots, work), names))
     async with running(tmp_path) as storage:
         log = await filled(storage, 30)
-        log.raise_high_watermark(30)
+        log.offsets.raise_high_watermark(30)
         kept = log.segments[2].base_offset
         assert storage.service._servicer is not None
         await storage.service._servicer.settle()
@@ -211,16 +213,16 @@ def test_a_snapshot_that_finds_no_room_keeps_the_records(tmp_path: Path, monkeyp
     append(log, produced(1, producer_id=7, sequence=0))
     while len(log.segments) < 3:
         append(log, batch())
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     has_no_room(monkeypatch, for_names_with=".snapshot")
     kept = log.segments[-1].base_offset
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
-        log.raise_log_start(kept)
+        log.log_start.raise_to(kept)
     assert (log.log_start_offset, log.segments[0].base_offset) == (0, 0)
-    log.check_online()
+    log.context.check_online()
     monkeypatch.undo()
     log.disk.keep_reserve()
-    log.raise_log_start(kept)
+    log.log_start.raise_to(kept)
     assert log.segments[0].base_offset == kept
     assert 7 in dict(snapshot_at(log, kept).items())
 
@@ -232,9 +234,9 @@ def test_a_snapshot_that_is_there_needs_no_room(
     log = make_log(tmp_path / "t-0", SMALL)
     _, kept, *_ = filled_with(log, 3)
 
-    log.write_epochs()
+    log.leader_epochs.write()
     has_no_room(monkeypatch)
-    log.raise_log_start(kept)
+    log.log_start.raise_to(kept)
     assert log.segments[0].base_offset == kept
     assert str(producer_snapshots.path_of(log.directory, kept)) in synced
 
@@ -248,9 +250,9 @@ def test_a_torn_snapshot_does_not_pass_for_one(tmp_path: Path) -> None:
     producer_snapshots.path_of(log.directory, kept).write_bytes(b"")
 
     log = make_log(log.directory, SMALL, Checkpointed(recovery_point=end, high_watermark=end))
-    log.raise_high_watermark(kept + 1)
-    log.raise_log_start(kept)
-    log.truncate_to(kept + 1)
+    log.offsets.raise_high_watermark(kept + 1)
+    log.log_start.raise_to(kept)
+    log.truncation.truncate_to(kept + 1)
     assert last_of(log) == ProducerBatch(2, 2, 2, 2)
     known = Checkpointed(recovery_point=kept + 1, high_watermark=kept + 1, log_start_offset=kept)
     assert last_of(make_log(log.directory, SMALL, known)) == ProducerBatch(2, 2, 2, 2)
@@ -262,10 +264,10 @@ def test_retention_without_room_leaves_the_log_start(tmp_path: Path, monkeypatch
     for path in log.directory.glob("*.snapshot"):
         path.unlink()
     log = make_log(log.directory, log.config, Checkpointed(high_watermark=log.high_watermark))
-    log.write_epochs()
+    log.leader_epochs.write()
     has_no_room(monkeypatch, for_names_with=".snapshot")
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.STORAGE_FULL):
-        log.start_behind(1)
+        log.log_start.move_behind(1)
     assert log.log_start_offset == 0
 
 
@@ -277,8 +279,8 @@ def test_producers_outlive_a_log_that_starts_anew_at_its_log_start(tmp_path: Pat
     flushed = log.recovery_point
     for _ in range(2):
         append(log, batch())
-    log.raise_high_watermark(log.log_end_offset)
-    log.raise_log_start(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.raise_to(log.log_end_offset)
     active = log.segments[-1]
     found = active.position_of(log.log_end_offset - 1)
     assert found is not None
@@ -301,9 +303,9 @@ def test_a_log_that_starts_anew_keeps_what_was_kept_for_it(tmp_path: Path) -> No
         append(log, produced(1, producer_id=7, sequence=sequence))
     while len(log.segments) < 3:
         append(log, batch())
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
-    log.start_behind(1)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.move_behind(1)
     start = log.log_start_offset
     found = log.segments[0].position_of(1)
     assert found is not None
@@ -326,7 +328,7 @@ def test_a_kill_while_a_log_starts_anew_forgets_nobody(tmp_path: Path, monkeypat
     flushed, start = log.recovery_point, log.log_end_offset + 2
     known = Checkpointed(recovery_point=flushed, log_start_offset=start, high_watermark=start)
     with monkeypatch.context() as patched:
-        patched.setattr(Log, "_new_segment", _killed)
+        patched.setattr(SegmentList, "create", _killed)
         with pytest.raises(KeyboardInterrupt):
             make_log(log.directory, SMALL, known)
     assert not list(log.directory.glob("*.log"))
@@ -343,23 +345,23 @@ def test_a_moved_log_keeps_producers_whose_records_were_gone_before(
 ) -> None:
     log = make_log(tmp_path / "t-0", SMALL)
     bases = filled_with(log, 4)
-    log.raise_log_start(bases[1])
+    log.log_start.raise_to(bases[1])
     moved = copy_of(log, tmp_path / "moved" / "t-0")
     if then == "truncation":
-        log.high_watermark = log.segments[1].base_offset + 1  # as on a follower
-    moved.take_over(log)
+        log.offsets.high_watermark = log.segments[1].base_offset + 1  # as on a follower
+    log_copy.take_over(moved, log)
     assert last_of(moved) == ProducerBatch(2, 2, 2, 2)
 
     if then == "DeleteRecords":
         while len(moved.segments) < 4:
             append(moved, batch(value=b"y"))
         moved.flush()
-        moved.raise_high_watermark(moved.log_end_offset)
+        moved.offsets.raise_high_watermark(moved.log_end_offset)
         kept = moved.segments[1].base_offset
-        moved.raise_log_start(kept)
+        moved.log_start.raise_to(kept)
         assert 7 in dict(snapshot_at(moved, kept).items())
     else:
-        moved.truncate_to(moved.high_watermark)
+        moved.truncation.truncate_to(moved.high_watermark)
         moved.flush()
     tear_unsynced(moved, synced)
     known = Checkpointed(
@@ -385,10 +387,10 @@ def test_a_source_that_cannot_be_read_is_no_fault_of_the_target(
 
     monkeypatch.setattr(Path, "read_bytes", failing)
     with pytest.raises(LogError, match=str(log.directory)):
-        moved.take_over(log)
+        log_copy.take_over(moved, log)
     assert log.disk.failure
     assert not moved.disk.failure
-    moved.check_online()
+    moved.context.check_online()
 
 
 def test_no_snapshot_of_the_copying_replaces_what_the_source_knew(
@@ -397,12 +399,12 @@ def test_no_snapshot_of_the_copying_replaces_what_the_source_knew(
     """They could not be written while it was copied, for want of descriptors."""
     log = make_log(tmp_path / "t-0", SMALL)
     kept = filled_with(log, 4)[1]
-    log.raise_log_start(kept)
+    log.log_start.raise_to(kept)
     with monkeypatch.context() as patched:
         patched.setattr(producer_snapshots, "write", _lacking)
         moved = copy_of(log, tmp_path / "moved" / "t-0")
-    assert moved.pending_snapshots
-    moved.take_over(log)
+    assert moved.producer_state.pending
+    log_copy.take_over(moved, log)
     last = moved.segments[-1]
     assert last.producers_kept
     assert 7 in dict(snapshot_at(moved, last.base_offset).items())
@@ -417,17 +419,17 @@ def test_a_moved_log_knows_as_many_batches_as_its_source(tmp_path: Path) -> None
     log = make_log(tmp_path / "t-0", SMALL)
     for sequence in range(5):
         append(log, produced(1, producer_id=7, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     while len(log.segments) < 3:
         append(log, batch())
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
-    log.raise_log_start(log.segments[1].base_offset)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.raise_to(log.segments[1].base_offset)
     append(log, produced(1, producer_id=7, sequence=5))
     moved = copy_of(log, tmp_path / "moved" / "t-0")
-    moved.take_over(log)
+    log_copy.take_over(moved, log)
     for one in (log, moved):
-        one.truncate_to(one.high_watermark)
+        one.truncation.truncate_to(one.high_watermark)
     assert moved.producers == log.producers
     assert moved.producers.check(header_of(produced(1, producer_id=7, sequence=2))) == Duplicate(2, 2)
 
@@ -449,7 +451,7 @@ def test_one_file_that_cannot_be_read_takes_no_directory_offline(
     else:
         read = Path.read_bytes
         monkeypatch.setattr(Path, "read_bytes", lambda wanted: _unreadable() if wanted == path else read(wanted))
-    log.raise_log_start(kept)
+    log.log_start.raise_to(kept)
     monkeypatch.undo()
     assert not log.disk.failure
     assert 7 in dict(snapshot_at(log, kept).items())
@@ -465,16 +467,16 @@ def test_a_moved_log_is_cut_to_what_its_source_knew(tmp_path: Path) -> None:
     append(log, produced(1, producer_id=7, sequence=0))
     while len(log.segments) < 4:
         append(log, batch())
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
-    log.raise_log_start(log.segments[2].base_offset)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.raise_to(log.segments[2].base_offset)
     for sequence in range(1, 6):
         append(log, produced(1, producer_id=7, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     moved = copy_of(log, tmp_path / "moved" / "t-0")
-    moved.take_over(log)
+    log_copy.take_over(moved, log)
     for one in (log, moved):
-        one.truncate_to(one.high_watermark)
+        one.truncation.truncate_to(one.high_watermark)
         assert last_of(one) == ProducerBatch(0, 0, 0, 0)
 
 
@@ -486,7 +488,7 @@ def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
     log = make_log(tmp_path / "t-0", config)
     for sequence in range(24):
         append(log, produced(1, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     log.flush()
     bases = [segment.base_offset for segment in log.segments]
     producer_snapshots.path_of(log.directory, bases[3]).unlink()
@@ -511,11 +513,11 @@ def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
     cleaning = threading.Thread(target=lambda: swapped.append(swap_in(log, last, present)), name="cleaner")
     cleaning.start()
     assert held.wait(10)
-    log.raise_log_start(bases[4])
+    log.log_start.raise_to(bases[4])
     go_on.set()
     cleaning.join()
     assert swapped == [False]
-    log.check_online()
+    log.context.check_online()
     assert last_of(make_log(log.directory, config)) == last_of(log)
 
 
@@ -527,11 +529,11 @@ def test_what_was_kept_is_kept_for_the_segment_that_takes_its_place(
     log = make_log(tmp_path / "t-0", config)
     for sequence in range(14):
         append(log, produced(1, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     log.flush()
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     kept = log.segments[2]
-    log.prepare_log_start(kept.base_offset)
+    log.log_start.prepare(kept.base_offset)
     job, present = clean_job(log, CleanableRange(0, log.segments[3].base_offset), 0)
     groups: list[Answer] = []
     run_pass(job, PassLimits(), groups.append, lambda _: None)
@@ -539,7 +541,7 @@ def test_what_was_kept_is_kept_for_the_segment_that_takes_its_place(
         assert not isinstance(group, CleanedGroup) or swap_in(log, group, present)
     assert kept not in log.segments
     monkeypatch.setattr(producer_snapshots, "restore", _refuse)
-    log.raise_log_start(kept.base_offset)
+    log.log_start.raise_to(kept.base_offset)
     assert log.segments[0].base_offset == kept.base_offset
 
 
@@ -552,16 +554,16 @@ def test_where_batches_cannot_be_read_what_is_in_memory_counts_as_far_as_it_is_b
     log = make_log(tmp_path / "t-0", SMALL)
     for sequence in range(10):
         append(log, produced(1, producer_id=7, sequence=sequence))
-        log.write_snapshots()
+        log.producer_state.write_snapshots()
     log.flush()
     end, (_, damaged, kept, *_) = log.log_end_offset, log.segments
-    log.raise_high_watermark(end)
+    log.offsets.raise_high_watermark(end)
     producer_snapshots.path_of(log.directory, kept.base_offset).unlink()
     content = bytearray(damaged.path.read_bytes())
     content[8:12] = bytes(4)  # the length of its first batch
     damaged.path.write_bytes(content)
 
-    log.keep_producers(kept.base_offset)
+    log.producer_state.keep(kept.base_offset)
     state = snapshot_at(log, kept.base_offset).get(7)
     assert state is not None
     assert state.batches[-1].last_offset == kept.base_offset - 1
@@ -577,7 +579,7 @@ def test_producers_are_kept_beside_appends_and_a_rising_log_start(tmp_path: Path
     def keep() -> None:
         try:
             while not stopped.is_set():
-                log.prepare_log_start(log.log_end_offset)
+                log.log_start.prepare(log.log_end_offset)
         except BaseException as error:
             failures.append(error)
 
@@ -589,12 +591,12 @@ def test_producers_are_kept_beside_appends_and_a_rising_log_start(tmp_path: Path
             for _ in range(12):
                 append(log, produced(1, producer_id=7, sequence=sequence))
                 sequence += 1
-            log.raise_high_watermark(log.log_end_offset)
-            log.raise_log_start(log.log_end_offset - 4)
+            log.offsets.raise_high_watermark(log.log_end_offset)
+            log.log_start.raise_to(log.log_end_offset - 4)
     finally:
         stopped.set()
         keeping.join()
     assert not failures
-    log.check_online()
+    log.context.check_online()
     known = Checkpointed(log_start_offset=log.log_start_offset, high_watermark=log.high_watermark)
     assert make_log(log.directory, SMALL, known).producers == log.producers

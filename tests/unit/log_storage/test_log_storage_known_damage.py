@@ -24,7 +24,7 @@ def known(log: Log) -> list[tuple[int, int]]:
 
 def test_damage_behind_a_cut_inside_its_segment_is_forgotten(tmp_path: Path) -> None:
     log = damaged_log(tmp_path)
-    log.truncate_to(5)
+    log.truncation.truncate_to(5)
     assert known(log) == [(2, 3)]
     for _ in range(5):
         lead(log, batch())  # new batches at the same offsets are sound
@@ -33,12 +33,12 @@ def test_damage_behind_a_cut_inside_its_segment_is_forgotten(tmp_path: Path) -> 
 
 def test_damage_across_a_cut_ends_there(tmp_path: Path) -> None:
     log = damaged_log(tmp_path)
-    log.truncate_to(7)
+    log.truncation.truncate_to(7)
     assert known(log) == [(2, 3), (6, 6)]
 
 
 def test_a_log_begun_anew_is_sound(tmp_path: Path) -> None:
     log = damaged_log(tmp_path)
-    log.truncate_fully_and_start_at(0)
+    log.truncation.truncate_fully_and_start_at(0)
     assert known(log) == []
     assert log.damage.first_segment(log.segments) is None

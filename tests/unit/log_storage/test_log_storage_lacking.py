@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Path:
     log = manager.get(KEY).online()
     for _ in range(8):
         lead(log, batch(value=b"x" * 200))
-    log.raise_high_watermark(8)
+    log.offsets.raise_high_watermark(8)
     assert len(log.segments) > 3
     manager.close()
     return path
@@ -110,7 +110,7 @@ def test_a_flush_that_could_not_begin_is_made_later(data: Path, monkeypatch: pyt
     manager = opened(data)
     log = manager.get(KEY).online()
     lead(log, batch())
-    log.recovery_point = log.synced_offset = 0  # segments that have not been opened yet
+    log.offsets.recovery_point = log.offsets.synced_offset = 0  # segments that have not been opened yet
     disk = FaultyDisk(data, monkeypatch)
     disk.fail(("open",), number)
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.LOG_STORAGE_ERROR):

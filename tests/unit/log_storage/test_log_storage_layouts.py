@@ -106,7 +106,7 @@ def test_rows_on_disk_are_read_by_an_independent_decoder(tmp_path: Path, codec: 
         for delta, record in enumerate(records):
             headers = list(record.headers)
             expected[base + delta] = (record.timestamp, record.key, record.value, headers)
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     log.flush()
     assert len(log.segments) > 2
     assert _read_by_aiokafka(tmp_path) == expected

@@ -259,14 +259,14 @@ def test_truncation_cuts_at_a_batch(tmp_path: Path) -> None:
     log = make_log(tmp_path, SMALL)
     for number in range(30):
         lead(log, batch(2, value=b"x" * 150), epoch=1 + number // 10)
-    assert log.cut_for(31, -1) == 30
-    log.truncate_to(30)
+    assert log.truncation.cut_for(31, -1) == 30
+    log.truncation.truncate_to(30)
     assert log.state == LogState(30, 2, 0, 0)
     assert log.epochs.entries == ((1, 0), (2, 20))
     assert [header.base_offset for header in read_all(log)] == list(range(0, 30, 2))
     lead(log, batch(1), epoch=7)
     assert read_all(log)[-1].base_offset == 30
-    log.truncate_to(log.cut_for(0, -1))
+    log.truncation.truncate_to(log.truncation.cut_for(0, -1))
     assert log.state == LogState(0, -1, 0, 0)
     assert lead(log, batch(1), epoch=8).base_offset == 0
 
@@ -278,7 +278,7 @@ def test_truncation_at_or_above_the_end_drops_epochs_without_batches(tmp_path: P
     log.become_leader(5)
     assert log.epochs.entries == ((1, 0), (5, 3))
     assert log.state.last_epoch == 1
-    log.truncate_to(log.cut_for(99, -1))
+    log.truncation.truncate_to(log.truncation.cut_for(99, -1))
     assert log.epochs.entries == ((1, 0),)
     log.become_leader(6)
     log.become_follower()
@@ -290,23 +290,23 @@ def test_truncation_never_goes_below_the_high_watermark(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     for epoch in (1, 1, 3):
         lead(log, batch(2), epoch=epoch)
-    log.raise_high_watermark(4)
-    assert log.cut_for(4, -1) == 4
+    log.offsets.raise_high_watermark(4)
+    assert log.truncation.cut_for(4, -1) == 4
     for unclean_epoch in (-1, 2, 3):
         with refused(ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK):
-            log.cut_for(3, unclean_epoch)
+            log.truncation.cut_for(3, unclean_epoch)
         with refused(ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK):
-            log.check_restart_at(0, unclean_epoch)
-    log.truncate_to(log.cut_for(3, 4))
+            log.truncation.check_restart_at(0, unclean_epoch)
+    log.truncation.truncate_to(log.truncation.cut_for(3, 4))
     assert log.state == LogState(2, 1, 0, 2)
-    log.check_restart_at(2, -1)
+    log.truncation.check_restart_at(2, -1)
 
 
 def test_starting_anew(tmp_path: Path) -> None:
     log = make_log(tmp_path, SMALL)
     for number in range(10):
         lead(log, produced(sequence=number))
-    log.truncate_fully_and_start_at(100)
+    log.truncation.truncate_fully_and_start_at(100)
     assert log.state == LogState(100, -1, 100, 100)
     assert [path.name for path in tmp_path.glob("*.log")] == [f"{100:020d}.log"]
     assert log.epochs.entries == ()
@@ -320,7 +320,7 @@ def test_producers_after_truncation(tmp_path: Path) -> None:
     sent = [produced(sequence=number) for number in range(12)]
     for encoded in sent:
         lead(log, encoded)
-    log.truncate_to(log.cut_for(6, -1))  # all five that were remembered are gone
+    log.truncation.truncate_to(log.truncation.cut_for(6, -1))  # all five that were remembered are gone
     assert lead(log, sent[5]).duplicate
     assert lead(log, sent[1]).duplicate
     assert lead(log, sent[6]) == Appended(6, 6, False, -1)
@@ -330,26 +330,26 @@ def test_raising_the_log_start(tmp_path: Path) -> None:
     log = make_log(tmp_path, SMALL)
     for number in range(20):
         lead(log, batch(value=b"x" * 300), epoch=1 + number // 5)
-    log.raise_high_watermark(12)
+    log.offsets.raise_high_watermark(12)
     with refused(ErrorCode.OFFSET_OUT_OF_RANGE):
-        log.raise_log_start(13)
-    log.raise_log_start(11)
+        log.log_start.raise_to(13)
+    log.log_start.raise_to(11)
     assert log.state == LogState(20, 4, 11, 12)
     assert log.segments[0].base_offset == 10
     assert log.epochs.entries[0] == (3, 10)
-    assert len(list(tmp_path.glob("*.deleted"))) == len(log.removable) > 0
+    assert len(list(tmp_path.glob("*.deleted"))) == len(log.segment_list.removable) > 0
     log.remove_deleted()
     assert not list(tmp_path.glob("*.deleted"))
-    log.raise_log_start(5)
+    log.log_start.raise_to(5)
     assert log.log_start_offset == 11
     assert [header.base_offset for header in read_all(log)] == list(range(11, 20))
 
 
 def test_the_end_of_an_epoch(tmp_path: Path) -> None:
     log = filled(tmp_path)
-    assert log.end_offset_for_epoch(1) == (1, 20)
-    assert log.end_offset_for_epoch(3) == (3, 60)
-    assert log.end_offset_for_epoch(0) == (-1, -1)
+    assert log.reader.end_offset_for_epoch(1) == (1, 20)
+    assert log.reader.end_offset_for_epoch(3) == (3, 60)
+    assert log.reader.end_offset_for_epoch(0) == (-1, -1)
 
 
 # -- failing disks ---------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_row_batches_on_disk_are_kafkas(tmp_path: Path) -> None:
 
 def test_headers_are_iterated_in_order(tmp_path: Path) -> None:
     log = filled(tmp_path)
-    assert [header.base_offset for header in log.headers()] == list(range(0, 60, 2))
+    assert [header.base_offset for header in log.segment_list.headers()] == list(range(0, 60, 2))
     assert header_of(log.read(59, -1, 1)).last_offset == 59
 
 
@@ -451,11 +451,11 @@ def test_truncation_below_the_log_start_finds_the_epochs_again(tmp_path: Path) -
     log = make_log(tmp_path)
     lead(log, batch(2), epoch=1)
     lead(log, batch(2), epoch=2)
-    log.raise_high_watermark(4)
-    log.raise_log_start(4)
+    log.offsets.raise_high_watermark(4)
+    log.log_start.raise_to(4)
     assert log.epochs.start_of(1) is None
-    cut = log.cut_for(2, 3)
-    log.promise_at_most(cut)
-    log.truncate_to(cut)
+    cut = log.truncation.cut_for(2, 3)
+    log.offsets.promise_at_most(cut)
+    log.truncation.truncate_to(cut)
     assert (log.log_start_offset, log.log_end_offset, log.last_epoch) == (2, 2, 1)
     assert make_log(tmp_path, known=Checkpointed(False, 0, 2, 2)).state == log.state

@@ -20,17 +20,17 @@ def test_offsets_by_timestamp(tmp_path: Path) -> None:
     log = make_log(tmp_path, SMALL)
     for number in range(30):
         lead(log, batch(5, timestamp=1_000 + 100 * number, value=b"x" * 30), epoch=1 + number // 10)
-    assert log.list_offset(LATEST) == FoundOffset(150, -1, 3)
-    assert log.list_offset(LATEST, 50).offset == 50
-    assert log.list_offset(EARLIEST) == FoundOffset(0, -1, 1)
-    assert log.list_offset(0) == FoundOffset(0, 1_000, 1)
-    assert log.list_offset(1_303) == FoundOffset(18, 1_303, 1)
-    assert log.list_offset(1_305) == FoundOffset(20, 1_400, 1)
-    assert log.list_offset(3_904) == FoundOffset(149, 3_904, 3)
-    assert log.list_offset(3_905) == FoundOffset(-1, -1, -1)
-    assert log.list_offset(1_305, 20) == FoundOffset(-1, -1, -1)
-    assert log.list_offset(MAX_TIMESTAMP) == FoundOffset(149, 3_904, 3)
-    assert log.list_offset(MAX_TIMESTAMP, 50) == FoundOffset(49, 1_904, 1)
+    assert log.reader.list_offset(LATEST) == FoundOffset(150, -1, 3)
+    assert log.reader.list_offset(LATEST, 50).offset == 50
+    assert log.reader.list_offset(EARLIEST) == FoundOffset(0, -1, 1)
+    assert log.reader.list_offset(0) == FoundOffset(0, 1_000, 1)
+    assert log.reader.list_offset(1_303) == FoundOffset(18, 1_303, 1)
+    assert log.reader.list_offset(1_305) == FoundOffset(20, 1_400, 1)
+    assert log.reader.list_offset(3_904) == FoundOffset(149, 3_904, 3)
+    assert log.reader.list_offset(3_905) == FoundOffset(-1, -1, -1)
+    assert log.reader.list_offset(1_305, 20) == FoundOffset(-1, -1, -1)
+    assert log.reader.list_offset(MAX_TIMESTAMP) == FoundOffset(149, 3_904, 3)
+    assert log.reader.list_offset(MAX_TIMESTAMP, 50) == FoundOffset(49, 1_904, 1)
 
 
 def test_the_earliest_offset_is_the_log_start(tmp_path: Path) -> None:
@@ -38,12 +38,12 @@ def test_the_earliest_offset_is_the_log_start(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     for epoch in (1, 4):
         lead(log, batch(5, timestamp=1_000 * epoch), epoch=epoch)
-    log.raise_high_watermark(10)
+    log.offsets.raise_high_watermark(10)
     for start, epoch in ((3, 1), (7, 4)):
-        log.raise_log_start(start)
+        log.log_start.raise_to(start)
         assert log.segments[0].base_offset == 0
-        assert log.list_offset(EARLIEST) == FoundOffset(start, -1, epoch)
-        assert log.list_offset(0) == FoundOffset(start, 1_000 * epoch + start % 5, epoch)
+        assert log.reader.list_offset(EARLIEST) == FoundOffset(start, -1, epoch)
+        assert log.reader.list_offset(0) == FoundOffset(start, 1_000 * epoch + start % 5, epoch)
 
 
 def test_timestamps_out_of_order(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_timestamps_out_of_order(tmp_path: Path) -> None:
         lead(log, batch(timestamp=timestamp, value=b"x" * 90))
     for asked in range(0, 904):
         expected = next((offset for offset, stamp in enumerate(stamps) if stamp >= asked), -1)
-        assert log.list_offset(asked).offset == expected
-    assert log.list_offset(MAX_TIMESTAMP).offset == 7
-    assert log.list_offset(MAX_TIMESTAMP, 5).offset == 1
+        assert log.reader.list_offset(asked).offset == expected
+    assert log.reader.list_offset(MAX_TIMESTAMP).offset == 7
+    assert log.reader.list_offset(MAX_TIMESTAMP, 5).offset == 1
 
 
 def test_the_newest_below_the_high_watermark_is_found_without_a_walk(
@@ -75,7 +75,7 @@ def test_the_newest_below_the_high_watermark_is_found_without_a_walk(
 
     monkeypatch.setattr(os, "pread", observed)
     for bound in (1_990, 1_500, 700):
-        assert log.list_offset(MAX_TIMESTAMP, bound) == FoundOffset(bound - 1, 10_000 + bound - 1, 1)
+        assert log.reader.list_offset(MAX_TIMESTAMP, bound) == FoundOffset(bound - 1, 10_000 + bound - 1, 1)
     assert read_bytes < log.size_bytes / 10
 
 
@@ -83,9 +83,9 @@ def test_lookup_in_columns(tmp_path: Path) -> None:
     log = make_log(tmp_path)
     table = pa.table({"timestamp": [30, 10, 20], "key": [None, b"k", b"k"], "value": [b"a", b"b", None]})
     lead(log, encode_columns(table))
-    assert log.list_offset(15) == FoundOffset(0, 30, 1)
-    assert log.list_offset(MAX_TIMESTAMP) == FoundOffset(0, 30, 1)
-    log.high_watermark = 3
-    log.raise_log_start(1)
-    assert log.list_offset(15) == FoundOffset(2, 20, 1)
-    assert log.list_offset(MAX_TIMESTAMP) == FoundOffset(2, 20, 1)
+    assert log.reader.list_offset(15) == FoundOffset(0, 30, 1)
+    assert log.reader.list_offset(MAX_TIMESTAMP) == FoundOffset(0, 30, 1)
+    log.offsets.high_watermark = 3
+    log.log_start.raise_to(1)
+    assert log.reader.list_offset(15) == FoundOffset(2, 20, 1)
+    assert log.reader.list_offset(MAX_TIMESTAMP) == FoundOffset(2, 20, 1)

@@ -58,7 +58,7 @@ def written(data: Path, batches: int, committed: int = 0, flushed: int = 0) -> l
         ends.append(log.size_bytes)
         if number + 1 == flushed:
             log.flush()
-    log.raise_high_watermark(committed)
+    log.offsets.raise_high_watermark(committed)
     manager.write_checkpoints(manager.log_dirs[0])
     manager.unlock()
     return ends
@@ -122,11 +122,11 @@ def test_an_empty_segment_behind_a_gap_shows_nothing(tmp_path: Path) -> None:
     log = log_of(manager)
     for offset in (0, 10, 30):
         log.append_as_follower(batch(base_offset=offset, epoch=1), 1, log.log_end_offset, -1, -1, 0)
-    cut = log.cut_for(20, -1)
-    log.promise_at_most(cut)
-    log.truncate_to(cut)
-    log.raise_high_watermark(cut)
-    log.start_behind(log.expired(10**13))
+    cut = log.truncation.cut_for(20, -1)
+    log.offsets.promise_at_most(cut)
+    log.truncation.truncate_to(cut)
+    log.offsets.raise_high_watermark(cut)
+    log.log_start.move_behind(log.log_start.expired(10**13))
     manager.unlock()
     assert log.segments[-1].base_offset == 20
     assert not lost(tmp_path)

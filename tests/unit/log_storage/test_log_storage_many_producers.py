@@ -18,6 +18,7 @@ from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import append_validation
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.producers import pending_snapshots, producer_snapshots
 from highwater.log_storage.producers.pending_snapshots import MAX_PENDING, PendingSnapshots
@@ -39,7 +40,7 @@ class Untouchable(ProducerStates):
 
 def test_an_append_of_several_batches_copies_no_producers(tmp_path: Path) -> None:
     log = make_log(tmp_path / "t-0")
-    log.producers = Untouchable()
+    log.producer_state.states = Untouchable()
     append(log, b"".join(produced(2, sequence=2 * number) for number in range(4)))
     state = log.producers.get(7)
     assert state is not None
@@ -79,13 +80,13 @@ def test_a_roll_leaves_its_snapshot_to_be_written_beside_the_appends(tmp_path: P
     log = rolled(tmp_path)
     offset = log.segments[1].base_offset
     before = {7: log.producers.get(7)}
-    assert log.pending_snapshots.first() == offset
+    assert log.producer_state.pending.first() == offset
     assert not snapshots(log)
     append(log, produced(1, sequence=offset + 1))
 
-    log.write_snapshots()
+    log.producer_state.write_snapshots()
 
-    assert not log.pending_snapshots
+    assert not log.producer_state.pending
     assert snapshots(log) == [offset]
     found, states = producer_snapshots.latest(log.directory, 0, log.log_end_offset, 0, 0)
     assert found == offset
@@ -104,12 +105,12 @@ def test_a_crash_before_it_is_written_forgets_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", ["release", "start behind"])
 def test_it_is_written_before_the_records_go_that_tell_the_same(tmp_path: Path, act: str) -> None:
     log = rolled(tmp_path)
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     if act == "release":
-        log.raise_log_start(log.segments[1].base_offset)
+        log.log_start.raise_to(log.segments[1].base_offset)
     else:
-        log.start_behind(1)
-        log.release_segments()
+        log.log_start.move_behind(1)
+        log.log_start.release_segments()
     assert snapshots(log) == [log.segments[0].base_offset]
 
 
@@ -119,24 +120,24 @@ def test_it_goes_with_the_part_of_the_log_that_goes(tmp_path: Path, act: str, mo
     offset = log.segments[2].base_offset
     match act:
         case "truncate":
-            cut = log.cut_for(offset - 1, log.last_epoch + 1)
-            log.promise_at_most(cut)
-            log.truncate_to(cut)
+            cut = log.truncation.cut_for(offset - 1, log.last_epoch + 1)
+            log.offsets.promise_at_most(cut)
+            log.truncation.truncate_to(cut)
             assert all(known <= cut for known in snapshots(log))
             assert log.producers == make_log(log.directory, SMALL).producers
         case "restart":
-            log.truncate_fully_and_start_at(0)
+            log.truncation.truncate_fully_and_start_at(0)
             assert not snapshots(log)
         case _:
             last = log.log_end_offset
             batches = [produced(1, sequence=last + number) for number in range(9)]
-            monkeypatch.setattr(Log, "_new_segment", _refuse)
+            monkeypatch.setattr(SegmentList, "create", _refuse)
             with pytest.raises(LogError):
                 append(log, b"".join(batches))
             assert log.log_end_offset == last
-    log.write_snapshots()
+    log.producer_state.write_snapshots()
     assert all(known <= log.log_end_offset for known in snapshots(log))
-    assert not log.pending_snapshots
+    assert not log.producer_state.pending
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -145,7 +146,7 @@ def _refuse(*_: object, **__: object) -> None:
 
 def test_no_more_are_kept_than_may_be(tmp_path: Path) -> None:
     log = rolled(tmp_path, 3 * MAX_PENDING)
-    assert len(log.pending_snapshots) <= MAX_PENDING
+    assert len(log.producer_state.pending) <= MAX_PENDING
     assert len(snapshots(log)) >= 3 * MAX_PENDING - MAX_PENDING
 
 
@@ -155,14 +156,14 @@ def test_one_that_cannot_be_written_is_tried_again_and_does_no_harm(
     log = rolled(tmp_path)
     write = producer_snapshots.write
     monkeypatch.setattr(producer_snapshots, "write", _refuse)
-    assert log.pending_snapshots.claim()
-    assert not log.pending_snapshots.claim()  # one writes
-    log.write_snapshots()
-    assert not log.pending_snapshots.claim()  # not with every append
-    log.check_online()
+    assert log.producer_state.pending.claim()
+    assert not log.producer_state.pending.claim()  # one writes
+    log.producer_state.write_snapshots()
+    assert not log.producer_state.pending.claim()  # not with every append
+    log.context.check_online()
     append(log, produced(1, sequence=log.log_end_offset))
     monkeypatch.setattr(producer_snapshots, "write", write)
-    log.write_snapshots()
+    log.producer_state.write_snapshots()
     assert snapshots(log) == [log.segments[1].base_offset]
 
 
@@ -207,7 +208,7 @@ async def test_a_served_log_has_them_written_in_a_thread(tmp_path: Path, monkeyp
         log = await filled(storage, 50)
         assert storage.service._servicer is not None
         await storage.service._servicer.settle()
-        assert not log.pending_snapshots
+        assert not log.producer_state.pending
         assert snapshots(log) == [segment.base_offset for segment in log.segments[1:]]
         assert len(threads) >= 3
         assert all(name.startswith("log-storage") for name in threads)
@@ -222,9 +223,9 @@ def test_none_comes_into_a_log_that_is_made_anew_under_the_name_of_a_deleted_one
     manager.log_dirs[0].record_fences({where: fence})
     log = manager.get(where).online()
     append(log, produced(1, sequence=0))
-    log.pending_snapshots.add(1, log.producers.copy())  # as a roll does
+    log.producer_state.pending.add(1, log.producers.copy())  # as a roll does
     manager.delete(where, -1)
     manager.create("t", PartitionKey(bytes([1] * 16), 0), {})
-    log.write_snapshots()
+    log.producer_state.write_snapshots()
     assert not list((tmp_path / "t-0").glob("*.snapshot*"))
     manager.close()

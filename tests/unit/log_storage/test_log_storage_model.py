@@ -85,7 +85,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @initialize(start=st.integers(0, 100))
     def begin(self, start: int) -> None:
-        self.log.truncate_fully_and_start_at(start)
+        self.log.truncation.truncate_fully_and_start_at(start)
         self.start = self.end = self.high_watermark = start
 
     def _made(self, count: int, size: int, timestamp: int, producer_id: int, key: int) -> bytes:
@@ -144,7 +144,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.log.segments[-1].size_bytes)
     @rule()
     def roll(self) -> None:
-        self.log.roll(self.end, self.log.producers)
+        self.log.writer.roll(self.end)
 
     @rule(offset=st.integers(0, 200), allowed=st.booleans())
     def truncate(self, offset: int, allowed: bool) -> None:
@@ -156,11 +156,11 @@ class LogMachine(RuleBasedStateMachine):
         if offset < self.start or (cut < self.high_watermark and not allowed):
             if cut < self.high_watermark and not allowed:
                 with pytest.raises(LogError, check=lambda e: e.code is ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK):
-                    self.log.cut_for(offset, unclean_epoch)
+                    self.log.truncation.cut_for(offset, unclean_epoch)
             return
-        assert self.log.cut_for(offset, unclean_epoch) == cut
-        self.log.promise_at_most(cut)
-        self.log.truncate_to(cut)
+        assert self.log.truncation.cut_for(offset, unclean_epoch) == cut
+        self.log.offsets.promise_at_most(cut)
+        self.log.truncation.truncate_to(cut)
         self._lose_produced(cut)
         if cut < max(self.high_watermark, self.start):  # records before it may have gone for ones behind it
             self.produced = {who: [*self._known(who)] for who in self.produced}
@@ -171,25 +171,25 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(0, 300))
     def raise_high_watermark(self, offset: int) -> None:
-        self.log.raise_high_watermark(offset)
+        self.log.offsets.raise_high_watermark(offset)
         self.high_watermark = max(self.high_watermark, min(offset, self.end))
 
     @precondition(lambda self: self.high_watermark > self.start)
     @rule(data=st.data())
     def raise_log_start(self, data: st.DataObject) -> None:
         self.start = data.draw(st.integers(self.start, self.high_watermark))
-        self.log.raise_log_start(self.start)
+        self.log.log_start.raise_to(self.start)
         self.log.remove_deleted()
 
     @rule(now=st.integers(0, 60), keep_ms=st.integers(-1, 60), keep_bytes=st.integers(-1, 4096))
     def retain(self, now: int, keep_ms: int, keep_bytes: int) -> None:
         self.log.config = replace(CONFIG, retention_ms=keep_ms, retention_bytes=keep_bytes)
         before = self.log.segments.copy()
-        count = self.log.expired(now)
+        count = self.log.log_start.expired(now)
         if not count:
             return
-        self.log.start_behind(count)
-        self.log.release_segments()
+        self.log.log_start.move_behind(count)
+        self.log.log_start.release_segments()
         self.log.remove_deleted()
         assert self.log.segments[0] is before[count] if count < len(before) else not self.log.size_bytes
         for segment in before[:count]:
@@ -277,7 +277,7 @@ class LogMachine(RuleBasedStateMachine):
         before = self._records()
         job, present = clean_job(self.log, CleanableRange(first_dirty, ends[-1]), 0)
         report = run_pass(job, PassLimits(), lambda group: self._swap_in(group, present), lambda _: None)
-        self.log.cleaned_to = report.cleaned_to
+        self.log.offsets.cleaned_to = report.cleaned_to
         self.log.remove_deleted()
         after = self._records()
         assert after.items() <= before.items()  # what stays is as it was, at its offset
@@ -366,7 +366,7 @@ class LogMachine(RuleBasedStateMachine):
                 if hits:
                     expected = min(hits)
                     break
-            assert self.log.list_offset(asked).offset == expected
+            assert self.log.reader.list_offset(asked).offset == expected
 
     @invariant()
     def the_newest_is_found_below_any_bound(self) -> None:
@@ -379,7 +379,7 @@ class LogMachine(RuleBasedStateMachine):
                 if self.start <= record.offset < bound
             ]
             expected = min(stamps)[1] if stamps else -1
-            assert self.log.list_offset(MAX_TIMESTAMP, bound).offset == expected
+            assert self.log.reader.list_offset(MAX_TIMESTAMP, bound).offset == expected
 
 
 # Shrinking what has failed takes longer than a test may, and then says what it was.

@@ -19,6 +19,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.files import future_files
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server import log_moves
@@ -57,10 +58,10 @@ def catch_up(manager: LogManager, batches: int = 1_000_000) -> None:
     """A batch at a time, as far as there are any."""
     copy = copy_of(manager)
     for _ in range(batches):
-        plan = log_of(manager).plan_copy(copy.log_end_offset, 1)
+        plan = log_of(manager).reader.plan_copy(copy.log_end_offset, 1)
         if plan is None:
             return
-        copy.append_copy(plan.run(), 0)
+        log_copy.append_copy(copy, plan.run(), 0)
 
 
 def contents(log: Log) -> list[bytes]:
@@ -87,7 +88,7 @@ def manager(tmp_path: Path) -> Iterator[LogManager]:
     manager.create("t", KEY, {})
     manager.log_dirs[0].record_fences({KEY: FENCE})
     fill(log_of(manager), 20)
-    log_of(manager).raise_high_watermark(30)
+    log_of(manager).offsets.raise_high_watermark(30)
     assert len(log_of(manager).segments) > 2
     assert manager.start_move(KEY, str(tmp_path / "b"))
     yield manager
@@ -203,8 +204,8 @@ def test_a_log_that_starts_anew(manager: LogManager, start: int) -> None:
 @pytest.mark.parametrize("copied", [0, 3, 20])
 def test_retention_and_deleted_records(manager: LogManager, copied: int) -> None:
     catch_up(manager, copied)
-    log_of(manager).raise_high_watermark(40)
-    log_of(manager).raise_log_start(33)  # inside a batch
+    log_of(manager).offsets.raise_high_watermark(40)
+    log_of(manager).log_start.raise_to(33)  # inside a batch
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
     manager.swap(manager.get(KEY))
@@ -411,13 +412,13 @@ def test_a_damaged_batch_is_not_copied(manager: LogManager) -> None:
 def test_gaps_of_compaction_are_copied(tmp_path: Path, manager: LogManager) -> None:
     """Between batches, and at the end of the segments before an empty one."""
     copy = copy_of(manager)
-    copy.append_copy(batch(2, base_offset=10, epoch=1), 0)
-    copy.append_copy(batch(2, base_offset=100, epoch=1), 0)
-    assert [header.base_offset for header in copy.headers()] == [10, 100]
+    log_copy.append_copy(copy, batch(2, base_offset=10, epoch=1), 0)
+    log_copy.append_copy(copy, batch(2, base_offset=100, epoch=1), 0)
+    assert [header.base_offset for header in copy.segment_list.headers()] == [10, 100]
     with refused(ErrorCode.CORRUPT_MESSAGE, "does not continue"):
-        copy.append_copy(batch(2, base_offset=50, epoch=1), 0)
+        log_copy.append_copy(copy, batch(2, base_offset=50, epoch=1), 0)
     with refused(ErrorCode.CORRUPT_MESSAGE, "does not continue"):
-        copy.append_copy(batch(2, base_offset=200, epoch=0), 0)
+        log_copy.append_copy(copy, batch(2, base_offset=200, epoch=0), 0)
 
 
 def test_compaction_knows_how_far_it_has_been(tmp_path: Path) -> None:
@@ -425,10 +426,10 @@ def test_compaction_knows_how_far_it_has_been(tmp_path: Path) -> None:
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
     fill(log_of(manager), 20)
-    log_of(manager).cleaned_to = 10
+    log_of(manager).offsets.cleaned_to = 10
     manager.start_move(KEY, str(tmp_path / "b"))
     catch_up(manager)
-    log_of(manager).cleaned_to = 30
+    log_of(manager).offsets.cleaned_to = 30
     manager.swap(manager.get(KEY))
     assert log_of(manager).cleaned_to == 10
     assert (tmp_path / "b" / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 10\n"
@@ -454,21 +455,21 @@ def test_a_log_that_ends_in_a_gap(tmp_path: Path, manager: LogManager) -> None:
     source = manager.get(other).online()
     for offset in (0, 10):
         follow(source, batch(base_offset=offset, epoch=1))
-    source.truncate_to(source.cut_for(7, -1))
+    source.truncation.truncate_to(source.truncation.cut_for(7, -1))
     assert (source.log_end_offset, source.segments[-1].end_offset) == (7, 7)
     where = "b" if manager.get(other).log_dir.path.name == "a" else "a"
     assert manager.start_move(other, str(tmp_path / where))
     future = manager.get(other).future
     assert future is not None
-    plan = source.plan_copy(0, 1 << 20)
+    plan = source.reader.plan_copy(0, 1 << 20)
     assert plan is not None
-    future.log.append_copy(plan.run(), 0)
+    log_copy.append_copy(future.log, plan.run(), 0)
     manager.swap(manager.get(other))
     log = manager.get(other).online()
     assert log.log_end_offset == 7
     lead(log, batch(), epoch=2)
     assert header_of(log.read(3, -1, 1)).base_offset == 7
-    assert not log.contiguous
+    assert not log.segment_list.contiguous
 
 
 # -- as the service carries it on ------------------------------------------------------------------------------------

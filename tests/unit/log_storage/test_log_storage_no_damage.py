@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
     log = manager.get(KEY).online()
     for number in range(10):
         lead(log, batch(value=b"x" * 300, timestamp=1_000 + number))
-    log.raise_high_watermark(10)
+    log.offsets.raise_high_watermark(10)
     assert len(log.segments) == 5
     manager.close()
     return tmp_path
@@ -65,11 +65,11 @@ async def test_a_page_of_batches_across_a_change(
         if changes <= times:
             if change == "swap" and changes == 1:
                 old = log.segments[1:3]
-                assert log.replace_segments(old, cleaned(log, old, [3]))
+                assert log.replacement.replace(old, cleaned(log, old, [3]))
             elif change == "truncate":
-                log.truncate_to(log.log_end_offset - 1)
+                log.truncation.truncate_to(log.log_end_offset - 1)
             elif change == "retain" and changes == 1:
-                log.raise_log_start(5)
+                log.log_start.raise_to(5)
         return real(*arguments)
 
     monkeypatch.setattr(list_batches, "_page_of", meanwhile)
@@ -96,7 +96,7 @@ def test_verify_of_a_follower_that_starts_inside_its_first_batch(tmp_path: Path)
     manager.create("t", KEY, {})
     manager.log_dirs[0].record_fences({KEY: Fence(1, Role.FOLLOWER, "", "ls")})
     log = manager.get(KEY).online()
-    log.truncate_fully_and_start_at(13)
+    log.truncation.truncate_fully_and_start_at(13)
     follow(log, batch(5, base_offset=10, epoch=1), high_watermark=13, log_start=13)
     assert log.segments[0].base_offset == 10
     assert log.log_start_offset == 13

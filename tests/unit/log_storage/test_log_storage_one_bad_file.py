@@ -58,7 +58,7 @@ def data(tmp_path: Path) -> Path:
         manager.create(topic, key, {})
         manager.log_dirs[0].record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
         lead(manager.get(key).online(), produced(1, sequence=0))
-        manager.get(key).online().raise_high_watermark(1)
+        manager.get(key).online().offsets.raise_high_watermark(1)
     manager.close()
     (tmp_path / "bad-0" / "nonsense.log").touch()
     return tmp_path

@@ -39,7 +39,7 @@ class Served:
         self.log = self.hosted.online()
         for _ in range(7):  # four in the first segment, three in the active one
             lead(self.log, batch(3))
-        self.log.raise_high_watermark(self.log.log_end_offset)
+        self.log.offsets.raise_high_watermark(self.log.log_end_offset)
         self.threads = ThreadPoolExecutor(2)
         self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
 

@@ -46,7 +46,7 @@ def test_everything_is_there_again(tmp_path: Path, known: Checkpointed) -> None:
     for number, encoded in enumerate(sent):
         lead(log, encoded, epoch=1 + number // 3)
         lead(log, _padded(number), epoch=1 + number // 3)
-    log.raise_high_watermark(9)
+    log.offsets.raise_high_watermark(9)
     log.close()
     again = make_log(tmp_path, SMALL, Checkpointed(known.clean, known.recovery_point, 0, 9))
     assert again.state == log.state
@@ -166,7 +166,7 @@ def test_stale_batches_behind_a_truncation_are_cut(tmp_path: Path) -> None:
     lead(log, batch(), epoch=1)
     lead(log, batch(), epoch=1)
     stale = log.read(1, -1, 1)
-    log.truncate_to(1)
+    log.truncation.truncate_to(1)
     lead(log, batch(3), epoch=4)
     with log.segments[0].path.open("ab") as file:
         file.write(stale)
@@ -219,8 +219,8 @@ def test_the_epoch_cache_comes_from_the_headers(tmp_path: Path, content: bytes |
 
 def test_epochs_whose_batches_are_gone_come_from_the_file(tmp_path: Path) -> None:
     log = filled(tmp_path)
-    log.raise_high_watermark(20)
-    log.raise_log_start(8)
+    log.offsets.raise_high_watermark(20)
+    log.log_start.raise_to(8)
     log.close()
     again = make_log(tmp_path, SMALL, Checkpointed(True, 20, 8, 20))
     assert again.epochs.entries == ((2, 5), (3, 10), (4, 15))
@@ -251,7 +251,7 @@ def test_indexes_are_made_again(tmp_path: Path, clean: bool, suffix: str, damage
         )
     again = make_log(tmp_path, config, Checkpointed(clean))
     assert offsets(again) == list(range(40))
-    assert [again.list_offset(1_000 + number).offset for number in range(40)] == list(range(40))
+    assert [again.reader.list_offset(1_000 + number).offset for number in range(40)] == list(range(40))
     again.close()
     if damage != "empty" or not clean:  # an empty index is a valid one
         assert path.read_bytes() == good
@@ -275,7 +275,7 @@ def test_any_index_entry_may_be_zeroed(tmp_path: Path, clean: bool, suffix: str)
         assert again.log_end_offset == 30
         for number in range(29, -1, -1):
             assert read_header(again.read(number, -1, 1)).base_offset == number
-        assert [again.list_offset(1_000 + number).offset for number in range(30)] == list(range(30))
+        assert [again.reader.list_offset(1_000 + number).offset for number in range(30)] == list(range(30))
         again.close()
         if entry or suffix == ".index" or not clean:  # timestamp 0 at the first batch leads nobody astray
             assert path.read_bytes() == good
@@ -354,24 +354,24 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
 def test_a_flush_moves_the_recovery_point(tmp_path: Path) -> None:
     log = filled(tmp_path)
     assert log.recovery_point == 0
-    flush = log.begin_flush()
+    flush = log.flusher.begin_flush()
     lead(log, batch(), epoch=9)  # appends go on meanwhile
     flush.run()
-    log.finish_flush(flush)
+    log.flusher.finish_flush(flush)
     assert log.recovery_point == 20
     assert (tmp_path / "leader-epoch-checkpoint").read_bytes() == b"0\n5\n1 0\n2 5\n3 10\n4 15\n9 20\n"
-    log.truncate_to(log.cut_for(12, -1))
+    log.truncation.truncate_to(log.truncation.cut_for(12, -1))
     assert log.recovery_point == 12
 
 
 def test_flush_messages(tmp_path: Path) -> None:
     log = make_log(tmp_path, LogConfig(flush_messages=3))
     lead(log, batch(2))
-    assert not log.must_sync
+    assert not log.flusher.must_sync
     lead(log, batch(1))
-    assert log.must_sync
-    sync = log.begin_sync()
+    assert log.flusher.must_sync
+    sync = log.flusher.begin_sync()
     sync.run()
-    log.finish_sync(sync)
-    assert not log.must_sync
+    log.flusher.finish_sync(sync)
+    assert not log.flusher.must_sync
     assert log.recovery_point == 0  # the indexes are not on disk

@@ -42,7 +42,7 @@ def made(data: Path, *, clean: bool) -> None:
         log.become_leader(1 + number // 4)
         lead(log, batch(2, timestamp=1_000 + 10 * number), epoch=1 + number // 4)
         lead(log, produced(2, sequence=2 * number), epoch=1 + number // 4)
-    log.raise_high_watermark(40)
+    log.offsets.raise_high_watermark(40)
     assert len(log.segments) >= 5
     if clean:
         manager.close()
@@ -67,7 +67,7 @@ def look(data: Path) -> Seen:
             batches.append(content)
             offset = header.next_offset
         producers = {who: (state.epoch, state.batches) for who, state in log.producers.items()}
-        return Seen("", batches, [log.list_offset(time).offset for time in TIMES], producers)
+        return Seen("", batches, [log.reader.list_offset(time).offset for time in TIMES], producers)
     except LogError as error:
         return Seen(f"{error.code.name}: {error}", batches, [], None)
     finally:
@@ -137,11 +137,11 @@ def test_a_log_that_ends_in_a_gap_of_compaction_has_lost_nothing(tmp_path: Path,
     log = make_log(tmp_path, CONFIG)
     for offset in (0, 10):
         follow(log, batch(base_offset=offset, epoch=1))
-    log.raise_high_watermark(6)
+    log.offsets.raise_high_watermark(6)
     log.flush()
-    cut = log.cut_for(7, -1)
-    log.promise_at_most(cut)
-    log.truncate_to(cut)
+    cut = log.truncation.cut_for(7, -1)
+    log.offsets.promise_at_most(cut)
+    log.truncation.truncate_to(cut)
     assert (log.log_end_offset, log.recovery_point, log.high_watermark) == (7, 7, 6)
     again = make_log(tmp_path, CONFIG, Checkpointed(clean, 7, 0, 6))
     assert again.read(0, -1, 1) == log.read(0, -1, 1)

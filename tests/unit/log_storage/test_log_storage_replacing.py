@@ -26,7 +26,7 @@ def filled(directory: Path) -> Log:
     log = make_log(directory, SMALL)
     for number in range(10):
         lead(log, batch(value=b"x" * 300, timestamp=1_000 + number))
-    log.raise_high_watermark(10)
+    log.offsets.raise_high_watermark(10)
     log.flush()
     return log
 
@@ -64,16 +64,16 @@ def offsets(log: Log) -> list[int]:
 def test_a_run_is_replaced(tmp_path: Path) -> None:
     log = filled(tmp_path)
     old = log.segments[1:4]
-    plan = log.plan_read(3, -1, 1)
+    plan = log.reader.plan_read(3, -1, 1)
     assert plan is not None
-    assert log.replace_segments(old, cleaned(log, old, [3, 6, 7]))
+    assert log.replacement.replace(old, cleaned(log, old, [3, 6, 7]))
     assert [segment.base_offset for segment in log.segments] == [0, 2, 8]
     assert offsets(log) == [0, 1, 3, 6, 7, 8, 9]
     assert read_header(plan.run()).base_offset == 3  # of a segment that is not in the log any more
     assert log.read(4, -1, 1) == log.read(6, -1, 1)  # offsets never change (invariant 8)
-    assert log.list_offset(1_004).offset == 6
-    assert len(log.removable) == 9
-    assert all(path.name.endswith(".deleted") and path.exists() for path in log.removable)
+    assert log.reader.list_offset(1_004).offset == 6
+    assert len(log.segment_list.removable) == 9
+    assert all(path.name.endswith(".deleted") and path.exists() for path in log.segment_list.removable)
     log.remove_deleted()
     assert not list(tmp_path.glob("*.deleted"))
     assert not list(tmp_path.glob("*.swap")) + list(tmp_path.glob("*.cleaned"))
@@ -89,12 +89,12 @@ def test_nothing_is_replaced_once_one_of_them_has_gone(tmp_path: Path) -> None:
     log = filled(tmp_path)
     old = log.segments[0:3]
     new = cleaned(log, old, [1, 5])
-    log.raise_log_start(3)
-    assert not log.replace_segments(old, new)
+    log.log_start.raise_to(3)
+    assert not log.replacement.replace(old, new)
     assert offsets(log) == [3, 4, 5, 6, 7, 8, 9]
     assert not list(tmp_path.glob("*.swap")) + list(tmp_path.glob("*.cleaned"))
     active = log.segments[-2:]
-    assert not log.replace_segments(active, cleaned(log, active, [6, 9]))  # the active segment is never replaced
+    assert not log.replacement.replace(active, cleaned(log, active, [6, 9]))  # the active segment is never replaced
     assert log.log_end_offset == 10
 
 
@@ -116,16 +116,16 @@ def test_neither_a_roll_nor_a_raised_log_start_waits_for_the_renaming(
 
     monkeypatch.setattr(Segment, "mark_deleted", mark_slowly)
     replaced: list[bool] = []
-    replacing = threading.Thread(target=lambda: replaced.append(log.replace_segments(old, new)))
+    replacing = threading.Thread(target=lambda: replaced.append(log.replacement.replace(old, new)))
     replacing.start()
     assert begun.wait(20)
 
-    assert log.structure.acquire(timeout=10), "a roll would wait"
-    log.structure.release()
-    log.roll(10, log.producers)
+    assert log.segment_list.changing.acquire(timeout=10), "a roll would wait"
+    log.segment_list.changing.release()
+    log.writer.roll(10)
     first = log.segments[0]
-    log.raise_high_watermark(log.log_end_offset)
-    log.raise_log_start(8)  # what has just been put in goes as well, though its files have no names yet
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.raise_to(8)  # what has just been put in goes as well, though its files have no names yet
 
     assert not replaced
     assert [segment.base_offset for segment in log.segments] == [8, 10]
@@ -134,7 +134,7 @@ def test_neither_a_roll_nor_a_raised_log_start_waits_for_the_renaming(
     assert replaced == [True]
     assert not list(tmp_path.glob("*.swap")) + list(tmp_path.glob("*.cleaned"))
     assert {path.name[:20] for path in tmp_path.glob("*.log")} == {f"{base:020d}" for base in (8, 10)}
-    assert first.path.with_name(first.path.name + ".deleted") in log.removable
+    assert first.path.with_name(first.path.name + ".deleted") in log.segment_list.removable
     log.remove_deleted()
     assert not list(tmp_path.glob("*.deleted"))
     lead(log, batch())
@@ -169,7 +169,7 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", observed_rename)
         patched.setattr(Path, "unlink", observed_unlink)
-        assert log.replace_segments(old, new)
+        assert log.replacement.replace(old, new)
         log.remove_deleted()
     remember()
     after = offsets(log)
@@ -195,7 +195,7 @@ def test_a_crash_while_a_swap_is_completed(tmp_path: Path, monkeypatch: pytest.M
     log = filled(directory)
     old = log.segments[0:4]
     new = cleaned(log, old, [0, 3, 6], split_at=5)
-    log.note_gaps()
+    log.segment_list.note_gaps()
     for segment in reversed(new):
         segment.change_suffix(".cleaned", ".swap")
     states: list[Path] = []
@@ -225,7 +225,7 @@ def test_a_crash_while_a_swap_is_completed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_log_takes_another_directory_s_place(tmp_path: Path) -> None:
     log = filled(tmp_path / "events-0.future")
-    log.raise_log_start(3)
+    log.log_start.raise_to(3)
     log.move_to(tmp_path / "events-0")
     assert log.directory == tmp_path / "events-0"
     log.remove_deleted()
@@ -251,13 +251,13 @@ def test_who_looks_into_segments_while_they_are_replaced_meets_no_damage(
 
     def replace_first(segment: Segment, argument: int) -> object:
         monkeypatch.setattr(Segment, method, real)
-        assert log.replace_segments(old, new)  # as the cleaner's thread does
+        assert log.replacement.replace(old, new)  # as the cleaner's thread does
         return real(segment, argument)
 
     monkeypatch.setattr(Segment, method, replace_first)
     if read_from is not None:
         assert read_header(log.read(read_from, -1, 1)).base_offset == 7
     else:
-        assert log.list_offset(1_002).offset == 7
+        assert log.reader.list_offset(1_002).offset == 7
     assert offsets(log) == [7, 8, 9]
     assert all(path.exists() for segment in log.segments for path in segment.paths())

@@ -26,7 +26,7 @@ def test_the_log_stays_online_and_as_it_was(
     disk = FaultyDisk(tmp_path.parent, monkeypatch)
     disk.fail(operations, number)
     with pytest.raises(LogError) as refused:
-        log.replace_segments(old, new)
+        log.replacement.replace(old, new)
     disk.heal()
     assert log.failure is None
     if number != errno.EMFILE:
@@ -54,6 +54,6 @@ def test_the_reserve_makes_room_for_it(tmp_path: Path, monkeypatch: pytest.Monke
             return work()
 
     monkeypatch.setattr(log.disk, "using_reserve", using_reserve)
-    assert log.replace_segments(old, new)
+    assert log.replacement.replace(old, new)
     assert len(tried) > 4
     assert offsets(log) == [0, 1, 3, 6, 7, 8, 9]

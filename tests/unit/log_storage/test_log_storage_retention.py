@@ -17,6 +17,7 @@ from highwater.log_storage import service
 from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
+from highwater.log_storage.log.log_start import LogStart
 from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.log_manager.log_manager import LogManager
@@ -136,16 +137,16 @@ def aging(directory: Path, **config: int | bool) -> Log:
     for day in range(1, 6):
         for _ in range(2):
             lead(log, batch(timestamp=day * DAY_MS, value=b"x" * 400))
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     assert [segment.base_offset for segment in log.segments] == [0, 2, 4, 6, 8]
     return log
 
 
 def retain(log: Log, wall_clock_ms: int) -> int:
-    count = log.expired(wall_clock_ms)
+    count = log.log_start.expired(wall_clock_ms)
     if count:
-        log.start_behind(count)
-        log.release_segments()
+        log.log_start.move_behind(count)
+        log.log_start.release_segments()
     return count
 
 
@@ -156,25 +157,25 @@ def test_by_time(tmp_path: Path) -> None:
     assert retain(log, 4 * DAY_MS + 1) == 2
     assert (log.log_start_offset, log.log_end_offset) == (6, 10)
     assert [header.base_offset for header in read_all(log)] == [6, 7, 8, 9]
-    assert log.removable == [tmp_path / f"{base:020}.log.deleted" for base in (0, 2, 4)]
-    assert sorted(tmp_path.glob("*.deleted")) == log.removable
+    assert log.segment_list.removable == [tmp_path / f"{base:020}.log.deleted" for base in (0, 2, 4)]
+    assert sorted(tmp_path.glob("*.deleted")) == log.segment_list.removable
 
 
 def test_a_young_segment_keeps_the_older_ones_behind_it(tmp_path: Path) -> None:
     log = make_log(tmp_path, LogConfig(segment_bytes=1024, retention_ms=DAY_MS))
     for day in (9, 1, 1):
         lead(log, batch(timestamp=day * DAY_MS, value=b"x" * 900))
-    log.raise_high_watermark(3)
-    assert log.expired(9 * DAY_MS) == 0
+    log.offsets.raise_high_watermark(3)
+    assert log.log_start.expired(9 * DAY_MS) == 0
 
 
 def test_without_timestamps_the_file_s_age_counts(tmp_path: Path) -> None:
     log = make_log(tmp_path, LogConfig(retention_ms=DAY_MS))
     lead(log, batch(timestamp=-1))
-    log.raise_high_watermark(1)
+    log.offsets.raise_high_watermark(1)
     os.utime(log.segments[0].path, (3 * DAY_MS / 1000, 3 * DAY_MS / 1000))
-    assert log.expired(4 * DAY_MS) == 0
-    assert log.expired(4 * DAY_MS + 1) == 1
+    assert log.log_start.expired(4 * DAY_MS) == 0
+    assert log.log_start.expired(4 * DAY_MS + 1) == 1
 
 
 def test_by_size_never_below_the_limit(tmp_path: Path) -> None:
@@ -189,26 +190,26 @@ def test_by_size_never_below_the_limit(tmp_path: Path) -> None:
 
 def test_never_past_the_high_watermark(tmp_path: Path) -> None:
     log = aging(tmp_path, retention_ms=0, retention_bytes=0)
-    log.high_watermark = 5
+    log.offsets.high_watermark = 5
     assert retain(log, 99 * DAY_MS) == 2
     assert log.log_start_offset == 4
 
 
 def test_a_compacted_log_is_not_touched(tmp_path: Path) -> None:
     log = aging(tmp_path, retention_ms=0, retention_bytes=0, deletes=False)
-    assert log.expired(99 * DAY_MS) == 0
-    log.log_start_offset = 2  # but for what was deleted and then left behind by a crash
-    assert log.expired(99 * DAY_MS) == 1
+    assert log.log_start.expired(99 * DAY_MS) == 0
+    log.offsets.log_start_offset = 2  # but for what was deleted and then left behind by a crash
+    assert log.log_start.expired(99 * DAY_MS) == 1
 
 
 def test_when_all_go_an_active_segment_is_begun(tmp_path: Path) -> None:
     log = aging(tmp_path, retention_ms=0)
     lead(log, produced(3, sequence=0), epoch=4)
-    log.raise_high_watermark(13)
+    log.offsets.raise_high_watermark(13)
     assert retain(log, 99 * DAY_MS) == 6
     assert [segment.base_offset for segment in log.segments] == [13]
     assert (log.log_start_offset, log.log_end_offset, log.last_epoch) == (13, 13, 4)
-    assert log.expired(99 * DAY_MS) == 0
+    assert log.log_start.expired(99 * DAY_MS) == 0
     # The producer is not forgotten with its records.
     assert lead(log, produced(3, sequence=0), epoch=4).duplicate
     assert lead(log, produced(1, sequence=3), epoch=4).base_offset == 13
@@ -229,7 +230,7 @@ def test_an_emptied_log_knows_the_epoch_of_its_last_batch(tmp_path: Path) -> Non
 
 def test_a_reader_of_a_removed_segment_goes_on(tmp_path: Path) -> None:
     log = aging(tmp_path, retention_ms=0)
-    plan = log.plan_read(0, -1, 1)
+    plan = log.reader.plan_read(0, -1, 1)
     retain(log, 99 * DAY_MS)
     log.remove_deleted()
     assert not list(tmp_path.glob("*.deleted"))
@@ -265,21 +266,21 @@ def managed(directory: Path) -> tuple[LogManager, Log]:
     return manager, manager.get(KEY).online()
 
 
-@pytest.mark.parametrize("step", ["start_behind", "write_checkpoint", "release_segments"])
+@pytest.mark.parametrize("step", ["move_behind", "write_checkpoint", "release_segments"])
 def test_a_crash_on_the_way_finds_no_lower_log_start(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, log = managed(tmp_path)
     for number in range(5):
         lead(log, batch(timestamp=number, value=b"x" * 900))
-    log.raise_high_watermark(5)
+    log.offsets.raise_high_watermark(5)
     log.flush()
     manager.write_checkpoints(manager.log_dirs[0])
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LogManager if step == "write_checkpoint" else Log, step, crash)
+    monkeypatch.setattr(LogManager if step == "write_checkpoint" else LogStart, step, crash)
     with pytest.raises(KeyboardInterrupt):
         manager.retain(manager.get(KEY), DAY_MS)
     monkeypatch.undo()
@@ -295,7 +296,7 @@ def test_a_crash_on_the_way_finds_no_lower_log_start(
 def test_the_log_start_survives_a_restart(tmp_path: Path) -> None:
     manager, log = managed(tmp_path)
     lead(log, batch(3, timestamp=1))
-    log.raise_high_watermark(3)
+    log.offsets.raise_high_watermark(3)
     assert manager.retain(manager.get(KEY), DAY_MS) == 1
     manager.unlock()
     manager, log = managed(tmp_path)

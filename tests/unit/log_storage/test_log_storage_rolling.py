@@ -130,7 +130,7 @@ def test_segments_roll_by_bytes_and_age_also_after_a_restart(tmp_path: Path) -> 
 
 def test_segments_roll_when_a_relative_offset_overflows(tmp_path: Path) -> None:
     log = make_log(tmp_path)
-    log.truncate_fully_and_start_at(5)
+    log.truncation.truncate_fully_and_start_at(5)
     lead(log, batch())
     log.segments[0].base_offset = 5 - 2**31  # as if the segment had begun so far below
     lead(log, batch())

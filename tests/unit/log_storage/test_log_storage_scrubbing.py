@@ -51,7 +51,7 @@ class World:
         self.log.become_leader(0)
         for _ in range(BATCHES):
             self.log.append_as_leader(batch(RECORDS, value=b"x" * 90), 0, self.log.log_end_offset, 0)
-        self.log.raise_high_watermark(self.log.log_end_offset)
+        self.log.offsets.raise_high_watermark(self.log.log_end_offset)
         self.threads = ThreadPoolExecutor(2)
         self.metrics = Metrics("log-storage")
         self.scrubber = Scrubber(self.manager, self.threads, self.metrics, bytes_per_second=1e12, interval_ms=1)
@@ -269,7 +269,7 @@ async def test_a_segment_whose_file_is_gone_is_found_after_a_restart(tmp_path: P
 
 
 async def test_what_compaction_has_left_out_is_not_missing(world: World) -> None:
-    world.log.note_gaps()
+    world.log.segment_list.note_gaps()
     segment = world.log.segments[1]
     kept = batches(segment)[0].header
     segment.undo(kept.size_bytes)
@@ -285,7 +285,7 @@ async def test_a_segment_that_is_cut_while_it_is_read_is_not_damaged(
 
     async def cut(segment: SegmentReader, end_offset: int, log: Log) -> list[DamagedRange]:
         if segment.path == world.log.segments[0].path:
-            world.log.truncate_to(world.log.segments[0].end_offset - RECORDS)
+            world.log.truncation.truncate_to(world.log.segments[0].end_offset - RECORDS)
         return await read(segment, end_offset, log)
 
     monkeypatch.setattr(examiner, "read", cut)

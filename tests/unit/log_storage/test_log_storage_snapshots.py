@@ -103,7 +103,7 @@ def with_producers(directory: Path) -> Log:
         lead(log, batch(producer_id=who, producer_epoch=0, sequence=first, value=b"x" * 150))
     assert [segment.base_offset for segment in log.segments] == [0, 4, 8]
     assert names(directory) == [4, 8]
-    log.raise_high_watermark(12)
+    log.offsets.raise_high_watermark(12)
     return log
 
 
@@ -121,8 +121,8 @@ def test_a_producer_survives_its_records_and_a_restart(tmp_path: Path, clean: bo
         lead(log, produced(2, sequence=2 * number))
     lead(log, batch(value=b"x" * 1000))
     lead(log, batch(value=b"x" * 1000))
-    log.raise_high_watermark(14)
-    log.raise_log_start(13)
+    log.offsets.raise_high_watermark(14)
+    log.log_start.raise_to(13)
     log.remove_deleted()
     again = reopened(log, clean=clean)
     assert again.producers == log.producers
@@ -153,11 +153,11 @@ def test_a_truncation_takes_those_above_it_along(tmp_path: Path, cut: int) -> No
     log = with_producers(tmp_path)
     log.close()
     assert names(tmp_path) == [4, 8, 12]
-    log.promise_at_most(log.cut_for(cut, 9))
-    log.truncate_to(cut)
+    log.offsets.promise_at_most(log.truncation.cut_for(cut, 9))
+    log.truncation.truncate_to(cut)
     assert names(tmp_path) == [offset for offset in (4, 8, 12) if offset <= cut]
     expected = ProducerStates()
-    expected.rebuild(log.headers())
+    expected.rebuild(log.segment_list.headers())
     assert log.producers == expected
     assert reopened(log).producers == expected
 
@@ -165,19 +165,19 @@ def test_a_truncation_takes_those_above_it_along(tmp_path: Path, cut: int) -> No
 def test_a_truncation_forgets_nobody_who_wrote_below_it(tmp_path: Path) -> None:
     log = with_producers(tmp_path)
     lead(log, produced(sequence=0, producer_id=3))
-    log.raise_high_watermark(8)
-    log.raise_log_start(8)
+    log.offsets.raise_high_watermark(8)
+    log.log_start.raise_to(8)
     for offset in names(tmp_path):
         producer_snapshots.path_of(tmp_path, offset).unlink()
     before = log.producers.get(2)
-    log.truncate_to(12)
+    log.truncation.truncate_to(12)
     assert log.producers.get(2) == before  # it could not be found in the log
     assert log.producers.get(3) is None
 
 
 def test_a_log_that_starts_anew_has_none(tmp_path: Path) -> None:
     log = with_producers(tmp_path)
-    log.truncate_fully_and_start_at(12)
+    log.truncation.truncate_fully_and_start_at(12)
     assert names(tmp_path) == []
     assert len(log.producers) == 0
     assert len(reopened(log).producers) == 0
@@ -186,7 +186,7 @@ def test_a_log_that_starts_anew_has_none(tmp_path: Path) -> None:
 def test_those_of_segments_that_are_gone_go(tmp_path: Path) -> None:
     log = with_producers(tmp_path)
     log.close()
-    log.raise_log_start(8)
+    log.log_start.raise_to(8)
     assert names(tmp_path) == [8, 12]
 
 
@@ -203,12 +203,12 @@ def test_one_from_before_the_log_s_first_batch_is_not_used(tmp_path: Path) -> No
     """What came between is not known: UNKNOWN_PRODUCER_ID then, and no wrong sequence."""
     log = with_producers(tmp_path)
     early = producer_snapshots.path_of(tmp_path, 4).read_bytes()
-    log.raise_log_start(8)
+    log.log_start.raise_to(8)
     producer_snapshots.path_of(tmp_path, 8).unlink()
     producer_snapshots.path_of(tmp_path, 4).write_bytes(early)
     again = reopened(log)
     expected = ProducerStates()
-    expected.rebuild(log.headers())
+    expected.rebuild(log.segment_list.headers())
     assert again.producers == expected
     assert names(tmp_path) == []
 
@@ -223,7 +223,7 @@ def test_one_above_the_log_s_end_is_removed(tmp_path: Path) -> None:
     assert again.log_end_offset == 6
     assert names(tmp_path) == [4]
     expected = ProducerStates()
-    expected.rebuild(again.headers())
+    expected.rebuild(again.segment_list.headers())
     assert again.producers == expected
 
 

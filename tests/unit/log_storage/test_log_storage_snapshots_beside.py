@@ -29,8 +29,8 @@ def filled(directory: Path, batches: int = 20) -> Log:
     log = make_log(directory, SMALL)
     for sequence in range(batches):
         append(log, produced(1, sequence=sequence))
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
     return log
 
 
@@ -68,8 +68,8 @@ def test_a_needless_snapshot_that_goes_before_it_is_read(tmp_path: Path, monkeyp
     log = make_log(log.directory, SMALL, Checkpointed(clean=True, high_watermark=end))
     for sequence in range(end, 20):
         append(log, produced(1, sequence=sequence))
-        log.write_snapshots()
-    log.raise_high_watermark(log.log_end_offset)
+        log.producer_state.write_snapshots()
+    log.offsets.raise_high_watermark(log.log_end_offset)
     kept = next(segment for segment in log.segments if segment.base_offset > end)
     producer_snapshots.path_of(log.directory, kept.base_offset).unlink()
     offsets = producer_snapshots.offsets
@@ -80,8 +80,8 @@ def test_a_needless_snapshot_that_goes_before_it_is_read(tmp_path: Path, monkeyp
         return found
 
     monkeypatch.setattr(producer_snapshots, "offsets", listed)
-    log.prepare_log_start(kept.base_offset)
-    log.check_online()
+    log.log_start.prepare(kept.base_offset)
+    log.context.check_online()
     assert kept.producers_kept
 
 
@@ -98,7 +98,7 @@ def test_a_refused_append_waits_for_no_snapshot_that_stays(tmp_path: Path, monke
         write(*arguments, **options)
 
     monkeypatch.setattr(pending_snapshots.producer_snapshots, "write", write_slowly)
-    writing = threading.Thread(target=log.write_snapshots)
+    writing = threading.Thread(target=log.producer_state.write_snapshots)
     writing.start()
     assert begun.wait(10)
     monkeypatch.setattr(Segment, "append", _full)
@@ -126,7 +126,7 @@ def test_a_roll_for_want_of_descriptors_leaves_the_log_online(tmp_path: Path, mo
         patched.setattr(os, "listdir", lacking)
         with pytest.raises(LogError):
             append(log, produced(1, sequence=3))
-    log.check_online()
+    log.context.check_online()
     append(log, produced(1, sequence=3))
     assert log.log_end_offset == 4
 
@@ -138,7 +138,7 @@ def test_what_is_undone_leaves_no_snapshot(tmp_path: Path, monkeypatch: pytest.M
 
     def second_finds_no_room(segment: Segment, buffers: Any, total: int) -> int:
         if segment.base_offset == 9:
-            log.write_snapshots()
+            log.producer_state.write_snapshots()
             assert producer_snapshots.offsets(log.directory)[-1] == 9
             _full()
         return appended(segment, buffers, total)
@@ -167,8 +167,8 @@ async def test_a_roll_at_the_very_offset_is_kept_in_a_thread_too(
         while len(log.segments) < 3 or log.segments[-1].size_bytes + 100 < 1024:
             append(log, produced(1, sequence=log.log_end_offset))
         end = log.log_end_offset
-        log.raise_high_watermark(end)
-        prepare, sync = log.prepare_log_start, producer_snapshots.sync
+        log.offsets.raise_high_watermark(end)
+        prepare, sync = log.log_start.prepare, producer_snapshots.sync
 
         def prepared(offset: int) -> None:
             prepare(offset)
@@ -179,7 +179,7 @@ async def test_a_roll_at_the_very_offset_is_kept_in_a_thread_too(
             names.append(threading.current_thread().name)
             sync(directory, offset)
 
-        monkeypatch.setattr(log, "prepare_log_start", prepared)
+        monkeypatch.setattr(log.log_start, "prepare", prepared)
         monkeypatch.setattr(producer_snapshots, "sync", synced)
         request = log_storage_pb2.RaiseLogStartRequest(partition=key(), leader_epoch=1, log_start_offset=end)
         raised = await storage.stub.RaiseLogStart(request)

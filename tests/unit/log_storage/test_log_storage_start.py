@@ -48,7 +48,7 @@ def filled(directory: Path, batches: int = 20) -> Log:
 
 def test_a_clean_start_opens_no_sealed_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path)
-    log.raise_high_watermark(20)
+    log.offsets.raise_high_watermark(20)
     log.close()
     opened: list[str] = []
     open_file = os.open
@@ -73,7 +73,7 @@ def test_a_clean_start_opens_no_sealed_segment(tmp_path: Path, monkeypatch: pyte
 def test_timestamps_are_read_from_the_ends_of_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many segments that nobody reads a lookup by time costs little; retention asks only those that may go."""
     log = filled(tmp_path)
-    log.raise_high_watermark(20)
+    log.offsets.raise_high_watermark(20)
     log.close()
     again = make_log(tmp_path, replace(SMALL, retention_ms=1_000), Checkpointed(True, 20, 0, 20))
     loaded: list[str] = []
@@ -86,9 +86,9 @@ def test_timestamps_are_read_from_the_ends_of_indexes(tmp_path: Path, monkeypatc
     monkeypatch.setattr(IndexFile, "load", observed)
     learned = Segment.resume
     monkeypatch.setattr(Segment, "resume", lambda segment: loaded.append("resumed") or learned(segment))  # type: ignore[func-returns-value]
-    assert again.expired(2_006) == 3
+    assert again.log_start.expired(2_006) == 3
     assert [segment._learned for segment in again.segments] == [True] * 4 + [False] * 5 + [True]
-    assert again.list_offset(1_011).offset == 11
+    assert again.reader.list_offset(1_011).offset == 11
     assert loaded == [file_name(10, ".index"), file_name(10, ".timeindex")]
 
 
@@ -147,7 +147,7 @@ def test_files_that_can_be_made_again_are(tmp_path: Path, missing: str) -> None:
         lead(log, produced(2, sequence=2 * number), epoch=1 + number // 4)
         lead(log, batch(value=b"x" * 200, timestamp=2_000 + number), epoch=1 + number // 4)
     log.close()
-    found = [log.list_offset(2_000 + number) for number in range(12)]
+    found = [log.reader.list_offset(2_000 + number) for number in range(12)]
     patterns = {"indexes": ["*index"], "snapshots": ["*.snapshot"], "epochs": ["leader-epoch-checkpoint"]}
     every = [pattern for some in patterns.values() for pattern in some]
     chosen = [path.name for pattern in patterns.get(missing, every) for path in original.glob(pattern)]
@@ -163,7 +163,7 @@ def test_files_that_can_be_made_again_are(tmp_path: Path, missing: str) -> None:
             assert again.epochs == log.epochs
             assert again.producers.get(7) == log.producers.get(7)
             assert read_all(again) == read_all(log)
-            assert [again.list_offset(2_000 + number) for number in range(12)] == found
+            assert [again.reader.list_offset(2_000 + number) for number in range(12)] == found
 
 
 def test_a_start_scans_in_parallel_and_tells_how_far_it_is(

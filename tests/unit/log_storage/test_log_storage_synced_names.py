@@ -89,11 +89,11 @@ def test_a_log_that_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     log = make_log(tmp_path, CONFIG)
     disk = Disk(tmp_path, monkeypatch)
     for start in (0, 50):
-        log.truncate_fully_and_start_at(start)
+        log.truncation.truncate_fully_and_start_at(start)
         lead(log, batch())
-        sync = log.begin_sync()
+        sync = log.flusher.begin_sync()
         sync.run()
-        log.finish_sync(sync)
+        log.flusher.finish_sync(sync)
         disk.expect_all_segments()
 
 
@@ -103,15 +103,15 @@ def test_a_segment_that_is_begun_while_the_directory_is_synced_is_for_the_next_t
     log = make_log(tmp_path, CONFIG)
     disk = Disk(tmp_path, monkeypatch)
     lead(log, batch())
-    earlier = log.begin_sync()
+    earlier = log.flusher.begin_sync()
     lead(log, batch(value=b"x" * 400))  # rolls
     assert len(log.segments) == 2
     earlier.run()
-    log.finish_sync(earlier)
+    log.flusher.finish_sync(earlier)
     disk.names.clear()  # the sync came before the file was made
-    later = log.begin_sync()
+    later = log.flusher.begin_sync()
     later.run()
-    log.finish_sync(later)
+    log.flusher.finish_sync(later)
     disk.expect_all_segments()
 
 
@@ -125,9 +125,9 @@ def test_the_mark_of_missing_offsets_is_on_disk_before_the_append_behind_them_is
 
     def synced(offset: int) -> None:
         follow(log, batch(base_offset=offset, epoch=1))
-        sync = log.begin_sync()
-        log.write_out(sync)
-        log.finish_sync(sync)
+        sync = log.flusher.begin_sync()
+        log.flusher.write_out(sync)
+        log.flusher.finish_sync(sync)
 
     synced(0)
     assert OFFSET_GAPS not in disk.names

@@ -15,6 +15,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.files import checkpoints, future_files
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
@@ -39,8 +40,8 @@ def filled(*paths: Path) -> LogManager:
     hosted.log_dir.record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     for _ in range(6):
         lead(hosted.online(), batch(value=b"x" * 150))
-    hosted.online().raise_high_watermark(5)
-    hosted.online().raise_log_start(1)
+    hosted.online().offsets.raise_high_watermark(5)
+    hosted.online().log_start.raise_to(1)
     hosted.online().flush()
     return manager
 
@@ -115,8 +116,8 @@ def test_the_copy_of_a_log_that_is_offline_keeps_its_recovery_point(tmp_path: Pa
     manager.start_move(KEY, str(there))
     future = manager.get(KEY).future
     assert future is not None
-    while plan := manager.get(KEY).online().plan_copy(future.log.log_end_offset, 300):
-        future.log.append_copy(plan.run(), 0)
+    while plan := manager.get(KEY).online().reader.plan_copy(future.log.log_end_offset, 300):
+        log_copy.append_copy(future.log, plan.run(), 0)
     future.log.flush()
     flushed = future.log.recovery_point
     assert flushed == 6

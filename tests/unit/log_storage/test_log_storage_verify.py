@@ -36,8 +36,8 @@ def data(tmp_path: Path) -> Path:
         log.become_leader(1 + number // 5)
         lead(log, batch(2, value=b"x" * 100, timestamp=number), epoch=1 + number // 5)
     lead(log, produced(2, sequence=0), epoch=3)
-    log.raise_high_watermark(log.log_end_offset)
-    log.raise_log_start(9)
+    log.offsets.raise_high_watermark(log.log_end_offset)
+    log.log_start.raise_to(9)
     log.remove_deleted()
     assert log.segments[0].base_offset == FIRST
     assert len(log.segments) > 2

@@ -203,7 +203,7 @@ class LogCleaner:
                         raise OSError(message)
                     case PassReport():
                         _check_wanted(hosted)
-                        log.cleaned_to = answer.cleaned_to
+                        log.offsets.cleaned_to = answer.cleaned_to
                         await self._in_thread(
                             self._manager.write_checkpoint, hosted.log_dir, checkpoints.CLEANER_OFFSETS
                         )

@@ -44,7 +44,7 @@ def compact_log(log: Log, limits: PassLimits, wall_clock_ms: int) -> Compacted:
             swap_in(log, answer, present)
 
         report = run_pass(job, limits, swap, throttled(limits.bytes_per_second))
-        log.cleaned_to = report.cleaned_to
+        log.offsets.cleaned_to = report.cleaned_to
         log.remove_deleted()
         passes += 1
         records_read += report.records_read
@@ -69,7 +69,7 @@ def compact_directory(directory: Path, config: LogConfig | None = None, limits: 
     `python -m highwater.log_storage.compaction.offline_cleaning DIRECTORY` prints the result as JSON.
     Raises as `compact_log`, and `LogError` where the log cannot be opened."""
     log = open_log(directory, config or LogConfig(), Checkpointed(clean=True))
-    log.raise_high_watermark(log.log_end_offset)
+    log.offsets.raise_high_watermark(log.log_end_offset)
     return compact_log(log, limits or PassLimits(), time.time_ns() // 1_000_000)
 
 

@@ -101,7 +101,7 @@ def _job_without_producers(
         segment_bytes=log.config.segment_bytes,
         index_max_bytes=log.config.index_max_bytes,
         index_interval_bytes=log.config.index_interval_bytes,
-        contiguous=log.contiguous,
+        contiguous=log.segment_list.contiguous,
     )
     return job, dict(zip(bases, segments, strict=True))
 
@@ -125,7 +125,7 @@ def swap_in(log: Log, cleaned: CleanedGroup, present: Mapping[int, Segment]) -> 
     )
     assert segment.size_bytes == cleaned.size_bytes
     segment.seal()  # opens its indexes, before they are renamed
-    if not log.replace_segments([present[base_offset] for base_offset in cleaned.base_offsets], [segment]):
+    if not log.replacement.replace([present[base_offset] for base_offset in cleaned.base_offsets], [segment]):
         return False
     producer_snapshots.remove_needless(log.directory, log.segments)
     return True

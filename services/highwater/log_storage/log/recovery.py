@@ -17,9 +17,10 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.files.boot_record import Cut, recovery_shows_loss
 from highwater.log_storage.files.checkpoints import CheckpointError
+from highwater.log_storage.files.disk import Disk
 from highwater.log_storage.log.interrupted_swaps import finish_interrupted
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.log_core import new_segment
+from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.segment import Segment
@@ -61,6 +62,7 @@ def open_log(
     wall_offset_ms: int = 0,
     scanned: Callable[[int], None] | None = None,
     tail_lost: Callable[[str], None] | None = None,
+    disk: Disk | None = None,
 ) -> Log:
     """Opens the log in `directory`, which exists.
 
@@ -69,7 +71,7 @@ def open_log(
     were on disk; damage there is not cut away, because acknowledged records would be lost without a word (RULES 4.4):
     whoever reads it is told. `scanned` is called with the bytes that have been checked since the last call, `tail_lost`
     with the reason where the log has lost more than the stop explains (RULES 7.2), before anything is cut: it makes
-    that durable.
+    that durable. `disk` is that of its log directory.
 
     Raises `LogError` (LOG_STORAGE_ERROR), `OSError`.
     """
@@ -107,11 +109,11 @@ def open_log(
         log_start_offset=min(log_start_offset, log_end_offset),
         high_watermark=known.high_watermark,
         recovery_point=log_end_offset if known.clean else known.recovery_point,
+        cleaned_to=known.cleaned_to,
         wall_offset_ms=wall_offset_ms,
         gaps=walk.gaps,
+        disk=disk,
     )
-    if known.cleaned_to is not None:
-        log.cleaned_to = min(known.cleaned_to, log_end_offset)
     if log_end_offset < log_start_offset:
         _log.warning("%s ends below its log start: it starts anew there %s", directory, pairs(offset=log_start_offset))
         _start_anew(log, log_start_offset, walk.epochs_on_file_below(log_start_offset), wall_offset_ms)
@@ -124,9 +126,9 @@ def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache, wall_offset_ms:
     producers = log.producers.copy()
     with suppress(OSError):
         producer_snapshots.write_durably(log.directory, offset, producers, wall_offset_ms)
-    log.truncate_fully_and_start_at(offset, epochs, producers)
+    log.truncation.truncate_fully_and_start_at(offset, epochs, producers)
     if offset not in producer_snapshots.offsets(log.directory):
-        log.pending_snapshots.add(offset, producers.copy())
+        log.producer_state.pending.add(offset, producers.copy())
 
 
 def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, walk: _Walk) -> None:
@@ -215,7 +217,8 @@ class _Walk:
             except CorruptBatchError as error:
                 if segment.end_offset < self._known.recovery_point:
                     raise  # it was on disk: what is committed is not dropped without a word (RULES 7.6)
-                # An empty one begins at the log's end, which a truncation may have left in a gap (`start_behind`).
+                # An empty one begins at the log's end, which a truncation may have left in a gap
+                # (`LogStart.move_behind`).
                 follows = follows or (self.gaps and not segment.size_bytes)
                 torn = follows and number == len(segments) - 1 and segment.is_torn_at(error.position)
                 self.judge(Cut.TORN if torn else Cut.MORE, _NO_BOUND)  # where it ends is looked at when it is cut
@@ -239,7 +242,7 @@ class _Walk:
 
     def _follows(self, segment: Segment, end_offset: int) -> bool:
         """Segments join, so that one which is missing shows; but for those between which compaction had left so much
-        out that an index could not bridge it (`rolling.py`)."""
+        out that an index could not bridge it (`LogWriter`)."""
         return segment.base_offset == end_offset or (self.gaps and segment.base_offset - end_offset > _FAR)
 
     def _check_segment(self, segment: Segment) -> None:

@@ -90,7 +90,7 @@ class HostedLog:
         if self.log is None:
             reason = self.log_dir.offline or self.failure
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"the log {self.directory} is offline: {reason}")
-        self.log.check_online()
+        self.log.context.check_online()
         return self.log
 
     def configure(self, config: LogConfig) -> None:

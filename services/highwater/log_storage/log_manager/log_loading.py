@@ -15,6 +15,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
 from highwater.log_storage.files.disk import Trouble, is_lacking
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.recovery import Checkpointed, open_log, unflushed_bytes
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir, lacking
@@ -201,8 +202,8 @@ class LogLoading(LogRegistry):
                 self._wall_offset_ms,
                 progress.scanned,
                 hosted.log_dir.lose_tail,
+                disk,
             )
-            hosted.log.disk = disk
             hosted.high_watermark_written = known.high_watermark
             future_files.unmark(hosted.directory)
         except (LogError, OSError) as error:
@@ -270,16 +271,16 @@ class LogLoading(LogRegistry):
                 self._now_ms(),
                 self._wall_offset_ms,
                 log_dir.recovery.scanned if log_dir.recovery is not None else None,
+                disk=log_dir.disk,
             )
         except LogError as error:
             _log.warning("%s is dropped, and copied anew when it is asked for: %s", directory, error)
             shutil.rmtree(directory)
             return
-        log.disk = log_dir.disk
         hosted.future = FutureLog(log_dir, log)
         source = hosted.online()
         try:
-            log.agree_with(source)
+            log_copy.agree_with(log, source)
         except LogError as error:
             hosted.future = None
             _log.warning("%s is dropped, and copied anew when it is asked for: %s", directory, error)

@@ -14,8 +14,9 @@ from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.log_core import NO_OFFSET, new_segment
+from highwater.log_storage.log.log_context import NO_OFFSET
 from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_loading import CREATING, LogLoading
@@ -129,10 +130,9 @@ class LogManager(LogLoading, LogMoving):
                 self._rewrite_stale(log_dir)
             log_dir.may_hold_unflushed(config.flush_messages)
             directory = self._make_directory(log_dir, topic, key)
-            log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
+            log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms, disk=log_dir.disk)
         except OSError as error:
             raise log_dir.disk.refusal(error, f"cannot create a log in {log_dir.path}") from error
-        log.disk = log_dir.disk
         hosted = HostedLog(key, topic, log_dir, directory, log)
         hosted.configured = True
         self._add(hosted)
@@ -216,7 +216,7 @@ class LogManager(LogLoading, LogMoving):
             )
         self.drop_future(hosted)  # first: it must not be found without the log
         if hosted.log is not None:  # nor may a snapshot come into a directory that is made anew under its name
-            hosted.log.pending_snapshots.drop_above(NO_OFFSET)
+            hosted.log.producer_state.pending.drop_above(NO_OFFSET)
         try:
             removable = self._mark_deleted(hosted.directory)
             fsync_directory(hosted.log_dir.path)
@@ -243,16 +243,16 @@ class LogManager(LogLoading, LogMoving):
     def truncate(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
         """Raises `LogError`: TRUNCATION_BELOW_HIGH_WATERMARK (RULES 4.4), LOG_STORAGE_ERROR, STORAGE_FULL."""
         log = hosted.online()
-        cut = log.cut_for(offset, unclean_epoch)
-        if log.promise_at_most(cut):
+        cut = log.truncation.cut_for(offset, unclean_epoch)
+        if log.offsets.promise_at_most(cut):
             self._lower_checkpoints(hosted.log_dir)
-        log.truncate_to(cut)
+        log.truncation.truncate_to(cut)
         hosted.uncleanable = ""
         self.cut_future(hosted, cut)
 
     def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
         """Raises `LogError`: as `truncate`."""
-        hosted.online().check_restart_at(offset, unclean_epoch)
+        hosted.online().truncation.check_restart_at(offset, unclean_epoch)
         self._restart_at(hosted, offset)
 
     def drop_damaged(self, hosted: HostedLog) -> None:
@@ -266,23 +266,23 @@ class LogManager(LogLoading, LogMoving):
         if damaged is log.segments[0]:
             self._restart_at(hosted, cut)
             return
-        if log.promise_at_most(cut):
+        if log.offsets.promise_at_most(cut):
             self._lower_checkpoints(hosted.log_dir)
-        log.truncate_to(cut)
+        log.truncation.truncate_to(cut)
         hosted.uncleanable = ""
         self.cut_future(hosted, cut)
 
     def _restart_at(self, hosted: HostedLog, offset: int) -> None:
         log = hosted.online()
-        log.promise_at_most(offset)
+        log.offsets.promise_at_most(offset)
         # A crash on the way must find the new log start, or a log without segments would begin at the old one.
-        before, log.log_start_offset = log.log_start_offset, offset
+        before, log.offsets.log_start_offset = log.log_start_offset, offset
         try:
             self._lower_checkpoints(hosted.log_dir)
         except LogError:
-            log.log_start_offset = before
+            log.offsets.log_start_offset = before
             raise
-        log.truncate_fully_and_start_at(offset)
+        log.truncation.truncate_fully_and_start_at(offset)
         hosted.uncleanable = ""
         self.cut_future(hosted, 0)
 
@@ -301,14 +301,14 @@ class LogManager(LogLoading, LogMoving):
         have fallen back to, an offset below what it had started at. Raises `LogError` (LOG_STORAGE_ERROR,
         STORAGE_FULL)."""
         log = hosted.online()
-        count = log.expired(wall_clock_ms) if hosted.configured else 0
+        count = log.log_start.expired(wall_clock_ms) if hosted.configured else 0
         if count:
-            log.start_behind(count)
+            log.log_start.move_behind(count)
             try:
                 self.write_checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
             except OSError as error:
                 raise hosted.log_dir.disk.refusal(error, "cannot write a checkpoint") from error
-            log.release_segments()
+            log.log_start.release_segments()
             _log.info("retention %s", pairs(log=hosted.directory.name, segments=count, log_start=log.log_start_offset))
         return count
 

@@ -10,8 +10,10 @@ from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
-from highwater.log_storage.log.log_core import NO_OFFSET, new_segment
+from highwater.log_storage.log import log_copy
+from highwater.log_storage.log.log_context import NO_OFFSET
 from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_loading import CREATING
@@ -72,13 +74,15 @@ class LogMoving(LogRegistry):
         making.rename(directory)
         fsync_directory(target.path)
         try:
-            log = open_log(directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms)
+            log = open_log(
+                directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms, disk=target.disk
+            )
         except (OSError, LogError):
             with suppress(OSError):  # or the next start would take it up
                 self._let_go(directory)
             raise
-        log.disk = target.disk
-        log.cleaned_to = source.cleaned_to  # what compaction does to the source from now on the copy may have missed
+        # What compaction does to the source from now on the copy may have missed.
+        log.offsets.cleaned_to = source.cleaned_to
         hosted.future = FutureLog(target, log)
 
     def drop_future(self, hosted: HostedLog) -> None:
@@ -99,9 +103,9 @@ class LogMoving(LogRegistry):
         if future is None or offset >= future.log.log_end_offset:
             return
         try:
-            if future.log.promise_at_most(offset):
+            if future.log.offsets.promise_at_most(offset):
                 self.write_checkpoints(future.log_dir)
-            future.log.cut_copy(offset)
+            log_copy.cut_copy(future.log, offset)
         except (OSError, LogError) as error:
             _log.warning("the move to %s is given up: %s", future.log_dir.path, error)
             self.drop_future(hosted)
@@ -115,7 +119,7 @@ class LogMoving(LogRegistry):
         future, source_dir = hosted.future, hosted.log_dir
         assert future is not None
         source, log, target = hosted.online(), future.log, future.log_dir
-        log.take_over(source)
+        log_copy.take_over(log, source)
         fence = hosted.fence
         try:
             target.may_hold_unflushed(source.config.flush_messages)
@@ -125,7 +129,7 @@ class LogMoving(LogRegistry):
             future_files.mark_complete(log.directory, hosted.topic)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot finish the copy in {target.path}") from error
-        source.pending_snapshots.drop_above(NO_OFFSET)  # none may come into the directory that takes its name
+        source.producer_state.pending.drop_above(NO_OFFSET)  # none may come into the directory that takes its name
         try:
             self._let_go(hosted.directory)
         except OSError as error:
@@ -135,7 +139,7 @@ class LogMoving(LogRegistry):
             source_dir.disk.note(
                 error
             )  # renamed, perhaps not for good: then it is found again, beside the complete copy
-            raise source.fail(error) from error
+            raise source.context.fail(error) from error
         hosted.future, hosted.log, hosted.log_dir = None, log, target
         hosted.directory = target.path / partition_metadata.directory_name(*hosted.topic_partition)
         hosted.high_watermark_written = log.high_watermark
@@ -150,7 +154,7 @@ class LogMoving(LogRegistry):
             future_files.unmark(hosted.directory)
         except (OSError, LogError) as error:
             hosted.log_dir.disk.note(error if isinstance(error, OSError) else error.__cause__)
-            raise log.fail(error) from error
+            raise log.context.fail(error) from error
 
     def _forget(self, hosted: HostedLog, source_dir: LogDir) -> None:
         """The directory that the log has left need not remember it."""

@@ -2,7 +2,7 @@
 
 A roll happens in the middle of an append, and there may be many producers: what the snapshot says is kept aside, as a
 copy that nobody changes, and written beside the appends. Until then a crash finds the snapshot before it, and the
-batches behind that one. Only before records go it has to be there (`log/releasing.py`), and with records that
+batches behind that one. Only before records go it has to be there (`LogStart`), and with records that
 go it goes.
 """
 

@@ -62,7 +62,7 @@ class Examiner:
         """What is damaged in it. Raises `OSError`."""
         run = asyncio.get_running_loop().run_in_executor
         await run(self._threads, reader.open)
-        walk = walk_checked(reader, 0, checked=True, end_offset=end_offset, contiguous=log.contiguous)
+        walk = walk_checked(reader, 0, checked=True, end_offset=end_offset, contiguous=log.segment_list.contiguous)
         found: list[DamagedRange] = []
         position = 0
         while position >= 0:

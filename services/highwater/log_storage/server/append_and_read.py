@@ -16,7 +16,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log.log import Appended, Log
-from highwater.log_storage.log.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
@@ -113,8 +113,8 @@ class DataPath(ServicerCore):
                 result.duplicate = appended.duplicate
                 result.log_append_time_ms = appended.log_append_time_ms
                 log = hosted.online()
-                if log.pending_snapshots and log.pending_snapshots.claim():
-                    self._to_thread(log.write_snapshots)
+                if log.producer_state.pending and log.producer_state.pending.claim():
+                    self._to_thread(log.producer_state.write_snapshots)
             except LogError as error:
                 refuse(result, error)
             if hosted is not None:
@@ -150,23 +150,27 @@ class DataPath(ServicerCore):
         told that they start there. Logs of a directory that are due together are written together. Where that fails
         the log start stays, and the fetcher asks again. Raises `LogError` (LOG_STORAGE_ERROR)."""
         log, log_dir = hosted.online(), hosted.log_dir
-        due = log.log_start_due
+        due = log.offsets.log_start_due
         if due <= log.log_start_offset:
             return
         async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
-            if log.log_start_filed < due:
+            if log.offsets.log_start_filed < due:
                 logs = [each.log for each in self._manager.in_directory(log_dir) if each.log is not None]
-                written = [(each, each.log_start_due) for each in logs if each.log_start_due > each.log_start_offset]
+                written = [
+                    (each.offsets, each.offsets.log_start_due)
+                    for each in logs
+                    if each.offsets.log_start_due > each.log_start_offset
+                ]
                 try:
                     await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
                 except LogError as error:
                     _log.error("%s", error)
                     return
-                for each, offset in written:
-                    each.log_start_filed = min(offset, each.log_start_due)
+                for offsets, offset in written:
+                    offsets.log_start_filed = min(offset, offsets.log_start_due)
         await self._keep_producers(hosted, due)
         await hosted.idle()
-        hosted.online().reach_log_start(due)
+        hosted.online().log_start.reach(due)
 
     def _append_one(
         self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
@@ -197,7 +201,7 @@ class DataPath(ServicerCore):
         with Answering(response) as answering:
             hosted = answering.hosted = await self._idle(request.partition)
             with self._following_up(hosted):
-                plan = hosted.online().plan_read(request.offset, request.max_offset, request.max_bytes)
+                plan = hosted.online().reader.plan_read(request.offset, request.max_offset, request.max_bytes)
                 if plan is not None:
                     inline = request.max_bytes <= INLINE_READ_BYTES
                     records = plan.run() if inline else await self._in_thread(plan.run)
@@ -247,7 +251,7 @@ class DataPath(ServicerCore):
     ) -> None:
         """Raises `LogError`."""
         with self._following_up(hosted):
-            found = hosted.online().list_offset(part.timestamp, part.max_offset)
+            found = hosted.online().reader.list_offset(part.timestamp, part.max_offset)
         result.offset, result.timestamp, result.leader_epoch = found
 
     async def EndOffsetForEpoch(
@@ -256,7 +260,8 @@ class DataPath(ServicerCore):
         response = log_storage_pb2.EndOffsetForEpochResponse(incarnation=self._incarnation)
         with Answering(response):
             hosted = await self._idle(request.partition)
-            response.leader_epoch, response.end_offset = hosted.online().end_offset_for_epoch(request.leader_epoch)
+            reader = hosted.online().reader
+            response.leader_epoch, response.end_offset = reader.end_offset_for_epoch(request.leader_epoch)
         return response
 
 
@@ -264,7 +269,7 @@ def _due(
     hosted: HostedLog, log: Log, result: log_storage_pb2.AppendResult
 ) -> Iterator[tuple[HostedLog, int, log_storage_pb2.AppendResult]]:
     """What of the log has to be on disk before the result is given (`_Unsynced`)."""
-    if log.must_sync:
+    if log.flusher.must_sync:
         yield hosted, log.log_end_offset, result
-    elif log.log_start_due > log.log_start_offset:
+    elif log.offsets.log_start_due > log.log_start_offset:
         yield hosted, NO_OFFSET, result

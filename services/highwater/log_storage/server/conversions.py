@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log.log_core import NO_OFFSET, NO_TIME
+from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
 from highwater.log_storage.log_state import LogState

@@ -62,7 +62,7 @@ class Fencing(ServicerCore):
     async def _sync_fenced(self, result: log_storage_pb2.FenceResult) -> None:
         """Where `flush.messages` says so: what the log held as it was fenced goes to disk."""
         hosted = self._manager.find(key_of(result.partition))
-        if result.error.code or hosted is None or hosted.log is None or not hosted.log.must_sync:
+        if result.error.code or hosted is None or hosted.log is None or not hosted.log.flusher.must_sync:
             return
         try:
             await self._sync(hosted, result.log.log_end_offset)

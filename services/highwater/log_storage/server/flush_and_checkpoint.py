@@ -61,12 +61,12 @@ class Durability(ServicerCore):
         async with hosted.maintenance:
             log = hosted.online()
             began_ms = monotonic_ms()
-            if log.pending_snapshots:
-                await self._in_thread(log.write_snapshots)
-            flush = log.begin_flush()
+            if log.producer_state.pending:
+                await self._in_thread(log.producer_state.write_snapshots)
+            flush = log.flusher.begin_flush()
             with self._fsync.time():
-                await self._in_thread(log.write_out, flush)
-            log.finish_flush(flush)
+                await self._in_thread(log.flusher.write_out, flush)
+            log.flusher.finish_flush(flush)
             hosted.flushed_ms = began_ms
 
     async def flush_due(self) -> None:
@@ -97,10 +97,10 @@ class Durability(ServicerCore):
             if hosted.offline_reason or not hosted.configured:
                 return
             log = hosted.online()
-            expired = log.expired(wall_clock_ms())
+            expired = log.log_start.expired(wall_clock_ms())
             if not expired:
                 return
-            await self._keep_producers(hosted, log.behind(expired))
+            await self._keep_producers(hosted, log.log_start.behind(expired))
             async with hosted.alone():
                 released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)
@@ -143,7 +143,7 @@ class Durability(ServicerCore):
             try:
                 hosted = await self._idle(given.partition)
                 admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
-                hosted.online().raise_high_watermark(given.high_watermark)
+                hosted.online().offsets.raise_high_watermark(given.high_watermark)
             except LogError as error:
                 response.errors.add(partition=given.partition, error=to_proto(error.code, error.message))
         try:

@@ -79,7 +79,7 @@ class Listing(ServicerCore):
             return ListedBatches(next_offset=log.log_end_offset)
         for _ in range(TRIES):
             offset = max(offset, log.log_start_offset)
-            segments, position = log.place_of(offset)
+            segments, position = log.reader.place_of(offset)
             cuts = [segment.cuts for segment in segments]
             try:
                 page = await self._in_thread(_page_of, segments, position, offset, limit, checked)

@@ -9,6 +9,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.conversions import key_of
@@ -82,7 +83,7 @@ class Moving(ServicerCore):
                 if hosted.future is not future:
                     return 0
                 copied = await self._copy(hosted, future)
-                nearly = hosted.online().bytes_from(future.log.log_end_offset) <= SWAP_BYTES
+                nearly = hosted.online().reader.bytes_from(future.log.log_end_offset) <= SWAP_BYTES
                 if future.unflushed_bytes and (nearly or future.unflushed_bytes > FLUSH_BYTES):
                     await self._in_thread(future.log.flush)
                     future.unflushed_bytes = 0
@@ -103,11 +104,11 @@ class Moving(ServicerCore):
     async def _copy(self, hosted: HostedLog, future: FutureLog) -> int:
         """Whoever calls has the log's `maintenance`. Planned here, since only the loop may look into the indexes of a
         log that is appended to."""
-        plan = hosted.online().plan_copy(future.log.log_end_offset, COPY_BYTES)
+        plan = hosted.online().reader.plan_copy(future.log.log_end_offset, COPY_BYTES)
         if plan is None:
             return 0
         records = await self._in_thread(plan.run)
-        await self._in_thread(future.log.append_copy, records, monotonic_ms())
+        await self._in_thread(log_copy.append_copy, future.log, records, monotonic_ms())
         future.unflushed_bytes += len(records)
         return len(records)
 

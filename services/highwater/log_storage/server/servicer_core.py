@@ -104,22 +104,22 @@ class ServicerCore:
         if log.synced_offset >= log_end_offset:
             return
         began_ms = monotonic_ms()
-        sync = log.begin_sync()
+        sync = log.flusher.begin_sync()
         with self._fsync.time():
-            await self._in_thread(log.write_out, sync)
-        log.finish_sync(sync)
+            await self._in_thread(log.flusher.write_out, sync)
+        log.flusher.finish_sync(sync)
         hosted.flushed_ms = began_ms
 
     async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
         """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
         (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
-        while (log := hosted.log) is not None and log.must_keep_producers(offset):
+        while (log := hosted.log) is not None and log.producer_state.must_keep(offset):
             async with hosted.maintenance:
                 if self._manager.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
                 if hosted.log is log:
-                    await self._in_thread(log.prepare_log_start, offset)
+                    await self._in_thread(log.log_start.prepare, offset)
 
     async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:

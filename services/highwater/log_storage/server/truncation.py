@@ -39,7 +39,7 @@ class Cutting(ServicerCore):
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
                 await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
-                if hosted.online().must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
+                if hosted.online().flusher.must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
                     await self._sync_held(hosted, hosted.online().log_end_offset)
         return response
 
@@ -85,6 +85,6 @@ class Cutting(ServicerCore):
             hosted = answering.hosted = await self._idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
-            hosted.online().raise_log_start(request.log_start_offset)
+            hosted.online().log_start.raise_to(request.log_start_offset)
             await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
         return response

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files.descriptor import Descriptor
-from highwater.log_storage.log.log_core import LogCore
-from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
+from highwater.log_storage.log.log_context import LogContext
+from highwater.log_storage.log.log_offsets import LogOffsets
+from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.segment.segment import Segment
-from highwater.records import CorruptBatchError
 
 
 class RepeatableError(OSError):
@@ -28,7 +29,7 @@ class RepeatableError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What `begin_sync` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_sync`."""
+    """What `begin_sync` found to be written. `Flusher.write_out` may run in a thread; then `finish_sync`."""
 
     segments: Sequence[Segment]
     directory: Path | None  # whose entries have changed since they were last on disk
@@ -61,7 +62,7 @@ def _opened(segment: Segment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What `begin_flush` found to be written. `LogFlushing.write_out` may run in a thread; then `finish_flush`."""
+    """What `begin_flush` found to be written. `Flusher.write_out` may run in a thread; then `finish_flush`."""
 
     sync: Sync
     write_epochs: Callable[[], None]
@@ -80,18 +81,29 @@ class Flush:
             raise RepeatableError.of(error) from error
 
 
-class LogFlushing(LogCore):
+class Flusher:
+    """Moves the synced offset and the recovery point up. A sync brings batches to disk, a flush their indexes and the
+    leader epochs, too."""
+
+    def __init__(
+        self, context: LogContext, segments: SegmentList, epochs: LeaderEpochFile, offsets: LogOffsets
+    ) -> None:
+        self._context = context
+        self._segments = segments
+        self._epochs = epochs
+        self._offsets = offsets
+
     def begin_flush(self) -> Flush:
-        return Flush(self._begin_sync(self.recovery_point), self.write_epochs)
+        return Flush(self._begin_sync(self._offsets.recovery_point), self._epochs.write)
 
     def finish_flush(self, flush: Flush) -> None:
         """After it was written out; the log must not have been truncated in between."""
-        self.recovery_point = max(self.recovery_point, flush.sync.log_end_offset)
+        self._offsets.recovery_point = max(self._offsets.recovery_point, flush.sync.log_end_offset)
         self.finish_sync(flush.sync)
 
     def flush(self) -> None:
         """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""
-        self.check_online()
+        self._context.check_online()
         flush = self.begin_flush()
         self.write_out(flush)
         self.finish_flush(flush)
@@ -102,48 +114,32 @@ class LogFlushing(LogCore):
         try:
             due.run()
         except OSError as error:
-            raise self._flush_failed(error) from error
+            raise self._failed(error) from error
 
-    def _flush_failed(self, error: OSError) -> LogError:
+    def _failed(self, error: OSError) -> LogError:
         """No space for an index, or no descriptor, is no reason to go offline: the recovery point stays, and the next
         flush writes it."""
-        self._entries_synced = False
-        return self._fail_unless_passing(error) if isinstance(error, RepeatableError) else self._sync_failed(error)
-
-    def _sync_failed(self, error: OSError) -> LogError:
-        """An fdatasync of batches that failed, for whatever reason: the kernel has dropped what it could not write, so
-        a start finds less than was appended, or what no disk has (RULES 7.2)."""
-        self.disk.doubt_written(str(error))
-        return self.fail(error)
+        self._segments.names_are_not_synced()
+        if isinstance(error, RepeatableError):
+            return self._context.fail_unless_passing(error)
+        # An fdatasync of batches that failed, for whatever reason: the kernel has dropped what it could not write, so
+        # a start finds less than was appended, or what no disk has (RULES 7.2).
+        self._context.disk.doubt_written(str(error))
+        return self._context.fail(error)
 
     @property
     def must_sync(self) -> bool:
         """Whether an append has to wait for the disk (`flush.messages`)."""
-        return self.log_end_offset - self.synced_offset >= self.config.flush_messages
+        return self._offsets.log_end_offset - self._offsets.synced_offset >= self._context.config.flush_messages
 
     def begin_sync(self) -> Sync:
         """Of the batches that are not on disk yet."""
-        return self._begin_sync(self.synced_offset)
+        return self._begin_sync(self._offsets.synced_offset)
 
     def _begin_sync(self, offset: int) -> Sync:
-        directory = None if self._entries_synced else self.directory
-        self._entries_synced = True  # what is made from now on is for the next one
-        return Sync(self._segments_from(offset), directory, self.log_end_offset)
+        directory = self._segments.take_unsynced_directory()
+        return Sync(self._segments.starting_with(offset), directory, self._offsets.log_end_offset)
 
     def finish_sync(self, sync: Sync) -> None:
         """After it was written out."""
-        self.synced_offset = max(self.synced_offset, sync.log_end_offset)
-
-    def close(self) -> None:
-        """Ends the indexes and writes everything to disk. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        self.write_snapshots()
-        try:
-            self.segments[-1].seal()
-            self.disk.using_reserve(
-                lambda: producer_snapshots.write_durably(
-                    self.directory, self.log_end_offset, self.producers, self._wall_offset_ms
-                )
-            )
-        except (OSError, CorruptBatchError) as error:
-            raise self.fail(error) from error
-        self.flush()
+        self._offsets.synced_offset = max(self._offsets.synced_offset, sync.log_end_offset)
