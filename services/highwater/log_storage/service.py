@@ -21,8 +21,8 @@ from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.gate import Gate
+from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
-from highwater.log_storage.server.servicer_core import for_each_log
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import LogStorageSettings
 from highwater.supervision import TaskSupervisor
@@ -113,17 +113,17 @@ class LogStorageService:
             (
                 "high-watermarks",
                 settings.replica_high_watermark_checkpoint_interval_ms,
-                servicer.checkpoint_high_watermarks,
+                servicer.flushes.checkpoint_high_watermarks,
             ),
             ("recovery-points", settings.log_flush_offset_checkpoint_interval_ms, self._checkpoint),
-            ("flushes", settings.log_flush_scheduler_interval_ms, servicer.flush_due),
-            ("retention", settings.log_retention_check_interval_ms, servicer.retain),
+            ("flushes", settings.log_flush_scheduler_interval_ms, servicer.flushes.flush_due),
+            ("retention", settings.log_retention_check_interval_ms, servicer.flushes.retain),
             ("housekeeping", HOUSEKEEPING_MS, self._housekeep),
             ("directories", HOUSEKEEPING_MS, self._look_after_dirs),
         ):
             self._tasks.run_every(name, interval_ms / 1000, work, expected=(LogError, OSError))
         self._tasks.run_forever(
-            "moves", lambda: servicer.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
+            "moves", lambda: servicer.moves.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
         )
         self.metrics.gauge("damaged_logs", "Logs in which scrubbing or compaction has found damage").set_function(
             lambda: manager.damaged_logs
@@ -139,7 +139,9 @@ class LogStorageService:
             self._tasks.run_forever("scrubber", scrubber.run)
         if settings.log_cleaner_enable:
             cleaner_settings = _cleaner_settings(settings)
-            cleaner = LogCleaner(manager, self._threads, self.metrics, cleaner_settings, cleaned=servicer.retain_log)
+            cleaner = LogCleaner(
+                manager, self._threads, self.metrics, cleaner_settings, cleaned=servicer.flushes.retain_log
+            )
             for _ in range(cleaner_settings.processes):
                 self._tasks.run_forever("cleaner", cleaner.run)
         await self._server.set_serving(True)
@@ -202,7 +204,7 @@ class LogStorageService:
     async def _end_work(self) -> None:
         await self._tasks.stop()
         if self._servicer is not None:
-            await self._servicer.settle()
+            await self._servicer.access.settle()
         if self._manager is not None:
             run = asyncio.get_running_loop().run_in_executor
             try:
@@ -214,7 +216,7 @@ class LogStorageService:
         """Directories in which something may still be written by what has been begun."""
         assert self._manager is not None
         assert self._servicer is not None
-        if self._servicer.writes_fences:
+        if self._servicer.access.writes_fences:
             return frozenset(self._manager.log_dirs)
         found = set[LogDir]()
         for hosted in self._manager:
@@ -231,7 +233,7 @@ class LogStorageService:
         for hosted in self._manager:
             if hosted.log is not None and not hosted.busy:
                 await self._expire_producers(hosted, hosted.log, before_ms)
-        await self._servicer.checkpoint_recovery_points()
+        await self._servicer.flushes.checkpoint_recovery_points()
 
     async def _expire_producers(self, hosted: HostedLog, log: Log, before_ms: int) -> None:
         producers = log.producers
@@ -272,7 +274,7 @@ class LogStorageService:
             self._to_remove.append((due_ms, log.segment_list.take_removable()))
         if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
             try:
-                await self._servicer.flush(hosted)
+                await self._servicer.flushes.flush(hosted)
             except LogError as error:
                 _log.error("%s", error)
 

@@ -67,7 +67,7 @@ class Storage:
         return response.results[0]
 
     async def append(self, epoch: int, offset: int, records: bytes) -> log_storage_pb2.AppendResult:
-        response = await self.servicer.append(
+        response = await self.servicer.append_and_read.append(
             log_storage_pb2.AppendRequest(
                 role=log_storage_pb2.LEADER,
                 partitions=[
@@ -97,7 +97,7 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
     await opened.servicer.CreateLog(log_storage_pb2.CreateLogRequest(topic="t", partition=PARTITION), None)
     yield opened
     opened.disk.moving.set()
-    await opened.servicer.settle()
+    await opened.servicer.access.settle()
     opened.disk.shutdown()
     opened.manager.unlock()
 

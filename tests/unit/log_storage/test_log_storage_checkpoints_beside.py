@@ -48,7 +48,7 @@ async def test_a_full_directory_holds_up_no_other(
     disk = FaultyDisk(manager.get(KEYS[full]).log_dir.path, monkeypatch)
     disk.fail(("write",), errno.ENOSPC)
     sound = manager.get(KEYS[1 - full])
-    for write in (servicer.checkpoint_high_watermarks, servicer.checkpoint_recovery_points):
+    for write in (servicer.flushes.checkpoint_high_watermarks, servicer.flushes.checkpoint_recovery_points):
         with pytest.raises(LogError):
             await write()
     written = {

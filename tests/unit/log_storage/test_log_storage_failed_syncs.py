@@ -48,7 +48,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[HostedLog, LogStorageSer
     manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
     yield manager.get(KEY), servicer
-    await servicer.settle()
+    await servicer.access.settle()
     threads.shutdown()
     manager.unlock()
 
@@ -75,8 +75,8 @@ async def cancelled_while(call: Awaitable[Any], patch: pytest.MonkeyPatch, name:
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(lambda servicer, hosted: servicer.append(appending(1)), id="append"),
-        pytest.param(lambda servicer, hosted: servicer.flush(hosted), id="flush"),
+        pytest.param(lambda servicer, hosted: servicer.append_and_read.append(appending(1)), id="append"),
+        pytest.param(lambda servicer, hosted: servicer.flushes.flush(hosted), id="flush"),
     ],
 )
 async def test_a_failed_sync_counts_though_its_caller_has_gone_away(
@@ -84,11 +84,11 @@ async def test_a_failed_sync_counts_though_its_caller_has_gone_away(
 ) -> None:
     """The next fdatasync would succeed, as the kernel has dropped what it could not write."""
     hosted, servicer = served
-    assert not (await servicer.append(appending(0))).results[0].error.code
+    assert not (await servicer.append_and_read.append(appending(0))).results[0].error.code
     await cancelled_while(call(servicer, hosted), monkeypatch, "fdatasync", OSError(errno.EIO, "no disk"))
     assert hosted.offline_reason
     assert hosted.log_dir.disk.doubt
-    answer = await servicer.append(appending(1))
+    answer = await servicer.append_and_read.append(appending(1))
     assert answer.results[0].error.code == Code.LOG_STORAGE_ERROR
 
 
@@ -98,7 +98,7 @@ async def test_a_directory_that_could_not_be_synced_is_synced_later_though_the_c
     hosted, servicer = served
     log = hosted.online()
     lacking = OSError(errno.EMFILE, "too many open files")
-    await cancelled_while(servicer.append(appending(0)), monkeypatch, "open", lacking)
+    await cancelled_while(servicer.append_and_read.append(appending(0)), monkeypatch, "open", lacking)
     assert not hosted.offline_reason
     assert log.log_end_offset == 1
     assert log.synced_offset == 0
@@ -110,7 +110,7 @@ async def test_a_directory_that_could_not_be_synced_is_synced_later_though_the_c
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert not (await servicer.append(appending(1))).results[0].error.code
+    assert not (await servicer.append_and_read.append(appending(1))).results[0].error.code
     assert str(hosted.directory) in synced
 
 
@@ -121,17 +121,17 @@ async def test_a_sync_that_could_not_begin_tells_of_no_log_end_that_is_not_on_di
     hosted, servicer = served
     disk = FaultyDisk(tmp_path, monkeypatch)
     disk.fail(("open",), errno.EMFILE)
-    (result,) = (await servicer.append(appending(0))).results
+    (result,) = (await servicer.append_and_read.append(appending(0))).results
     assert disk.met
     assert result.error.code == Code.LOG_STORAGE_ERROR
     assert not result.log.offline
     assert hosted.online().log_end_offset == 1
     assert result.log.log_end_offset == hosted.online().synced_offset == 0
     disk.heal()
-    (result,) = (await servicer.append(appending(0))).results  # as the answer says
+    (result,) = (await servicer.append_and_read.append(appending(0))).results  # as the answer says
     assert result.error.code == Code.OFFSET_MISMATCH
     assert result.log.log_end_offset == hosted.online().synced_offset == 1
-    (result,) = (await servicer.append(appending(1))).results
+    (result,) = (await servicer.append_and_read.append(appending(1))).results
     assert not result.error.code
     assert result.log.log_end_offset == 2
 
@@ -148,7 +148,7 @@ async def test_an_append_to_a_disk_that_fails_before_the_sync_is_not_answered_as
         of.log_dir.disk.fail("found by another thread")
 
     monkeypatch.setattr(append_and_read, "fill_log", fill_log)
-    (result,) = (await servicer.append(appending(0))).results
+    (result,) = (await servicer.append_and_read.append(appending(0))).results
     assert hosted.log is not None
     assert hosted.log.synced_offset == 0
     assert result.error.code == Code.LOG_STORAGE_ERROR

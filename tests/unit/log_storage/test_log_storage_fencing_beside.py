@@ -60,7 +60,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
         await made.create(key)
         assert from_proto((await made.fence(key, 1)).error) is ErrorCode.NONE
     yield made
-    await made.servicer.settle()
+    await made.servicer.access.settle()
     made.threads.shutdown()
     made.manager.unlock()
 
@@ -106,7 +106,7 @@ async def test_two_deletions_of_one_log(served: Served) -> None:
 
 async def test_a_log_that_is_being_deleted_gets_no_fence_any_more(served: Served) -> None:
     hosted = served.manager.get(SLOW)
-    async with hosted.alone(), served.servicer._unfenced(hosted):
+    async with hosted.alone(), served.servicer.access.unfenced(hosted):
         fencing = asyncio.create_task(served.fence(SLOW, 7))
         assert from_proto((await served.fence(OTHER, 7)).error) is ErrorCode.NONE
         served.manager.delete(SLOW, -1)
@@ -123,7 +123,7 @@ async def test_a_move_that_waits_for_a_flush_holds_up_nobody_and_takes_the_lates
     future = hosted.future
     assert future is not None
     async with hosted.maintenance:
-        swapping = asyncio.create_task(served.servicer._swap(hosted, future))
+        swapping = asyncio.create_task(served.servicer.moves._swap(hosted, future))
         await waits_for(hosted.maintenance)
         assert from_proto((await served.fence(OTHER, 2)).error) is ErrorCode.NONE
         assert from_proto((await served.fence(SLOW, 9)).error) is ErrorCode.NONE
@@ -155,7 +155,7 @@ async def test_fences_and_deletions_at_once_leave_a_journal_that_says_what_is_th
         await served.create(key)
     work = [served.fence(key, epoch) for epoch in range(2, 6) for key in (*keys, OTHER)]
     await asyncio.gather(*work, *(served.delete(key) for key in keys[:6]))
-    await served.servicer.settle()
+    await served.servicer.access.settle()
     for path in served.paths:
         fences = read_fences(path / FILE_NAME)
         assert {key for key in fences if key in keys[:6]} == set()

@@ -116,10 +116,10 @@ async def test_a_refusal_tells_of_no_log_end_that_is_not_on_disk(tmp_path: Path)
         servicer = storage.service._servicer
         assert servicer is not None
         request = appending(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=batch())
-        await servicer._append(request)  # and its stream broke
-        (hosted,) = servicer._manager
+        await servicer.append_and_read._append(request)  # and its stream broke
+        (hosted,) = servicer.access.manager
         assert hosted.online().synced_offset == 0
-        refused = (await servicer.append(request)).results[0]
+        refused = (await servicer.append_and_read.append(request)).results[0]
         assert refused.error.code == Code.OFFSET_MISMATCH
         assert refused.log.log_end_offset == hosted.online().synced_offset == 1
 

@@ -56,14 +56,14 @@ class Follower:
                 for key in keys
             ],
         )
-        return list((await self.servicer.append(request)).results)
+        return list((await self.servicer.append_and_read.append(request)).results)
 
 
 @pytest.fixture
 async def follower(tmp_path: Path) -> AsyncIterator[Follower]:
     made = Follower(tmp_path)
     yield made
-    await made.servicer.settle()
+    await made.servicer.access.settle()
     made.threads.shutdown()
     made.manager.unlock()
 

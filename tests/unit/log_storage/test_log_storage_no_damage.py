@@ -85,7 +85,7 @@ async def test_a_page_of_batches_across_a_change(
         offset = answer.batches.next_offset
     expected = {"swap": [0, 1, 3, 6, 7, 8, 9], "truncate": list(range(log.log_end_offset)), "retain": [5, 6, 7, 8, 9]}
     assert found == expected[change]
-    await servicer.settle()
+    await servicer.access.settle()
     threads.shutdown()
     manager.unlock()
 

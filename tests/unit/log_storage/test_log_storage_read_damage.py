@@ -47,14 +47,14 @@ class Served:
         """Once what a damaged read begins has come to its end."""
         request = log_storage_pb2.ReadRequest(partition=key_proto(KEY), offset=offset, max_offset=-1, max_bytes=1)
         answer = await self.servicer.Read(request, None)
-        await self.servicer.inquest.settle()
+        await self.servicer.access.inquest.settle()
         return from_proto(answer.error)
 
     async def append(self) -> Any:
         partition = log_storage_pb2.AppendPartition(
             partition=key_proto(KEY), leader_epoch=1, expected_offset=self.log.log_end_offset, records=batch()
         )
-        return await self.servicer.append(
+        return await self.servicer.append_and_read.append(
             log_storage_pb2.AppendRequest(role=log_storage_pb2.LEADER, partitions=[partition])
         )
 
@@ -68,7 +68,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     made = Served(tmp_path)
     assert [segment.base_offset for segment in made.log.segments] == [0, 12]
     yield made
-    await made.servicer.settle()
+    await made.servicer.access.settle()
     made.threads.shutdown()
     made.manager.unlock()
 
@@ -126,7 +126,7 @@ async def test_a_lookup_by_time_that_meets_it(served: Served) -> None:
     request = log_storage_pb2.LogListOffsetsRequest()
     request.partitions.add(partition=key_proto(KEY), timestamp=1_000, max_offset=-1)
     [answer] = (await served.servicer.ListOffsets(request, None)).results
-    await served.servicer.inquest.settle()
+    await served.servicer.access.inquest.settle()
     assert from_proto(answer.error) is ErrorCode.CORRUPT_MESSAGE
     assert served.known
 

@@ -72,7 +72,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path)
     assert len(made.log.segments) > 3
     yield made
-    await made.servicer.settle()
+    await made.servicer.access.settle()
     made.threads.shutdown()
     made.manager.close()
 

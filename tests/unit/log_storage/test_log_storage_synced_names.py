@@ -57,7 +57,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageSe
     manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
     yield manager, servicer
-    await servicer.settle()
+    await servicer.access.settle()
     threads.shutdown()
     manager.unlock()
 
@@ -76,7 +76,7 @@ async def test_the_name_of_a_new_segment_is_on_disk_before_its_append_is_answere
     disk = Disk(tmp_path / "t-0", monkeypatch)
     log = manager.get(KEY).online()
     for number in range(6):
-        answer: Any = await servicer.append(appending(number, batch(value=b"x" * 150)))
+        answer: Any = await servicer.append_and_read.append(appending(number, batch(value=b"x" * 150)))
         assert not answer.results[0].HasField("error")
         assert log.synced_offset == log.log_end_offset == number + 1
         disk.expect_all_segments()

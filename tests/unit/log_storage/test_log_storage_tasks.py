@@ -110,11 +110,11 @@ async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_t
 
         match task:
             case "flushes":
-                monkeypatch.setattr(servicer, "_flush_if_due", work)
+                monkeypatch.setattr(servicer.flushes, "_flush_if_due", work)
             case "housekeeping":
                 monkeypatch.setattr(storage.service, "_look_after", work)
             case _:
-                monkeypatch.setattr(servicer, "retain_log", work)
+                monkeypatch.setattr(servicer.flushes, "retain_log", work)
         while seen != set(others):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         value = storage.service.metrics.registry.get_sample_value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -19,10 +18,9 @@ from highwater.log_storage.log.log import Appended, Log
 from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.conversions import Answering, fill_log, key_of, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
@@ -40,7 +38,7 @@ LOOKUP_TURN_S = 0.005
 LOOKUP_PATIENCE_S = 1.0
 
 
-_log = get_logger("log_storage.data_path")
+_log = get_logger("log_storage.append_and_read")
 
 
 class _Unsynced(NamedTuple):
@@ -51,9 +49,13 @@ class _Unsynced(NamedTuple):
     to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
 
 
-class DataPath(ServicerCore):
-    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
-        super().__init__(manager, incarnation, threads, metrics)
+class AppendAndRead:
+    """The calls that append, read and look offsets up."""
+
+    def __init__(self, access: LogAccess, metrics: Metrics) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
         appended = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
         self._appended_by_role = {role: appended.labels(role.name.lower()) for role in Role}
         self._log_starts: dict[LogDir, asyncio.Lock] = {}  # held while they are written
@@ -114,7 +116,7 @@ class DataPath(ServicerCore):
                 result.log_append_time_ms = appended.log_append_time_ms
                 log = hosted.online()
                 if log.producer_state.pending and log.producer_state.pending.claim():
-                    self._to_thread(log.producer_state.write_snapshots)
+                    self._access.to_thread(log.producer_state.write_snapshots)
             except LogError as error:
                 refuse(result, error)
             if hosted is not None:
@@ -134,7 +136,7 @@ class DataPath(ServicerCore):
     async def _sync_result(self, hosted: HostedLog, log_end_offset: int, result: log_storage_pb2.AppendResult) -> None:
         try:
             if log_end_offset != NO_OFFSET:
-                await self._sync(hosted, log_end_offset)
+                await self._access.sync(hosted, log_end_offset)
             await self._reach_log_start(hosted)
             # And no more of the log's state as it is now: later appends may not be on disk yet.
             result.log.log_start_offset = hosted.online().log_start_offset
@@ -162,13 +164,13 @@ class DataPath(ServicerCore):
                     if each.offsets.log_start_due > each.log_start_offset
                 ]
                 try:
-                    await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+                    await self._access.checkpoint(log_dir, checkpoints.LOG_STARTS)
                 except LogError as error:
                     _log.error("%s", error)
                     return
                 for offsets, offset in written:
                     offsets.log_start_filed = min(offset, offsets.log_start_due)
-        await self._keep_producers(hosted, due)
+        await self._access.keep_producers(hosted, due)
         await hosted.idle()
         hosted.online().log_start.reach(due)
 
@@ -199,12 +201,12 @@ class DataPath(ServicerCore):
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = await self._idle(request.partition)
-            with self._following_up(hosted):
+            hosted = answering.hosted = await self._access.idle(request.partition)
+            with self._access.following_up(hosted):
                 plan = hosted.online().reader.plan_read(request.offset, request.max_offset, request.max_bytes)
                 if plan is not None:
                     inline = request.max_bytes <= INLINE_READ_BYTES
-                    records = plan.run() if inline else await self._in_thread(plan.run)
+                    records = plan.run() if inline else await self._access.in_thread(plan.run)
                     response.records = records
                     self._read_bytes.inc(len(records))
         return response
@@ -238,7 +240,7 @@ class DataPath(ServicerCore):
         with Answering(result):
             try:
                 async with asyncio.timeout(LOOKUP_PATIENCE_S):
-                    hosted = await self._idle(part.partition)
+                    hosted = await self._access.idle(part.partition)
             except TimeoutError:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, "the log is being changed: try again") from None
             self._look_up(hosted, part, result)
@@ -250,7 +252,7 @@ class DataPath(ServicerCore):
         result: log_storage_pb2.LogListOffsetsResult,
     ) -> None:
         """Raises `LogError`."""
-        with self._following_up(hosted):
+        with self._access.following_up(hosted):
             found = hosted.online().reader.list_offset(part.timestamp, part.max_offset)
         result.offset, result.timestamp, result.leader_epoch = found
 
@@ -259,7 +261,7 @@ class DataPath(ServicerCore):
     ) -> log_storage_pb2.EndOffsetForEpochResponse:
         response = log_storage_pb2.EndOffsetForEpochResponse(incarnation=self._incarnation)
         with Answering(response):
-            hosted = await self._idle(request.partition)
+            hosted = await self._access.idle(request.partition)
             reader = hosted.online().reader
             response.leader_epoch, response.end_offset = reader.end_offset_for_epoch(request.leader_epoch)
         return response

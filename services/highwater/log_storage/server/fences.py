@@ -12,7 +12,7 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import fill_log, key_of, refuse
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.thread_work import to_its_end
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger
@@ -21,10 +21,17 @@ from highwater.v1 import log_storage_pb2
 LEADER = int(Role.LEADER)
 FOLLOWER = int(Role.FOLLOWER)
 
-_log = get_logger("log_storage.fencing")
+_log = get_logger("log_storage.fences")
 
 
-class Fencing(ServicerCore):
+class Fences:
+    """The call that raises fences."""
+
+    def __init__(self, access: LogAccess) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
+
     async def FenceEpoch(
         self, request: log_storage_pb2.FenceEpochRequest, context: Any
     ) -> log_storage_pb2.FenceEpochResponse:
@@ -45,7 +52,7 @@ class Fencing(ServicerCore):
             for hosted in asked_of:
                 if hosted is not None:
                     await hosted.fences_free()
-            async with self._fencing:
+            async with self._access.fencing:
                 if any(hosted is not None and hosted.fences_held for hosted in asked_of):
                     continue  # since then
                 raised: dict[LogDir, dict[PartitionKey, Fence]] = {}
@@ -65,7 +72,7 @@ class Fencing(ServicerCore):
         if result.error.code or hosted is None or hosted.log is None or not hosted.log.flusher.must_sync:
             return
         try:
-            await self._sync(hosted, result.log.log_end_offset)
+            await self._access.sync(hosted, result.log.log_end_offset)
         except LogError as error:
             refuse(result, error)
             result.log.offline = bool(hosted.offline_reason)
@@ -100,7 +107,7 @@ class Fencing(ServicerCore):
 
     async def _record(self, raised: dict[LogDir, dict[PartitionKey, Fence]]) -> None:
         """One fdatasync a log directory. What could not be written is not `fences.written`."""
-        records = [self._to_thread(log_dir.record_fences, fences) for log_dir, fences in raised.items()]
+        records = [self._access.to_thread(log_dir.record_fences, fences) for log_dir, fences in raised.items()]
         for outcome in await to_its_end(asyncio.gather(*records, return_exceptions=True)):
             if isinstance(outcome, OSError):
                 _log.error("fences could not be written: %s", outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -13,21 +12,24 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.conversions import key_of, key_proto
 from highwater.log_storage.server.fences import admit
-from highwater.log_storage.server.servicer_core import ServicerCore, for_each_dir, for_each_log
+from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for_each_log
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
-_log = get_logger("log_storage.durability")
+_log = get_logger("log_storage.flush_and_checkpoint")
 
 
-class Durability(ServicerCore):
-    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
-        super().__init__(manager, incarnation, threads, metrics)
+class FlushAndCheckpoint:
+    """The calls that bring logs and checkpoints to disk, and what of that is due from time to time."""
+
+    def __init__(self, access: LogAccess, metrics: Metrics) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
         self._deleted_segments = metrics.counter("deleted_segments_total", "Segments that retention let go")
 
     async def Flush(self, request: log_storage_pb2.FlushRequest, context: Any) -> log_storage_pb2.FlushResponse:
@@ -46,12 +48,12 @@ class Durability(ServicerCore):
                     failed.add(hosted.log_dir)
         for log_dir in self._manager.online_dirs:
             try:
-                await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+                await self._access.checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
                 if request.record_boot and log_dir not in failed:
-                    async with self._fencing:
-                        await self._in_thread(log_dir.record_boot)
+                    async with self._access.fencing:
+                        await self._access.in_thread(log_dir.record_boot)
                 if request.cluster_id:
-                    await self._in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
+                    await self._access.in_thread(lambda log_dir=log_dir: log_dir.record_cluster(request.cluster_id))
             except (LogError, OSError) as error:
                 response.errors.add(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path}: {error}"))
         return response
@@ -62,10 +64,10 @@ class Durability(ServicerCore):
             log = hosted.online()
             began_ms = monotonic_ms()
             if log.producer_state.pending:
-                await self._in_thread(log.producer_state.write_snapshots)
+                await self._access.in_thread(log.producer_state.write_snapshots)
             flush = log.flusher.begin_flush()
-            with self._fsync.time():
-                await self._in_thread(log.flusher.write_out, flush)
+            with self._access.fsync.time():
+                await self._access.in_thread(log.flusher.write_out, flush)
             log.flusher.finish_flush(flush)
             hosted.flushed_ms = began_ms
 
@@ -100,9 +102,9 @@ class Durability(ServicerCore):
             expired = log.log_start.expired(wall_clock_ms())
             if not expired:
                 return
-            await self._keep_producers(hosted, log.log_start.behind(expired))
+            await self._access.keep_producers(hosted, log.log_start.behind(expired))
             async with hosted.alone():
-                released = await self._in_thread(self._manager.retain, hosted, wall_clock_ms())
+                released = await self._access.in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)
         except LogError as error:
             _log.error("%s", error)
@@ -120,7 +122,7 @@ class Durability(ServicerCore):
         async def write(log_dir: LogDir) -> None:
             if log_dir.offline:
                 return
-            await self._checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
+            await self._access.checkpoint(log_dir, checkpoints.HIGH_WATERMARKS)
             for hosted, high_watermark in changed[log_dir]:
                 hosted.high_watermark_written = high_watermark
 
@@ -130,8 +132,8 @@ class Durability(ServicerCore):
         """Recovery points and log starts of every directory. Raises `LogError`."""
 
         async def write(log_dir: LogDir) -> None:
-            await self._checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
-            await self._checkpoint(log_dir, checkpoints.LOG_STARTS)
+            await self._access.checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
+            await self._access.checkpoint(log_dir, checkpoints.LOG_STARTS)
 
         await for_each_dir(self._manager.online_dirs, write)
 
@@ -141,7 +143,7 @@ class Durability(ServicerCore):
         response = log_storage_pb2.CheckpointHighWatermarksResponse(incarnation=self._incarnation)
         for given in request.partitions:
             try:
-                hosted = await self._idle(given.partition)
+                hosted = await self._access.idle(given.partition)
                 admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
                 hosted.online().offsets.raise_high_watermark(given.high_watermark)
             except LogError as error:

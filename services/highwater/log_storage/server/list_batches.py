@@ -11,7 +11,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.segment.damage import DamagedRange, walk_checked
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.server.conversions import Answering
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.records import BatchHeader
 from highwater.v1 import common_pb2, log_storage_pb2
 
@@ -57,13 +57,20 @@ def list_batches(
     return page
 
 
-class Listing(ServicerCore):
+class BatchListing:
+    """The call that lists batches."""
+
+    def __init__(self, access: LogAccess) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
+
     async def ListBatches(
         self, request: log_storage_pb2.LogListBatchesRequest, context: Any
     ) -> log_storage_pb2.LogListBatchesResponse:
         response = log_storage_pb2.LogListBatchesResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = await self._idle(request.partition)
+            hosted = answering.hosted = await self._access.idle(request.partition)
             log = hosted.online()
             limit = min(max(request.max_batches, 1), MAX_BATCHES)
             page = await self._page(hosted, log, max(request.offset, log.log_start_offset), limit, request.check_crcs)
@@ -82,7 +89,7 @@ class Listing(ServicerCore):
             segments, position = log.reader.place_of(offset)
             cuts = [segment.cuts for segment in segments]
             try:
-                page = await self._in_thread(_page_of, segments, position, offset, limit, checked)
+                page = await self._access.in_thread(_page_of, segments, position, offset, limit, checked)
             except OSError as error:
                 if _as_it_was(log, segments, cuts):
                     raise log.disk.refusal(error, str(hosted.directory)) from error

@@ -7,27 +7,34 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.server.conversions import Answering, describe, key_of, key_proto, recovery_proto
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
 
 
-class Hosting(ServicerCore):
+class LogLifecycle:
+    """The calls that create, delete, configure and describe logs."""
+
+    def __init__(self, access: LogAccess) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
+
     async def CreateLog(
         self, request: log_storage_pb2.CreateLogRequest, context: Any
     ) -> log_storage_pb2.CreateLogResponse:
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
         key = key_of(request.partition)
         with Answering(response):
-            async with self._hosting:
+            async with self._access.hosting:
                 if self._manager.find(key) is None:
                     new = request.newer_than_incarnation == self._incarnation
-                    response.created = await self._in_thread(
+                    response.created = await self._access.in_thread(
                         self._manager.create, request.topic, key, dict(request.config), new
                     )
                     return response
-            hosted = await self._idle(request.partition)
+            hosted = await self._access.idle(request.partition)
             hosted.configure(self._manager.config.with_topic(dict(request.config)))
         return response
 
@@ -41,11 +48,11 @@ class Hosting(ServicerCore):
             if hosted is not None:
                 try:
                     # First the log, for which a flush may have to end; other logs are not held up by that.
-                    async with hosted.alone(), self._unfenced(hosted), self._hosting:
+                    async with hosted.alone(), self._access.unfenced(hosted), self._access.hosting:
                         if self._manager.find(key) is hosted:
-                            await self._in_thread(self._delete, key, request.leader_epoch)
+                            await self._access.in_thread(self._delete, key, request.leader_epoch)
                 finally:  # also where the caller has gone away meanwhile
-                    self._remove_left()
+                    self._access.remove_left()
         return response
 
     def _delete(self, key: PartitionKey, leader_epoch: int) -> None:
@@ -91,8 +98,8 @@ class Hosting(ServicerCore):
     ) -> log_storage_pb2.AlterLogConfigResponse:
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
         with Answering(response):
-            hosted = await self._idle(request.partition)
+            hosted = await self._access.idle(request.partition)
             config = self._manager.config.with_topic(dict(request.config))
-            await self._in_thread(hosted.allow_unflushed, config)  # it may write to disk
+            await self._access.in_thread(hosted.allow_unflushed, config)  # it may write to disk
             hosted.configure(config)
         return response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -11,9 +10,8 @@ from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
-from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.conversions import key_of
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.throttle import Throttle
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
@@ -25,17 +23,21 @@ FLUSH_BYTES = 64 << 20  # of a copy may be in memory only
 SWAP_BYTES = 4 << 20  # may still be missing when the log is made to stand still for the swap
 RETRY_S = 1.0
 
-_log = get_logger("log_storage.moving")
+_log = get_logger("log_storage.log_moves")
 
 
-class Moving(ServicerCore):
-    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
-        super().__init__(manager, incarnation, threads, metrics)
+class LogMoves:
+    """The call that begins moves between directories, and the task that carries them on."""
+
+    def __init__(self, access: LogAccess, metrics: Metrics) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
         self._moves = asyncio.Event()
         self._moves.set()  # those that were under way when the process ended
         self._moved_bytes = metrics.counter("moved_bytes_total", "Bytes copied by moves between log directories")
         moving = metrics.gauge("moving_logs", "Logs that move to another directory")
-        moving.set_function(lambda: sum(1 for hosted in manager if hosted.future is not None))
+        moving.set_function(lambda: sum(1 for hosted in access.manager if hosted.future is not None))
 
     async def AlterReplicaLogDirs(
         self, request: log_storage_pb2.AlterLogDirsRequest, context: Any
@@ -46,11 +48,11 @@ class Moving(ServicerCore):
             key = key_of(move.partition)
             try:
                 async with self._manager.get(key).alone():
-                    await self._in_thread(self._manager.start_move, key, move.log_dir)
+                    await self._access.in_thread(self._manager.start_move, key, move.log_dir)
             except LogError as error:
                 result.error.CopyFrom(to_proto(error.code, error.message))
         self._moves.set()
-        self._remove_left()
+        self._access.remove_left()
         return response
 
     async def move_logs(self, bytes_per_second: float) -> None:
@@ -85,7 +87,7 @@ class Moving(ServicerCore):
                 copied = await self._copy(hosted, future)
                 nearly = hosted.online().reader.bytes_from(future.log.log_end_offset) <= SWAP_BYTES
                 if future.unflushed_bytes and (nearly or future.unflushed_bytes > FLUSH_BYTES):
-                    await self._in_thread(future.log.flush)
+                    await self._access.in_thread(future.log.flush)
                     future.unflushed_bytes = 0
             if nearly:
                 await self._swap(hosted, future)
@@ -107,8 +109,8 @@ class Moving(ServicerCore):
         plan = hosted.online().reader.plan_copy(future.log.log_end_offset, COPY_BYTES)
         if plan is None:
             return 0
-        records = await self._in_thread(plan.run)
-        await self._in_thread(log_copy.append_copy, future.log, records, monotonic_ms())
+        records = await self._access.in_thread(plan.run)
+        await self._access.in_thread(log_copy.append_copy, future.log, records, monotonic_ms())
         future.unflushed_bytes += len(records)
         return len(records)
 
@@ -118,9 +120,9 @@ class Moving(ServicerCore):
                 return
             while await self._copy(hosted, future):
                 pass
-            async with self._unfenced(hosted):
-                await self._in_thread(self._manager.swap, hosted)
-        self._remove_left()
+            async with self._access.unfenced(hosted):
+                await self._access.in_thread(self._manager.swap, hosted)
+        self._access.remove_left()
 
     async def _give_up(self, hosted: HostedLog, future: FutureLog) -> None:
         async with hosted.maintenance:
@@ -129,5 +131,5 @@ class Moving(ServicerCore):
             if future.log_dir.offline:
                 hosted.future = None
             else:
-                await self._in_thread(self._manager.drop_future, hosted)
-        self._remove_left()
+                await self._access.in_thread(self._manager.drop_future, hosted)
+        self._access.remove_left()

@@ -12,11 +12,18 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.server.conversions import Answering, key_of
 from highwater.log_storage.server.fences import admit, check_decided_on
-from highwater.log_storage.server.servicer_core import ServicerCore
+from highwater.log_storage.server.log_access import LogAccess
 from highwater.v1 import log_storage_pb2
 
 
-class Cutting(ServicerCore):
+class Truncations:
+    """The calls that cut a log at its end, and that raise its start."""
+
+    def __init__(self, access: LogAccess) -> None:
+        self._access = access
+        self._manager = access.manager
+        self._incarnation = access.incarnation
+
     async def TruncateTo(
         self, request: log_storage_pb2.TruncateToRequest, context: Any
     ) -> log_storage_pb2.TruncateResponse:
@@ -38,9 +45,9 @@ class Cutting(ServicerCore):
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
-                await self._in_thread(cut, hosted, request.offset, request.unclean_epoch)
+                await self._access.in_thread(cut, hosted, request.offset, request.unclean_epoch)
                 if hosted.online().flusher.must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
-                    await self._sync_held(hosted, hosted.online().log_end_offset)
+                    await self._access.sync_held(hosted, hosted.online().log_end_offset)
         return response
 
     async def DropDamaged(
@@ -61,17 +68,17 @@ class Cutting(ServicerCore):
                     )
                 if hosted.known_damage and fence is not None and fence.after_loss is not fence:
                     await self._record_loss(hosted)
-                await self._in_thread(self._manager.drop_damaged, hosted)
+                await self._access.in_thread(self._manager.drop_damaged, hosted)
                 self._manager.count_offline()
         return response
 
     async def _record_loss(self, hosted: HostedLog) -> None:
         """Before the log is cut, its fence ceases to say what it has led (RULES 7.9). Raises `LogError`."""
-        async with self._fencing:
+        async with self._access.fencing:
             fence = hosted.fence
             assert fence is not None
             try:
-                await self._in_thread(hosted.log_dir.record_fences, {hosted.key: fence.after_loss})
+                await self._access.in_thread(hosted.log_dir.record_fences, {hosted.key: fence.after_loss})
             except OSError as error:
                 raise hosted.log_dir.disk.refusal(error, f"cannot write the fence of {hosted.directory}") from error
 
@@ -80,11 +87,11 @@ class Cutting(ServicerCore):
     ) -> log_storage_pb2.RaiseLogStartResponse:
         response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = await self._idle(request.partition)
-            await self._keep_producers(hosted, request.log_start_offset)
-            hosted = answering.hosted = await self._idle(request.partition)
+            hosted = answering.hosted = await self._access.idle(request.partition)
+            await self._access.keep_producers(hosted, request.log_start_offset)
+            hosted = answering.hosted = await self._access.idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
             hosted.online().log_start.raise_to(request.log_start_offset)
-            await self._checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+            await self._access.checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
         return response

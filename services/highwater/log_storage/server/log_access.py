@@ -1,4 +1,5 @@
-"""What every part of the LogStorage service's edge has: the logs, and threads for what would block the event loop."""
+"""Access to the logs that the parts of the service share: their locks, and threads for what would block the event
+loop."""
 
 from __future__ import annotations
 
@@ -28,17 +29,19 @@ Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
 
-class ServicerCore:
+class LogAccess:
+    """One for the server: `manager` has the logs, `incarnation` is this process's (RULES 3.1)."""
+
     def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
-        self._manager = manager
-        self._incarnation = incarnation
+        self.manager = manager
+        self.incarnation = incarnation
         self._threads = threads
         # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
-        self._fencing = asyncio.Lock()  # while fences are decided on and written; take it last
-        self._hosting = asyncio.Lock()  # while a log is made or deleted
+        self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
+        self.hosting = asyncio.Lock()  # while a log is made or deleted
         self._in_threads: set[asyncio.Future[Any]] = set()
         self.inquest = Inquest(threads, manager.count_offline, monotonic_ms)
-        self._fsync = metrics.latency("fsync", "Flushes of logs to disk")
+        self.fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
     async def settle(self) -> None:
         """Waits for what is under way in threads: also for callers that have gone away, and removals."""
@@ -49,33 +52,33 @@ class ServicerCore:
     @property
     def writes_fences(self) -> bool:
         """Whether fences are being written, of whichever directories."""
-        return self._fencing.locked()
+        return self.fencing.locked()
 
-    def _remove_left(self) -> None:
+    def remove_left(self) -> None:
         """Removes, in threads, the directories that deletions and moves have left."""
-        removable = self._manager.removable
+        removable = self.manager.removable
         while removable:
-            self._to_thread(remove_tree, removable.popleft())
+            self.to_thread(remove_tree, removable.popleft())
 
     @contextlib.asynccontextmanager
-    async def _unfenced(self, hosted: HostedLog) -> AsyncIterator[None]:
+    async def unfenced(self, hosted: HostedLog) -> AsyncIterator[None]:
         """No fence of this log is set meanwhile, of others they are. The caller has the log `alone`."""
-        async with self._fencing:  # those that are under way are written
+        async with self.fencing:  # those that are under way are written
             hosted.hold_fences()
         try:
             yield
         finally:
             hosted.free_fences()
 
-    async def _idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
+    async def idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
-        hosted = self._manager.get(key_of(partition))
+        hosted = self.manager.get(key_of(partition))
         if hosted.busy:
             await hosted.idle()
         return hosted
 
     @contextlib.contextmanager
-    def _following_up(self, hosted: HostedLog) -> Iterator[None]:
+    def following_up(self, hosted: HostedLog) -> Iterator[None]:
         """Where a read meets damage, it is found out what of the log is damaged, and made known (RULES 7.6)."""
         try:
             yield
@@ -83,47 +86,47 @@ class ServicerCore:
             self.inquest.begin(hosted, error.base_offset)
             raise
 
-    async def _in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
-        return await to_its_end(self._to_thread(function, *arguments))
+    async def in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        return await to_its_end(self.to_thread(function, *arguments))
 
-    def _to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+    def to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
         work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         self._in_threads.add(work)
         work.add_done_callback(self._in_threads.discard)
         return work
 
-    async def _sync(self, hosted: HostedLog, log_end_offset: int) -> None:
+    async def sync(self, hosted: HostedLog, log_end_offset: int) -> None:
         """`flush.messages`: the batches below `log_end_offset` to disk, before that is answered. All appends that have
         been made when it begins share it. Raises `LogError` (LOG_STORAGE_ERROR)."""
         async with hosted.maintenance:
-            await self._sync_held(hosted, log_end_offset)
+            await self.sync_held(hosted, log_end_offset)
 
-    async def _sync_held(self, hosted: HostedLog, log_end_offset: int) -> None:
+    async def sync_held(self, hosted: HostedLog, log_end_offset: int) -> None:
         """The same, by whoever has the log's `maintenance`."""
         log = hosted.online()
         if log.synced_offset >= log_end_offset:
             return
         began_ms = monotonic_ms()
         sync = log.flusher.begin_sync()
-        with self._fsync.time():
-            await self._in_thread(log.flusher.write_out, sync)
+        with self.fsync.time():
+            await self.in_thread(log.flusher.write_out, sync)
         log.flusher.finish_sync(sync)
         hosted.flushed_ms = began_ms
 
-    async def _keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
+    async def keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
         """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
         (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
         while (log := hosted.log) is not None and log.producer_state.must_keep(offset):
             async with hosted.maintenance:
-                if self._manager.find(hosted.key) is not hosted or hosted.offline_reason:
+                if self.manager.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
                 if hosted.log is log:
-                    await self._in_thread(log.log_start.prepare, offset)
+                    await self.in_thread(log.log_start.prepare, offset)
 
-    async def _checkpoint(self, log_dir: LogDir, name: str) -> None:
+    async def checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:
-            await self._in_thread(self._manager.write_checkpoint, log_dir, name)
+            await self.in_thread(self.manager.write_checkpoint, log_dir, name)
         except OSError as error:
             raise log_dir.disk.refusal(error, f"cannot write {log_dir.path / name}") from error
 
