@@ -8,7 +8,7 @@ from pathlib import Path
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.records import Codec, encode_lists
 
 # Larger than any batch here, and nothing is let go.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.storage_logs import BASE_TIMESTAMP_MS, append, batch_of, opened, values_of
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.records import read_header
 
 BATCH_RECORDS = 16  # of 1 KiB

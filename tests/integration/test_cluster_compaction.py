@@ -23,7 +23,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.files.checkpoints import CLEANER_OFFSETS, read_offsets
 from highwater.log_storage.inspect.dump import dump_segment
 from highwater.log_storage.inspect.verify import verify
-from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
 from highwater.metadata.models import NO_LEADER
 from highwater.records import decode

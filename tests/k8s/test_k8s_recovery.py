@@ -23,7 +23,7 @@ from kubernetes_cluster import (
 _RECOVERY_S = 300.0
 _THROTTLED = f"""
 import threading, time
-from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
+from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
 scanned, one_by_one = RecoveryProgress.scanned, threading.Lock()
 def slowly(self, size_bytes):
     with one_by_one:

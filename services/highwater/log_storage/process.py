@@ -8,7 +8,7 @@ import os
 import resource
 from typing import NoReturn
 
-from highwater.log_storage.log_manager.recovery_progress import OpeningStopped
+from highwater.log_storage.recovery.recovery_progress import OpeningStopped
 from highwater.log_storage.service import LogStorageService
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import LogStorageSettings, from_command_line

@@ -8,8 +8,8 @@ from pathlib import Path
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.log.log import Appended, Log
-from highwater.log_storage.log.recovery import Checkpointed, open_log
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.metadata.models import PartitionKey
 from highwater.records import BatchHeader, Record, encode_rows, iter_batches, read_header
 

@@ -27,7 +27,7 @@ from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.files.partition_metadata import FILE_NAME
 from highwater.log_storage.inspect.verify import verify_log
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.records import Codec, Record
 
 NOW = 1_000_000
@@ -135,7 +135,7 @@ from test_cleaner_crashes import LATER, LIMITS, fill
 from log_storage_batches import make_log
 from test_cleaner_model import CONFIG
 from highwater.log_storage.compaction.offline_cleaning import compact_log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 log = make_log(Path(sys.argv[1]), CONFIG, Checkpointed(clean=True))
 log.offsets.raise_high_watermark(log.log_end_offset)
 print("ready", flush=True)

@@ -20,7 +20,7 @@ from highwater.log_storage.compaction.segment_swap import as_seen, due_job, swap
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.records import Codec, Record, decode, encode_lists, encode_rows, iter_batches
 
 CONFIG = LogConfig(

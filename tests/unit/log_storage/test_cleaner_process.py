@@ -32,7 +32,7 @@ from highwater.log_storage.compaction.cleaner_worker import CleanerWorker
 from highwater.log_storage.compaction.offset_map import ENTRY_BYTES
 from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.records import Batch, Codec, encode_lists, read_header
 
 PATIENCE_S = 30

@@ -16,8 +16,8 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.inspect.verify import verify
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
 from highwater.records import HEADER_BYTES, iter_batches
 

@@ -24,10 +24,10 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerBatch, ProducerStates
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches

@@ -15,10 +15,10 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
-from highwater.log_storage.log import recovery
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.recovery import recovery
 from highwater.metadata.models import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)

@@ -17,12 +17,12 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, Role
 from highwater.log_storage.log import append_validation
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.producers import pending_snapshots, producer_snapshots
 from highwater.log_storage.producers.pending_snapshots import MAX_PENDING, PendingSnapshots
 from highwater.log_storage.producers.producer_states import ProducerBatch, ProducerState, ProducerStates
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
 
 SMALL = LogConfig(segment_bytes=300)  # three batches

@@ -13,7 +13,7 @@ from log_storage_batches import batch, follow, lead, make_log, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX
 from highwater.records import read_header

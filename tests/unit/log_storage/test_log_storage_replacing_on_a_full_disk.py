@@ -12,7 +12,7 @@ from test_log_storage_replacing import SMALL, cleaned, filled, offsets
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 
 
 @pytest.mark.parametrize("operations", [("open",), ("replace",), ("fsync",)])

@@ -18,9 +18,9 @@ from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.log_start import LogStart
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import log_storage_pb2

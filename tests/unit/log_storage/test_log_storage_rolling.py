@@ -9,7 +9,7 @@ from log_storage_batches import batch, follow, lead, make_log, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Appended
-from highwater.log_storage.log.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery import Checkpointed
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)
 

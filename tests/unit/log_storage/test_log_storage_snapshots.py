@@ -15,10 +15,10 @@ from log_storage_batches import batch, follow, header_of, lead, make_log, produc
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed, open_log
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_snapshots import SnapshotError, decode, encode
 from highwater.log_storage.producers.producer_states import MAX_SEQUENCE, ProducerStates
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.records import BatchHeader
 
 ROLLING = LogConfig(segment_bytes=1024)

@@ -16,8 +16,8 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.producers import pending_snapshots, producer_snapshots
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment import Segment
 from highwater.metadata.models import PartitionKey
 from highwater.v1 import log_storage_pb2

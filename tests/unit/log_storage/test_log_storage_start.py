@@ -21,10 +21,11 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed
-from highwater.log_storage.log_manager import log_loading, recovery_progress
+from highwater.log_storage.log_manager import log_loading
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_manager.recovery_progress import OpeningStopped, RecoveryProgress
+from highwater.log_storage.recovery import recovery_progress
+from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery_progress import OpeningStopped, RecoveryProgress
 from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import file_name

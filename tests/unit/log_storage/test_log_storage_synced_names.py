@@ -15,8 +15,8 @@ from log_storage_batches import batch, follow, lead, make_log
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence, Role
-from highwater.log_storage.log.recovery import Checkpointed
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment_files import OFFSET_GAPS
 from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer

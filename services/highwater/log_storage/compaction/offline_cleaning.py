@@ -15,7 +15,7 @@ from highwater.log_storage.compaction.cleaner_process import run_pass, throttled
 from highwater.log_storage.compaction.segment_swap import as_seen, clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log.recovery import Checkpointed, open_log
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.log_storage.segment.segment import Segment
 
 

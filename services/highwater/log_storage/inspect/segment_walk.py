@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from highwater.log_storage.segment.scan import checked_batches
-from highwater.records import BatchHeader
+from highwater.log_storage.segment.scan import WalkedBatch, checked_batches
+
+__all__ = ["Damage", "Damaged", "SegmentTask", "WalkedBatch", "walk_open_segment", "walk_segment"]
 
 
 class Damage(StrEnum):
@@ -35,14 +36,6 @@ class SegmentTask:
     def end(self) -> int:
         """How far the segment has to go."""
         return self.high_watermark if self.until is None else min(self.until, self.high_watermark)
-
-
-@dataclass(frozen=True, slots=True)
-class WalkedBatch:
-    """A whole batch that is judged, with a good CRC."""
-
-    position: int
-    header: BatchHeader
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One partition's log: appends, reads, flushes, truncation, retention, and opening it after a clean or unclean stop.
+"""One partition's log: appends, reads, flushes, truncation and retention.
 
 May import `files/`, `segment/` and `producers/`.
 """

@@ -22,8 +22,8 @@ from highwater.log_storage.files.fence_journal import FILE_NAME as FENCE_JOURNAL
 from highwater.log_storage.files.fence_journal import FenceJournal, FenceJournalError
 from highwater.log_storage.files.meta_properties import MetaProperties
 from highwater.log_storage.files.partition_metadata import directory_name, format_topic_id
-from highwater.log_storage.log.recovery import Checkpointed
-from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
+from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger
 

@@ -16,11 +16,11 @@ from highwater.log_storage.files import future_files, partition_metadata
 from highwater.log_storage.files.disk import Trouble, is_lacking
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
 from highwater.log_storage.log import log_copy
-from highwater.log_storage.log.recovery import Checkpointed, open_log, unflushed_bytes
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir, lacking
 from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry
-from highwater.log_storage.log_manager.recovery_progress import RecoveryProgress
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log, unflushed_bytes
+from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
 from highwater.log_storage.segment.segment_files import LOG_SUFFIX
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger, pairs

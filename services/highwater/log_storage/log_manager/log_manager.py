@@ -15,13 +15,13 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.log_context import NO_OFFSET
-from highwater.log_storage.log.recovery import Checkpointed, open_log
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_loading import CREATING, LogLoading
 from highwater.log_storage.log_manager.log_moving import LogMoving
 from highwater.log_storage.log_manager.side_by_side import Outcome, side_by_side
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.metadata.keys import is_legal_topic_name
 from highwater.metadata.models import TOPIC_ID_BYTES, PartitionKey
 from highwater.telemetry.log import get_logger, pairs

@@ -12,12 +12,12 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log_context import NO_OFFSET
-from highwater.log_storage.log.recovery import Checkpointed, open_log
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_loading import CREATING
 from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry
+from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 

@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from highwater.log_storage.files.disk import is_unreadable
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.segment.damage import DamagedRange, WalkedBatch, walk_checked
+from highwater.log_storage.segment.damage import DamagedRange, walk_checked
+from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
 from highwater.supervision import TaskSupervisor

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
 from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
@@ -18,12 +19,6 @@ class DamagedRange:
     first_offset: int
     last_offset: int
     problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class WalkedBatch:
-    position: int
-    header: BatchHeader
 
 
 def walk_checked(

@@ -15,6 +15,14 @@ COPIED_BYTES = 64 << 10
 MAGIC_POSITION = 16
 
 
+@dataclass(frozen=True, slots=True)
+class WalkedBatch:
+    """A whole batch that a walk has come to."""
+
+    position: int
+    header: BatchHeader
+
+
 def scan_batches(
     descriptor: int, position: int, end: int, *, verify: bool = False, chunk_bytes: int = SCAN_BYTES
 ) -> Iterator[tuple[int, BatchHeader]]:

@@ -18,10 +18,10 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.files.boot_record import Cut, recovery_shows_loss
 from highwater.log_storage.files.checkpoints import CheckpointError
 from highwater.log_storage.files.disk import Disk
-from highwater.log_storage.log.interrupted_swaps import finish_interrupted
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.recovery.interrupted_swaps import finish_interrupted
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import (
