@@ -46,7 +46,7 @@ def measure_open(directory: Path, _: float) -> dict[str, float]:
         for number in range(first, first + FILLED_AT_ONCE):
             key = PartitionKey(bytes(16), number)
             manager.create("bench", key, {})
-            log = manager.get(key).online()
+            log = manager.logs.get(key).online()
             for _ in range(2 * SEGMENTS - 1):
                 append(log, records)
             assert len(log.segments) >= SEGMENTS, len(log.segments)
@@ -55,8 +55,8 @@ def measure_open(directory: Path, _: float) -> dict[str, float]:
     manager = LogManager([directory], config, broker_id=0)
     manager.load()
     spent_s = time.perf_counter() - began
-    assert len(manager) == LOGS
+    assert len(manager.logs) == LOGS
     for number in range(LOGS):
-        manager.get(PartitionKey(bytes(16), number)).online()
+        manager.logs.get(PartitionKey(bytes(16), number)).online()
     manager.unlock()
     return {"open": spent_s}

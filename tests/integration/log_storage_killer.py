@@ -54,8 +54,8 @@ class Child:
         self.manager = LogManager([self.directory], CONFIG, broker_id=1)
         self.manager.load()
         self.manager.create("t", KEY, {})
-        self.manager.log_dirs[0].record_boot()
-        self.log = self.manager.get(KEY).online()
+        self.manager.logs.log_dirs[0].record_boot()
+        self.log = self.manager.logs.get(KEY).online()
         self.log.become_leader(self.generation)
 
     def tell(self, what: bytes, offset: int) -> None:
@@ -81,7 +81,7 @@ class Child:
 
     def checkpoint(self) -> None:
         self.log.flush()
-        self.manager.write_checkpoints(self.manager.log_dirs[0])
+        self.manager.logs.write_checkpoints(self.manager.logs.log_dirs[0])
 
     def clean(self) -> None:
         self.checkpoint()
@@ -97,7 +97,7 @@ class Child:
         assert swap_in(self.log, group, present)  # type: ignore[arg-type]
 
     def retain(self) -> None:
-        self.manager.retain(self.manager.get(KEY), 0)
+        self.manager.retain(self.manager.logs.get(KEY), 0)
         self.tell(STARTS, self.log.log_start_offset)
         self.log.remove_deleted()
 
@@ -108,7 +108,7 @@ class Child:
         except LogError:  # the high watermark is within a batch
             return
         self.tell(CUTTING, cut)
-        self.manager.truncate(self.manager.get(KEY), offset, -1)
+        self.manager.truncate(self.manager.logs.get(KEY), offset, -1)
         self.tell(CUT, self.log.log_end_offset)
 
     def restart(self) -> None:
@@ -153,7 +153,7 @@ def check(directory: Path, told: list[tuple[bytes, int]], known: tuple[int, int]
             end = offset
     manager = LogManager([directory], CONFIG, broker_id=1)
     manager.load()
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     assert log.log_start_offset >= start, (log.log_start_offset, start)
     assert log.log_end_offset >= end, (log.log_end_offset, end)
     _check_records(log)

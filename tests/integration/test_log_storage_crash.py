@@ -41,9 +41,9 @@ config = LogConfig(segment_bytes=16 << 10, index_interval_bytes=500, retention_m
 manager = LogManager([directory], config, broker_id=1)
 manager.load()
 manager.create("t", key, {})
-manager.log_dirs[0].record_boot()
-manager.log_dirs[0].fences.record({key: Fence(epoch, Role.LEADER, "rm", str(epoch))})
-log = manager.get(key).log
+manager.logs.log_dirs[0].record_boot()
+manager.logs.log_dirs[0].fences.record({key: Fence(epoch, Role.LEADER, "rm", str(epoch))})
+log = manager.logs.get(key).log
 log.become_leader(epoch)
 sequence = 0
 print("fenced", epoch, flush=True)
@@ -56,12 +56,12 @@ while True:
     print("end", log.log_end_offset, flush=True)
     if chance.random() < 0.05:
         log.offsets.raise_high_watermark(log.log_end_offset - chance.randint(0, 50))
-        manager.retain(manager.get(key), 0)
+        manager.retain(manager.logs.get(key), 0)
         log.remove_deleted()
         print("start", log.log_start_offset, flush=True)
     if chance.random() < 0.01:
         log.flush()
-        manager.write_checkpoints(manager.log_dirs[0])
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])
 """
 
 
@@ -104,9 +104,9 @@ def test_killed_while_appending(tmp_path: Path) -> None:
         assert all("position" in problem for problem in damaged), damaged  # the last append may be cut off
         manager = LogManager([tmp_path], CONFIG, broker_id=1)
         manager.load()
-        assert not manager.log_dirs[0].clean
-        assert not manager.log_dirs[0].tail_lost  # a killed process loses nothing (RULES 7.2)
-        hosted = manager.get(KEY)
+        assert not manager.logs.log_dirs[0].clean
+        assert not manager.logs.log_dirs[0].tail_lost  # a killed process loses nothing (RULES 7.2)
+        hosted = manager.logs.get(KEY)
         assert hosted.fence == Fence(epoch, Role.LEADER, "rm", str(epoch))
         log = hosted.online()
         assert log.log_end_offset >= answered

@@ -21,7 +21,7 @@ def disk_of(cluster: TestCluster) -> Any:
     storage = cluster[1].log_storage
     assert storage is not None
     assert storage._manager is not None
-    [log_dir] = storage._manager.log_dirs
+    [log_dir] = storage._manager.logs.log_dirs
     return log_dir
 
 

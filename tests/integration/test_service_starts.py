@@ -33,13 +33,13 @@ STOP_S = 10
 # Recovery goes on for ever: what is scanned is told, as it is of real batches.
 ENDLESS_RECOVERY = """
 import sys, time
-from highwater.log_storage.log_manager import log_loading
+from highwater.log_storage.log_manager import log_loader
 def open_log(directory, config, known, now_ms, wall_offset_ms, scanned, tail_lost, disk):
     print("recovering", file=sys.stderr, flush=True)
     while True:
         scanned(1)
         time.sleep(0.01)
-log_loading.open_log = open_log
+log_loader.open_log = open_log
 from highwater.rpc.entry import run_program
 run_program("highwater.log_storage.process")
 """
@@ -144,5 +144,5 @@ async def test_log_storage_is_live_while_it_recovers_and_ends(tmp_path: Path) ->
         assert b"while the logs were being opened" in await ends(process)
     again = LogManager([data], LogConfig(), broker_id=1)  # the lock is free
     again.load()
-    assert len(again) == 3
+    assert len(again.logs) == 3
     again.close()

@@ -96,18 +96,18 @@ class LogStorageService:
             await self._server.stop()
             raise
         self._manager, self._servicer = manager, servicer
-        self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager))
+        self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
-            lambda: sum(1 for hosted in manager if hosted.offline_reason)
+            lambda: sum(1 for hosted in manager.logs if hosted.offline_reason)
         )
         self.metrics.gauge("unidentified_logs", "Logs whose partition.metadata is damaged or missing").set_function(
-            lambda: manager.unidentified_logs
+            lambda: manager.logs.unidentified_logs
         )
         self.metrics.gauge("offline_log_dirs", "Log directories that have failed").set_function(
-            lambda: sum(1 for log_dir in manager.log_dirs if log_dir.offline)
+            lambda: sum(1 for log_dir in manager.logs.log_dirs if log_dir.offline)
         )
         self.metrics.gauge("full_log_dirs", "Log directories whose logs take no appends").set_function(
-            lambda: sum(1 for log_dir in manager.online_dirs if log_dir.disk.full)
+            lambda: sum(1 for log_dir in manager.logs.online_dirs if log_dir.disk.full)
         )
         for name, interval_ms, work in (
             (
@@ -126,11 +126,11 @@ class LogStorageService:
             "moves", lambda: servicer.moves.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
         )
         self.metrics.gauge("damaged_logs", "Logs in which scrubbing or compaction has found damage").set_function(
-            lambda: manager.damaged_logs
+            lambda: manager.logs.damaged_logs
         )
         if settings.log_scrub_bytes_per_second:
             scrubber = Scrubber(
-                manager,
+                manager.logs,
                 self._threads,
                 self.metrics,
                 bytes_per_second=settings.log_scrub_bytes_per_second,
@@ -140,7 +140,7 @@ class LogStorageService:
         if settings.log_cleaner_enable:
             cleaner_settings = _cleaner_settings(settings)
             cleaner = LogCleaner(
-                manager, self._threads, self.metrics, cleaner_settings, cleaned=servicer.flushes.retain_log
+                manager.logs, self._threads, self.metrics, cleaner_settings, cleaned=servicer.flushes.retain_log
             )
             for _ in range(cleaner_settings.processes):
                 self._tasks.run_forever("cleaner", cleaner.run)
@@ -217,9 +217,9 @@ class LogStorageService:
         assert self._manager is not None
         assert self._servicer is not None
         if self._servicer.access.writes_fences:
-            return frozenset(self._manager.log_dirs)
+            return frozenset(self._manager.logs.log_dirs)
         found = set[LogDir]()
-        for hosted in self._manager:
+        for hosted in self._manager.logs:
             if hosted.maintenance.locked():  # by what runs in a thread
                 found.add(hosted.log_dir)
                 if hosted.future is not None:
@@ -230,7 +230,7 @@ class LogStorageService:
         assert self._manager is not None
         assert self._servicer is not None
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
-        for hosted in self._manager:
+        for hosted in self._manager.logs:
             if hosted.log is not None and not hosted.busy:
                 await self._expire_producers(hosted, hosted.log, before_ms)
         await self._servicer.flushes.checkpoint_recovery_points()
@@ -248,17 +248,17 @@ class LogStorageService:
     async def _look_after_dirs(self) -> None:
         """Notices a directory that is gone, and one that was full and has space again."""
         assert self._manager is not None
-        for log_dir in self._manager.online_dirs:
+        for log_dir in self._manager.logs.online_dirs:
             run = asyncio.get_running_loop().run_in_executor
             if await run(self._threads, log_dir.disk.present) and log_dir.disk.full:
                 await run(self._threads, log_dir.disk.keep_reserve)
-        self._manager.count_offline()
+        self._manager.logs.count_offline()
 
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
         assert self._manager is not None
         try:
-            await for_each_log(self._manager, self._look_after)
+            await for_each_log(self._manager.logs, self._look_after)
         finally:
             if due := self._take_due():
                 # A large file is not gone in a moment.

@@ -91,8 +91,8 @@ def hosting(data: Path, key: PartitionKey, config: LogConfig, fence: Fence) -> L
     """With one log, named `t-<partition>`, and everything that a running broker leaves in its directory."""
     manager = LogManager([data], config, broker_id=1)
     manager.load()
-    manager.log_dirs[0].record_boot()
-    manager.log_dirs[0].record_cluster("cluster")
+    manager.logs.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_cluster("cluster")
     manager.create("t", key, {})
-    manager.log_dirs[0].record_fences({key: fence})
+    manager.logs.log_dirs[0].record_fences({key: fence})
     return manager

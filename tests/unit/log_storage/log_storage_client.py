@@ -104,4 +104,4 @@ async def filled(storage: Storage, batches: int) -> Log:
         )
     manager = storage.service._manager
     assert manager is not None
-    return manager.get(PartitionKey(b"t" * 16, 0)).online()
+    return manager.logs.get(PartitionKey(b"t" * 16, 0)).online()

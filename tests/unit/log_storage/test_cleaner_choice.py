@@ -28,7 +28,7 @@ def cleaner_of(storage: Storage) -> LogCleaner:
     manager = storage.service._manager
     assert manager is not None
     settings = CleanerSettings(1, PassLimits(), 20)
-    return LogCleaner(manager, storage.service._threads, Metrics("test"), settings, cleaned=cleaned)
+    return LogCleaner(manager.logs, storage.service._threads, Metrics("test"), settings, cleaned=cleaned)
 
 
 async def delete_records(storage: Storage, offset: int) -> None:
@@ -63,7 +63,7 @@ async def test_records_that_are_deleted_after_the_choice_are_not_cleaned(
         log = log_of(storage)
         sealed = log.segments[0].base_offset < log.segments[-1].base_offset
         assert log.cleaned_to == (log.segments[-1].base_offset if sealed else None)
-        [hosted] = storage.service._manager or ()
+        [hosted] = storage.service._manager.logs
         assert hosted.cleaning.begin()
         assert not hosted.uncleanable
 

@@ -107,7 +107,7 @@ async def test_damage_is_reported_and_the_log_left_alone_until_it_is_dropped(tmp
         log = log_of(storage)
         manager = storage.service._manager
         assert manager is not None
-        [hosted] = manager
+        [hosted] = manager.logs
         segment = log.segments[1]
         before = segment.path.read_bytes()
         [position, *_] = positions(log, 1)
@@ -120,7 +120,7 @@ async def test_damage_is_reported_and_the_log_left_alone_until_it_is_dropped(tmp
         assert [(found.first_offset, found.last_offset) for found in hosted.known_damage] == [
             (segment.base_offset, segment.base_offset)
         ]
-        assert manager.damaged_logs == 1
+        assert manager.logs.damaged_logs == 1
         assert log.segments[1] is segment
         changed = segment.path.read_bytes()
         assert [number for number, byte in enumerate(before) if changed[number] != byte] == [
@@ -144,7 +144,7 @@ async def test_what_only_the_way_from_the_disk_had_damaged_is_tried_again(tmp_pa
         await fill(storage, 21)
         manager = storage.service._manager
         assert manager is not None
-        [hosted] = manager
+        [hosted] = manager.logs
         log = hosted.online()
         cleaner = cleaner_of(storage)
         assert hosted.cleaning.begin()

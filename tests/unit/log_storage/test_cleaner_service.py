@@ -39,7 +39,7 @@ def rows(*pairs: tuple[bytes | None, bytes | None], timestamp: int = 1000, **fie
 def log_of(storage: Storage, partition: int = 0) -> Log:
     manager = storage.service._manager
     assert manager is not None
-    return manager.get(PartitionKey(b"t" * 16, partition)).online()
+    return manager.logs.get(PartitionKey(b"t" * 16, partition)).online()
 
 
 async def fill(storage: Storage, count: int, keys: int = 4, first: int = 0, epoch: int = 1, partition: int = 0) -> None:
@@ -181,7 +181,7 @@ async def test_appends_and_reads_go_on_and_who_needs_the_log_alone_stops_it(tmp_
         directory = tmp_path / "data" / "t-0"
         manager = storage.service._manager
         assert manager is not None
-        [hosted] = manager
+        [hosted] = manager.logs
         await until(lambda: hosted.abort_cleaning is not None)
         await fill(storage, 4, first=41)
         assert len(await read_records(storage)) == 45
@@ -226,7 +226,7 @@ async def test_who_needs_the_log_alone_stops_a_pass_before_it_has_a_process(
         await fill(storage, 41)
         manager = storage.service._manager
         assert manager is not None
-        [hosted] = manager
+        [hosted] = manager.logs
         await until(begun.is_set)
         delete = log_storage_pb2.DeleteLogRequest(partition=key(), leader_epoch=1)
         deleted = asyncio.ensure_future(storage.stub.DeleteLog(delete))
@@ -240,7 +240,7 @@ async def test_a_stop_in_the_middle_of_a_pass_leaves_a_clean_log(tmp_path: Path)
         await storage.create(key(), **COMPACT)
         await storage.fence(LEADER, 1, [key()])
         await fill(storage, 41)
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         await until(lambda: hosted.abort_cleaning is not None)
     directory = tmp_path / "data" / "t-0"
     assert not list(directory.glob(f"*{CLEANED_SUFFIX}"))
@@ -277,7 +277,7 @@ async def test_a_damaged_log_is_left_alone_and_counted(tmp_path: Path) -> None:
         sample = storage.service.metrics.registry.get_sample_value
         await until(lambda: sample("highwater_log_storage_cleaner_uncleanable_logs") == 1)
         assert (sample("highwater_log_storage_cleaner_uncleanable_bytes") or 0) > 8000
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         assert "CRC" in hosted.uncleanable
         assert first.read_bytes() == content
         assert not list(first.parent.glob(f"*{CLEANED_SUFFIX}"))
@@ -295,7 +295,7 @@ async def test_a_log_that_was_mended_is_compacted_again(tmp_path: Path) -> None:
     second.write_bytes(content)
     async with running(tmp_path, **SETTINGS, log_scrub_interval_ms="1000") as storage:
         await storage.create(key(), **COMPACT)
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         await until(lambda: hosted.uncleanable and hosted.known_damage)
         await storage.fence(FOLLOWER, 2, [key()])
         drop = log_storage_pb2.DropDamagedRequest(partition=key(), leader_epoch=2)
@@ -313,7 +313,7 @@ async def test_a_log_that_was_mended_is_compacted_again(tmp_path: Path) -> None:
 async def test_a_log_that_is_configured_anew_is_tried_again(tmp_path: Path) -> None:
     async with running(tmp_path, **SETTINGS) as storage:
         await storage.create(key(), **COMPACT)
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         hosted.uncleanable = "its cleaned segment would be too large"
         await storage.create(key(), **COMPACT)
         assert hosted.uncleanable  # nothing has changed
@@ -356,10 +356,10 @@ async def test_two_logs_at_a_time(tmp_path: Path) -> None:
         await storage.stub.CheckpointHighWatermarks(request)
         manager = storage.service._manager
         assert manager is not None
-        await until(lambda: all(hosted.abort_cleaning is not None for hosted in manager))
+        await until(lambda: all(hosted.abort_cleaning is not None for hosted in manager.logs))
         # Each is stopped by itself.
         assert not (
             await storage.stub.DeleteLog(log_storage_pb2.DeleteLogRequest(partition=key(), leader_epoch=1))
         ).error.code
-        [other] = manager
+        [other] = manager.logs
         assert other.abort_cleaning is not None

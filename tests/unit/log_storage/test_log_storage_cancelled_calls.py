@@ -150,7 +150,7 @@ async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_fo
     storage.disk.moving.set()
     result = await leading
     assert (result.error.code, result.base_offset, result.log.log_end_offset) == (0, 0, 3)
-    log = storage.manager.get(KEY).online()
+    log = storage.manager.logs.get(KEY).online()
     assert [header.next_offset for header in log.segment_list.headers()] == [3]
 
 
@@ -159,5 +159,5 @@ async def test_what_a_deletion_leaves_is_removed_though_its_caller_gave_up(stora
     await storage.given_up(deletion)
     storage.disk.moving.set()
     async with asyncio.timeout(10):
-        while storage.manager.find(KEY) is not None or any(storage.directory.glob("t-0*")):  # noqa: ASYNC110
+        while storage.manager.logs.find(KEY) is not None or any(storage.directory.glob("t-0*")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -30,7 +30,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageSe
     manager.load()
     for key in KEYS:
         manager.create("t", key, {})
-        hosted = manager.get(key)
+        hosted = manager.logs.get(key)
         hosted.log_dir.record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
         lead(hosted.online(), batch(3))
         hosted.online().flush()
@@ -45,9 +45,9 @@ async def test_a_full_directory_holds_up_no_other(
     served: tuple[LogManager, LogStorageServicer], monkeypatch: pytest.MonkeyPatch, full: int
 ) -> None:
     manager, servicer = served
-    disk = FaultyDisk(manager.get(KEYS[full]).log_dir.path, monkeypatch)
+    disk = FaultyDisk(manager.logs.get(KEYS[full]).log_dir.path, monkeypatch)
     disk.fail(("write",), errno.ENOSPC)
-    sound = manager.get(KEYS[1 - full])
+    sound = manager.logs.get(KEYS[1 - full])
     for write in (servicer.flushes.checkpoint_high_watermarks, servicer.flushes.checkpoint_recovery_points):
         with pytest.raises(LogError):
             await write()

@@ -37,13 +37,13 @@ def opened(*paths: Path) -> LogManager:
 def filled(logs: int, *paths: Path) -> LogManager:
     """Logs with records that are not on disk yet, in directories whose tail is not lost."""
     manager = opened(*paths)
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     for number in range(logs):
         key = KEY._replace(partition=number)
         manager.create("t", key, {})
         for _ in range(RECORDS):
-            lead(manager.get(key).online(), batch(), epoch=1)
+            lead(manager.logs.get(key).online(), batch(), epoch=1)
     return manager
 
 
@@ -82,7 +82,7 @@ def test_logs_are_closed_side_by_side_and_so_are_directories(tmp_path: Path, mon
     assert CLOSED_AT_ONCE < disk.most_at_once <= 2 * CLOSED_AT_ONCE
     assert disk.begun == 64
     assert all((path / CLEAN_SHUTDOWN).exists() for path in paths)
-    assert len(opened(*paths)) == 64
+    assert len(opened(*paths).logs) == 64
 
 
 @pytest.mark.parametrize("lost_power", [False, True])
@@ -102,13 +102,13 @@ def test_what_is_not_reached_in_time_is_recovered_at_the_next_start(
     assert 0 < synced < 60
     if lost_power:
         monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.close()  # as the end of the process does
     again = opened(tmp_path)
     # RULES 7.2: a process that ends loses nothing; a machine, what was not on disk, on this replica alone.
-    assert [log_dir.tail_lost for log_dir in again.log_dirs] == [lost_power]
-    assert {hosted.online().log_end_offset for hosted in again} == {RECORDS}
-    assert len(again) == 60
+    assert [log_dir.tail_lost for log_dir in again.logs.log_dirs] == [lost_power]
+    assert {hosted.online().log_end_offset for hosted in again.logs} == {RECORDS}
+    assert len(again.logs) == 60
     again.close()
     assert (tmp_path / CLEAN_SHUTDOWN).exists() is not lost_power
 
@@ -176,7 +176,7 @@ async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_ot
     service = LogStorageService(load(LogStorageSettings, settings))
     await service.start()
     assert service._manager is not None
-    for log_dir in service._manager.log_dirs:
+    for log_dir in service._manager.logs.log_dirs:
         log_dir.record_boot()
     real = Sync.run
     free, begun = threading.Event(), threading.Event()
@@ -191,7 +191,7 @@ async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_ot
     for number in range(4 * THREADS):
         key = KEY._replace(partition=number)
         service._manager.create("t", key, {})
-        lead(service._manager.get(key).online(), batch(), epoch=1)
+        lead(service._manager.logs.get(key).online(), batch(), epoch=1)
     try:
         assert await asyncio.to_thread(begun.wait, DEADLINE_S)
         began_s = time.monotonic()
@@ -210,6 +210,7 @@ HUNG = """
 import asyncio, sys, threading
 from highwater.log_storage import process
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.rpc.settings import LogStorageSettings, load
 
 def hang(*arguments):
@@ -228,14 +229,16 @@ settings = {{"broker.id": "0", "log.dirs": directory + "/a", "listen": f"unix:{{
     "metrics.listen": "", "log.close.max.wait.ms": "100", "log.flush.offset.checkpoint.interval.ms": "50"}}
 begun = threading.Event()
 process.INTERRUPTED_S = 0.2
-LogManager.{name} = hang
+{owner}.{name} = hang
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("name", ["load", "write_checkpoint"], ids=["starting", "serving"])
-def test_a_process_ends_although_a_disk_never_answers(tmp_path: Path, name: str) -> None:
-    program = HUNG.format(name=name)
+@pytest.mark.parametrize(
+    ("owner", "name"), [("LogManager", "load"), ("LogRegistry", "write_checkpoint")], ids=["starting", "serving"]
+)
+def test_a_process_ends_although_a_disk_never_answers(tmp_path: Path, owner: str, name: str) -> None:
+    program = HUNG.format(owner=owner, name=name)
     ended = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
@@ -250,7 +253,7 @@ async def test_what_cannot_be_removed_does_not_keep_logs_from_being_closed(
     service = LogStorageService(load(LogStorageSettings, values))
     await service.start()
     assert service._manager is not None
-    for log_dir in service._manager.log_dirs:
+    for log_dir in service._manager.logs.log_dirs:
         log_dir.record_boot()
     (tmp_path / "kept").mkdir()
     service._to_remove.append((0, [tmp_path / "kept"]))  # a directory is not unlinked

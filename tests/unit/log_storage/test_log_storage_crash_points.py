@@ -91,14 +91,14 @@ def test_a_crash_at_every_operation(directory: Path, monkeypatch: pytest.MonkeyP
         manager = LogManager([recorder.data], CONFIG, broker_id=1)
         manager.load()
         manager.create("t", KEY, {})
-        manager.log_dirs[0].record_boot()
+        manager.logs.log_dirs[0].record_boot()
         recorder.observe(patched)
         _work(manager, recorder)
         manager.close()
         recorder.take("a clean stop")
         manager = LogManager([recorder.data], CONFIG, broker_id=1)
         manager.load()
-        _append(manager.get(KEY).online(), recorder)
+        _append(manager.logs.get(KEY).online(), recorder)
         manager.unlock()
         recorder.take("a crash after a clean start")
     assert len(recorder.points) > 200
@@ -109,14 +109,14 @@ def test_a_crash_at_every_operation(directory: Path, monkeypatch: pytest.MonkeyP
 
 
 def _work(manager: LogManager, recorder: Recorder) -> None:
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     hosted.configured = True
     log = hosted.online()
     for number in range(20):
         _append(log, recorder)
         if number % 6 == 5:
             log.flush()
-            manager.write_checkpoints(manager.log_dirs[0])
+            manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     log.offsets.raise_high_watermark(log.log_end_offset - 12)
     recorder.end = log.truncation.cut_for(log.log_end_offset - 9, -1)
     manager.truncate(hosted, log.log_end_offset - 9, -1)
@@ -124,7 +124,7 @@ def _work(manager: LogManager, recorder: Recorder) -> None:
     _append(log, recorder)
     log.offsets.raise_high_watermark(log.log_end_offset)
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     job, present = clean_job(log, CleanableRange(log.segments[0].base_offset, log.segments[-2].base_offset), 0)
     run_pass(job, PassLimits(), lambda group: swap_in(log, group, present), lambda _: None)
     log.remove_deleted()
@@ -146,7 +146,7 @@ def _append(log: Log, recorder: Recorder) -> None:
 def _check(point: CrashPoint) -> None:
     manager = LogManager([point.directory], CONFIG, broker_id=1)
     manager.load()
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     assert log.log_start_offset >= point.start, point
     assert log.log_end_offset >= point.end, point
     present: set[int] = set()

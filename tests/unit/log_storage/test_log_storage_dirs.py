@@ -31,7 +31,7 @@ def opened(path: Path, *, config: LogConfig | None = None, broker_id: int = 1) -
 
 
 def log_of(manager: LogManager, key: PartitionKey = KEY) -> Log:
-    log = manager.get(key).log
+    log = manager.logs.get(key).log
     assert log is not None
     return log
 
@@ -41,7 +41,7 @@ def refused(code: ErrorCode) -> Any:
 
 
 def confirm(manager: LogManager) -> None:
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
 
 
@@ -80,7 +80,7 @@ def test_logs_are_there_after_a_restart(tmp_path: Path, clean: bool) -> None:
     assert log.config.segment_bytes == 2048
     lead(log, produced(3, sequence=0), epoch=4)
     log.offsets.raise_high_watermark(2)
-    manager.log_dirs[0].fences.record({KEY: Fence(4, Role.LEADER, "rm", "ls")})
+    manager.logs.log_dirs[0].fences.record({KEY: Fence(4, Role.LEADER, "rm", "ls")})
     if clean:
         manager.close()
     else:
@@ -88,10 +88,10 @@ def test_logs_are_there_after_a_restart(tmp_path: Path, clean: bool) -> None:
     assert (tmp_path / ".kafka_cleanshutdown").exists() is clean
     again = opened(tmp_path)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
-    assert again.log_dirs[0].clean is clean
+    assert again.logs.log_dirs[0].clean is clean
     assert log_of(again).state == LogState(3, 4, 0, 2 if clean else 0)
-    assert again.get(KEY).fence == Fence(4, Role.LEADER, "rm", "ls")
-    assert again.get(KEY).topic == "my.topic"
+    assert again.logs.get(KEY).fence == Fence(4, Role.LEADER, "rm", "ls")
+    assert again.logs.get(KEY).topic == "my.topic"
     again.unlock()
 
 
@@ -122,14 +122,14 @@ def test_a_crash_after_a_clean_start_recovers(tmp_path: Path) -> None:
     lead(log_of(manager), batch(3))
     manager.close()
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].clean
+    assert manager.logs.log_dirs[0].clean
     lead(log_of(manager), batch(2))
     path = log_of(manager).segments[0].path
     manager.unlock()
     with path.open("ab") as file:
         file.write(b"torn")
     again = opened(tmp_path)
-    assert not again.log_dirs[0].clean
+    assert not again.logs.log_dirs[0].clean
     assert log_of(again).log_end_offset == 5
     again.unlock()
 
@@ -157,20 +157,20 @@ def test_when_a_tail_is_lost(record: BootRecord | None, clean: bool, lost: bool)
 
 def test_a_lost_tail_is_told_until_the_boot_is_recorded(tmp_path: Path) -> None:
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     manager.close()  # a clean stop does not settle it
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     confirm(manager)
     manager.unlock()
     manager = opened(tmp_path)
-    assert not manager.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].tail_lost
     manager.unlock()
     record = json.loads((tmp_path / ".highwater_boot").read_bytes())
     record["boot"]["boot_id"] = "the machine was started anew"
     (tmp_path / ".highwater_boot").write_text(json.dumps(record))
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     manager.unlock()
 
 
@@ -178,14 +178,14 @@ def test_what_the_logs_led_is_not_said_once_their_lost_tails_are_settled(tmp_pat
     """RULES 7.9. Before, the inventory tells both."""
     fence = Fence(4, Role.LEADER, "rm", "ls")
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_fences({KEY: fence})
+    manager.logs.log_dirs[0].record_fences({KEY: fence})
     manager.unlock()
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].fences.fences[KEY].last_led_epoch == 4
+    assert manager.logs.log_dirs[0].fences.fences[KEY].last_led_epoch == 4
     confirm(manager)
     manager.unlock()
     manager = opened(tmp_path)
-    assert manager.log_dirs[0].fences.fences[KEY].last_led_epoch is None
+    assert manager.logs.log_dirs[0].fences.fences[KEY].last_led_epoch is None
     manager.unlock()
 
 
@@ -195,10 +195,10 @@ def test_a_clean_start_under_a_new_boot_records_it(tmp_path: Path, monkeypatch: 
     manager.close()
     monkeypatch.setattr(boot_record, "present_boot", lambda directory: ELSEWHERE)
     manager = opened(tmp_path)
-    assert not manager.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].tail_lost
     manager.unlock()
     manager = opened(tmp_path)  # a kill under the new boot: nothing is lost
-    assert not manager.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].tail_lost
     manager.unlock()
 
 
@@ -216,7 +216,7 @@ def test_flushing_every_message_counts_from_a_clean_start(tmp_path: Path, monkey
     manager.unlock()
     monkeypatch.setattr(boot_record, "present_boot", lambda directory: ELSEWHERE)
     manager = opened(tmp_path, config=every)
-    assert not manager.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].tail_lost
     manager.unlock()
 
 
@@ -227,20 +227,20 @@ def test_another_topic_of_the_same_name(tmp_path: Path) -> None:
     """RULES 1.1."""
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     log = log_of(manager)
     lead(log, batch(5))
     log.offsets.raise_high_watermark(5)
     log.log_start.raise_to(5)
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
         manager.create("t", AGAIN, {})
     manager.delete(KEY, -1)
     assert manager.create("t", AGAIN, {})
     manager.unlock()
     again = opened(tmp_path)
-    assert again.find(KEY) is None
+    assert again.logs.find(KEY) is None
     assert log_of(again, AGAIN).state == LogState(0, -1, 0, 0)  # nothing of the old one's checkpoints
     again.unlock()
 
@@ -249,15 +249,15 @@ def test_deletion_is_refused_where_the_fence_is_higher(tmp_path: Path) -> None:
     """RULES 9.3."""
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
-    manager.log_dirs[0].fences.record({KEY: Fence(5, Role.FOLLOWER, "", "ls")})
+    manager.logs.log_dirs[0].fences.record({KEY: Fence(5, Role.FOLLOWER, "", "ls")})
     with refused(ErrorCode.STALE_FENCE):
         manager.delete(KEY, 4)
     removable = manager.delete(KEY, 5)
     assert removable is not None
     assert removable.name.startswith("t-0.")
     assert removable.name.endswith(".deleted")
-    assert manager.find(KEY) is None
-    assert manager.log_dirs[0].fences.get(KEY) is None
+    assert manager.logs.find(KEY) is None
+    assert manager.logs.log_dirs[0].fences.get(KEY) is None
     assert manager.delete(KEY, 5) is None
     manager.unlock()
     opened(tmp_path).unlock()
@@ -276,7 +276,7 @@ def test_what_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "t-0").mkdir()
     with refused(ErrorCode.INCONSISTENT_TOPIC_ID):
         manager.create("t", KEY, {})
-    assert len(manager) == 0
+    assert len(manager.logs) == 0
     manager.unlock()
 
 
@@ -285,7 +285,7 @@ def test_new_logs_go_to_the_directory_with_the_fewest(tmp_path: Path) -> None:
     manager.load()
     for number in range(4):
         manager.create("t", PartitionKey(b"t" * 16, number), {})
-    assert [sum(1 for _ in manager.in_directory(log_dir)) for log_dir in manager.log_dirs] == [2, 2]
+    assert [sum(1 for _ in manager.logs.in_directory(log_dir)) for log_dir in manager.logs.log_dirs] == [2, 2]
     manager.unlock()
 
 
@@ -301,8 +301,8 @@ def test_a_log_that_cannot_be_opened_leaves_the_others_alone(tmp_path: Path) -> 
     damaged.write_bytes(b"\0" * 100)
     again = opened(tmp_path)
     with refused(ErrorCode.LOG_STORAGE_ERROR):
-        again.get(KEY).online()
-    assert "damaged" in again.get(KEY).offline_reason
+        again.logs.get(KEY).online()
+    assert "damaged" in again.logs.get(KEY).offline_reason
     assert log_of(again, PartitionKey(b"t" * 16, 1)).log_end_offset == 3
     again.close()
     assert (tmp_path / "replication-offset-checkpoint").read_bytes() == b"0\n2\nt 0 2\nt 1 2\n"
@@ -315,7 +315,7 @@ def test_what_is_not_a_log_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "backup-2" / "notes").write_text("mine")
     (tmp_path / "0123.creating").mkdir()
     manager = opened(tmp_path)
-    assert len(manager) == 0
+    assert len(manager.logs) == 0
     manager.close()
     assert (tmp_path / "backup-2" / "notes").exists()
     assert not (tmp_path / "0123.creating").exists()
@@ -332,13 +332,13 @@ def test_checkpoints_are_lowered_before_a_cut(tmp_path: Path) -> None:
         lead(log, batch())
     log.offsets.raise_high_watermark(8)
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
-    manager.truncate(manager.get(KEY), 4, 2)
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
+    manager.truncate(manager.logs.get(KEY), 4, 2)
     assert (tmp_path / "recovery-point-offset-checkpoint").read_bytes() == b"0\n1\nt 0 4\n"
     assert (tmp_path / "replication-offset-checkpoint").read_bytes() == b"0\n1\nt 0 4\n"
-    manager.truncate_fully_and_start_at(manager.get(KEY), 20, -1)
+    manager.truncate_fully_and_start_at(manager.logs.get(KEY), 20, -1)
     assert (tmp_path / "log-start-offset-checkpoint").read_bytes() == b"0\n1\nt 0 20\n"
     assert log.state == LogState(20, -1, 20, 20)
     with refused(ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK):
-        manager.truncate_fully_and_start_at(manager.get(KEY), 10, -1)
+        manager.truncate_fully_and_start_at(manager.logs.get(KEY), 10, -1)
     manager.unlock()

@@ -33,22 +33,22 @@ def append(manager: LogManager, data: Path) -> None:
 
 
 def truncate(manager: LogManager, data: Path) -> None:
-    manager.truncate(manager.get(KEY), log_of(manager).log_end_offset - 7, 99)
+    manager.truncate(manager.logs.get(KEY), log_of(manager).log_end_offset - 7, 99)
 
 
 def retain(manager: LogManager, data: Path) -> None:
     log_of(manager).offsets.raise_high_watermark(log_of(manager).log_end_offset)
-    manager.retain(manager.get(KEY), 0)
+    manager.retain(manager.logs.get(KEY), 0)
 
 
 def move(manager: LogManager, data: Path) -> None:
-    here = manager.get(KEY).log_dir.path.name
-    manager.start_move(KEY, str(data / ("b" if here == "a" else "a")))
-    future = manager.get(KEY).future
+    here = manager.logs.get(KEY).log_dir.path.name
+    manager.mover.start_move(KEY, str(data / ("b" if here == "a" else "a")))
+    future = manager.logs.get(KEY).future
     assert future is not None
     while plan := log_of(manager).reader.plan_copy(future.log.log_end_offset, 300):
         log_copy.append_copy(future.log, plan.run(), 0)
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
 
 
 STEPS: dict[str, Step] = {
@@ -57,9 +57,11 @@ STEPS: dict[str, Step] = {
     "truncate": truncate,
     "retain": retain,
     "move": move,
-    "start anew": lambda manager, data: manager.truncate_fully_and_start_at(manager.get(KEY), 100, 99),
-    "checkpoints": lambda manager, data: manager.write_checkpoints(manager.get(KEY).log_dir),
-    "fence": lambda manager, data: manager.get(KEY).log_dir.record_fences({KEY: Fence(9, Role.FOLLOWER, "", "ls")}),
+    "start anew": lambda manager, data: manager.truncate_fully_and_start_at(manager.logs.get(KEY), 100, 99),
+    "checkpoints": lambda manager, data: manager.logs.write_checkpoints(manager.logs.get(KEY).log_dir),
+    "fence": lambda manager, data: manager.logs.get(KEY).log_dir.record_fences(
+        {KEY: Fence(9, Role.FOLLOWER, "", "ls")}
+    ),
 }
 
 
@@ -70,7 +72,7 @@ def opened(data: Path) -> LogManager:
 
 
 def log_of(manager: LogManager) -> Log:
-    return manager.get(KEY).online()
+    return manager.logs.get(KEY).online()
 
 
 def contents(manager: LogManager) -> tuple[list[int], int, int]:
@@ -104,15 +106,15 @@ def test_the_disk_fails_at_any_operation(tmp_path: Path, monkeypatch: pytest.Mon
 def prepared(data: Path) -> LogManager:
     """15 batches of two records, on disk, and known to be: 10 of them are committed."""
     manager = opened(data)
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     manager.create("t", KEY, {})
-    manager.get(KEY).log_dir.record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    manager.logs.get(KEY).log_dir.record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     for _ in range(3):
         append(manager, data)
     log_of(manager).flush()
     log_of(manager).offsets.raise_high_watermark(20)
-    manager.write_checkpoints(manager.get(KEY).log_dir)
+    manager.logs.write_checkpoints(manager.logs.get(KEY).log_dir)
     return manager
 
 
@@ -124,7 +126,7 @@ def failing(data: Path, disk: FaultyDisk, step: Step, operations: int) -> str:
         step(manager, data)
         return "done"
     except (LogError, OSError) as error:
-        return "offline" if any(log_dir.offline for log_dir in manager.log_dirs) else f"not noticed: {error}"
+        return "offline" if any(log_dir.offline for log_dir in manager.logs.log_dirs) else f"not noticed: {error}"
     finally:
         disk.heal()
         manager.unlock()

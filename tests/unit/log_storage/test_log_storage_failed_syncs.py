@@ -45,9 +45,9 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[HostedLog, LogStorageSer
     manager, threads = LogManager([tmp_path], LogConfig(flush_messages=1), broker_id=1), ThreadPoolExecutor(4)
     manager.load()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
-    yield manager.get(KEY), servicer
+    yield manager.logs.get(KEY), servicer
     await servicer.access.settle()
     threads.shutdown()
     manager.unlock()

@@ -72,7 +72,7 @@ async def waits_for(lock: asyncio.Lock) -> None:
 
 
 async def test_a_deletion_that_waits_for_a_flush_holds_up_nobody(served: Served) -> None:
-    hosted = served.manager.get(SLOW)
+    hosted = served.manager.logs.get(SLOW)
     async with hosted.maintenance:  # as a flush has it
         deletion = asyncio.create_task(served.delete(SLOW))
         await waits_for(hosted.maintenance)
@@ -84,28 +84,28 @@ async def test_a_deletion_that_waits_for_a_flush_holds_up_nobody(served: Served)
         assert from_proto((await served.fence(SLOW, 2)).error) is ErrorCode.NONE
         assert not deletion.done()
     assert await deletion is ErrorCode.NONE
-    assert served.manager.find(SLOW) is None
+    assert served.manager.logs.find(SLOW) is None
 
 
 async def test_a_deletion_is_decided_on_when_it_happens(served: Served) -> None:
-    hosted = served.manager.get(SLOW)
+    hosted = served.manager.logs.get(SLOW)
     async with hosted.maintenance:
         deletion = asyncio.create_task(served.delete(SLOW, 1))
         await waits_for(hosted.maintenance)
         await served.fence(SLOW, 2)
     assert await deletion is ErrorCode.STALE_FENCE
-    assert served.manager.find(SLOW) is hosted
+    assert served.manager.logs.find(SLOW) is hosted
 
 
 async def test_two_deletions_of_one_log(served: Served) -> None:
-    async with served.manager.get(SLOW).maintenance:
+    async with served.manager.logs.get(SLOW).maintenance:
         deletions = [asyncio.create_task(served.delete(SLOW)) for _ in range(2)]
-        await waits_for(served.manager.get(SLOW).maintenance)
+        await waits_for(served.manager.logs.get(SLOW).maintenance)
     assert await asyncio.gather(*deletions) == [ErrorCode.NONE, ErrorCode.NONE]
 
 
 async def test_a_log_that_is_being_deleted_gets_no_fence_any_more(served: Served) -> None:
-    hosted = served.manager.get(SLOW)
+    hosted = served.manager.logs.get(SLOW)
     async with hosted.alone(), served.servicer.access.unfenced(hosted):
         fencing = asyncio.create_task(served.fence(SLOW, 7))
         assert from_proto((await served.fence(OTHER, 7)).error) is ErrorCode.NONE
@@ -116,10 +116,10 @@ async def test_a_log_that_is_being_deleted_gets_no_fence_any_more(served: Served
 
 
 async def test_a_move_that_waits_for_a_flush_holds_up_nobody_and_takes_the_latest_fence_along(served: Served) -> None:
-    hosted = served.manager.get(SLOW)
+    hosted = served.manager.logs.get(SLOW)
     lead(hosted.online(), batch())
     target = next(path for path in served.paths if path != hosted.log_dir.path)
-    served.manager.start_move(SLOW, str(target))
+    served.manager.mover.start_move(SLOW, str(target))
     future = hosted.future
     assert future is not None
     async with hosted.maintenance:
@@ -134,7 +134,7 @@ async def test_a_move_that_waits_for_a_flush_holds_up_nobody_and_takes_the_lates
 
 
 async def test_an_answer_that_was_held_up_does_not_speak_for_a_later_fence(served: Served) -> None:
-    hosted = served.manager.get(SLOW)
+    hosted = served.manager.logs.get(SLOW)
     async with hosted.alone():
         earlier = asyncio.create_task(served.fence(SLOW, 5))
         later = asyncio.create_task(served.fence(SLOW, 6))
@@ -159,4 +159,4 @@ async def test_fences_and_deletions_at_once_leave_a_journal_that_says_what_is_th
     for path in served.paths:
         fences = read_fences(path / FILE_NAME)
         assert {key for key in fences if key in keys[:6]} == set()
-    assert {served.manager.get(key).fence for key in keys[6:]} == {Fence(5, Role.LEADER, "rm", "ls")}
+    assert {served.manager.logs.get(key).fence for key in keys[6:]} == {Fence(5, Role.LEADER, "rm", "ls")}

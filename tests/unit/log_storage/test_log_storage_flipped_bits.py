@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a log of several segments, epochs and a producer, stopped cleanly."""
     data = tmp_path_factory.mktemp("sound") / "data"
     manager = hosting(data, KEY, CONFIG, FENCE)
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     for number in range(6):
         log.become_leader(1 + number // 3)
         lead(log, batch(2, timestamp=1_000 + 10 * number), epoch=1 + number // 3)
@@ -71,7 +71,7 @@ def look(data: Path) -> Seen:
     batches: list[bytes] = []
     try:
         manager.load()
-        log = manager.get(KEY).online()
+        log = manager.logs.get(KEY).online()
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             content = log.read(offset, -1, 1)
@@ -80,7 +80,7 @@ def look(data: Path) -> Seen:
             offset = max(header.next_offset, offset + 1)
         timed = [log.reader.list_offset(time).offset for time in TIMES]
         producers = {who: (state.epoch, state.batches) for who, state in log.producers.items()}
-        return Seen("", batches, timed, producers, manager.get(KEY).fence, log.high_watermark)
+        return Seen("", batches, timed, producers, manager.logs.get(KEY).fence, log.high_watermark)
     except LogError as error:
         return Seen(f"{error.code.name}: {error}", batches, [], None, None, 0)
     finally:

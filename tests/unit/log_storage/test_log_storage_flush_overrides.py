@@ -51,7 +51,7 @@ def lost_after_a_power_failure(data: Path, monkeypatch: pytest.MonkeyPatch) -> b
     monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
     manager = started(data)
     manager.unlock()
-    return manager.log_dirs[0].tail_lost
+    return manager.logs.log_dirs[0].tail_lost
 
 
 def test_where_every_log_flushes_every_append_a_power_failure_loses_nothing(
@@ -74,7 +74,7 @@ def test_a_topic_that_flushes_less_often_is_not_spoken_for(
     else:
         manager.create("t", KEY, SELDOM)
     assert not claims_every(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.unlock()
     assert not claims_every(tmp_path)
     assert lost_after_a_power_failure(tmp_path, monkeypatch)
@@ -96,7 +96,7 @@ def test_a_configuration_is_not_taken_before_the_record_is_on_disk(
     disk.fail(SYNCS)
     with pytest.raises(LogError):
         manager.create("t", KEY, SELDOM)
-    log = manager.get(KEY).log
+    log = manager.logs.get(KEY).log
     assert log is not None
     assert log.config.flush_messages == 1
     disk.heal()
@@ -107,19 +107,19 @@ def test_a_log_that_moves_takes_its_setting_along(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
     manager = LogManager(paths, EVERY, broker_id=1)
     manager.load()
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     manager.create("t", KEY, SELDOM)
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     lead(hosted.online(), batch(3))
     [target] = [path for path in paths if path != hosted.log_dir.path]
     assert claims_every(target)
-    manager.start_move(KEY, str(target))
+    manager.mover.start_move(KEY, str(target))
     assert hosted.future is not None
     plan = hosted.online().reader.plan_copy(0, 1 << 20)
     assert plan is not None
     log_copy.append_copy(hosted.future.log, plan.run(), 0)
-    manager.swap(hosted)
+    manager.mover.swap(hosted)
     manager.unlock()
     assert not claims_every(target)
 
@@ -208,7 +208,7 @@ def test_a_record_that_is_being_written_speaks_for_no_log_that_is_configured_mea
 
     monkeypatch.setattr(boot_record, "write_record", slowly)
     with ThreadPoolExecutor(2) as threads:
-        recorded = threads.submit(manager.log_dirs[0].record_boot)
+        recorded = threads.submit(manager.logs.log_dirs[0].record_boot)
         assert writing.wait(DEADLINE_S)
         configured = threads.submit(manager.create, "t", KEY, SELDOM)
         wait([configured], timeout=PATIENCE_S)

@@ -33,13 +33,13 @@ class Follower:
         self.manager.load()
         for key in KEYS:
             self.manager.create("t", key, {})
-            self.manager.log_dirs[0].record_fences({key: Fence(1, Role.FOLLOWER, "", "ls")})
-            log = self.manager.get(key).online()
+            self.manager.logs.log_dirs[0].record_fences({key: Fence(1, Role.FOLLOWER, "", "ls")})
+            log = self.manager.logs.get(key).online()
             for offset in range(END):
                 log.append_as_follower(batch(base_offset=offset, epoch=1, value=b"x" * 150), 1, offset, offset, 0, 0)
         self.threads = ThreadPoolExecutor(2)
         self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
-        self.log = self.manager.get(KEYS[0]).online()
+        self.log = self.manager.logs.get(KEYS[0]).online()
 
     async def told(self, log_start: int, keys: list[PartitionKey] = KEYS[:1]) -> list[log_storage_pb2.AppendResult]:
         """The leader has nothing new but its log start."""
@@ -131,10 +131,10 @@ async def test_a_truncation_takes_back_what_was_due(follower: Follower, tmp_path
     log = follower.log
     log.append_as_follower(b"", 1, END, END, 5, 0)
     assert log.offsets.log_start_due == 5
-    follower.manager.truncate(follower.manager.get(KEYS[0]), 2, 9)
+    follower.manager.truncate(follower.manager.logs.get(KEYS[0]), 2, 9)
     log.log_start.reach(5)
     assert log.log_start_offset == 0 or log.log_start_offset <= log.log_end_offset == 2
-    follower.manager.write_checkpoints(follower.manager.log_dirs[0])
+    follower.manager.logs.write_checkpoints(follower.manager.logs.log_dirs[0])
     assert on_disk(tmp_path)["t", 0] <= 2
 
 

@@ -40,7 +40,7 @@ def opened(path: Path) -> LogManager:
 
 
 def log_of(manager: LogManager) -> Log:
-    return manager.get(KEY).online()
+    return manager.logs.get(KEY).online()
 
 
 def refused(code: ErrorCode) -> Any:
@@ -59,15 +59,15 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def manager(data: Path) -> Iterator[LogManager]:
     manager = opened(data)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     for key in (KEY, OTHER):
         manager.create("t", key, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     for number in range(8):
         lead(log_of(manager), produced(2, sequence=2 * number))
     log_of(manager).offsets.raise_high_watermark(16)
     log_of(manager).flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     yield manager
     manager.unlock()
 
@@ -79,8 +79,8 @@ def disk(data: Path, manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 def find_space(manager: LogManager, disk: FaultyDisk) -> None:
     disk.heal()
-    manager.log_dirs[0].disk.keep_reserve()
-    assert not manager.log_dirs[0].disk.full
+    manager.logs.log_dirs[0].disk.keep_reserve()
+    assert not manager.logs.log_dirs[0].disk.full
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -143,7 +143,7 @@ def test_a_crash_while_the_disk_is_full(data: Path, manager: LogManager, disk: F
     disk.room = RESERVE_BYTES  # what was kept in reserve
     again = opened(data)
     assert contents(log_of(again)) == before
-    assert again.log_dirs[0].disk.full
+    assert again.logs.log_dirs[0].disk.full
     with refused(ErrorCode.STORAGE_FULL):
         lead(log_of(again), produced(2, sequence=16))
     find_space(again, disk)
@@ -156,7 +156,7 @@ def fill(manager: LogManager, disk: FaultyDisk) -> None:
     disk.room = 0
     with refused(ErrorCode.STORAGE_FULL):
         lead(log_of(manager), produced(2, sequence=16))
-    assert not (manager.log_dirs[0].path / ".reserve").exists()
+    assert not (manager.logs.log_dirs[0].path / ".reserve").exists()
     disk.room = RESERVE_BYTES
 
 
@@ -166,17 +166,17 @@ def test_what_needs_a_little_space_finds_it(data: Path, manager: LogManager, dis
     log = log_of(manager)
     log.config = LogConfig(segment_bytes=500, retention_bytes=0)
     segments = len(log.segments)
-    manager.get(KEY).configured = True
-    assert manager.retain(manager.get(KEY), 10**15) == segments > 1
+    manager.logs.get(KEY).configured = True
+    assert manager.retain(manager.logs.get(KEY), 10**15) == segments > 1
     assert log.log_start_offset == 16
     assert (data / "log-start-offset-checkpoint").read_text() == "0\n2\nt 0 16\nt 1 0\n"
-    manager.log_dirs[0].record_fences({KEY: Fence(2, Role.FOLLOWER, "", "ls")})
-    manager.truncate(manager.get(KEY), 10, 9)
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(2, Role.FOLLOWER, "", "ls")})
+    manager.truncate(manager.logs.get(KEY), 10, 9)
     assert log.log_end_offset == 10
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     assert manager.delete(OTHER, -1) is not None
-    assert manager.log_dirs[0].disk.full  # appends still wait
+    assert manager.logs.log_dirs[0].disk.full  # appends still wait
     with refused(ErrorCode.STORAGE_FULL):
         manager.create("u", PartitionKey(b"u" * 16, 0), {})
 
@@ -185,7 +185,7 @@ def test_not_even_a_little_space(data: Path, manager: LogManager, disk: FaultyDi
     """The reserve is used up: refused, and everything is as it was; nothing goes offline."""
     fill(manager, disk)
     disk.room = 0
-    hosted, log = manager.get(KEY), log_of(manager)
+    hosted, log = manager.logs.get(KEY), log_of(manager)
     files = {path.name: path.read_bytes() for path in data.iterdir() if path.is_file() and path.name != ".lock"}
     state = log.state
     log.config = LogConfig(segment_bytes=1000, retention_bytes=0)
@@ -197,9 +197,9 @@ def test_not_even_a_little_space(data: Path, manager: LogManager, disk: FaultyDi
     with refused(ErrorCode.STORAGE_FULL):
         manager.truncate_fully_and_start_at(hosted, 100, 9)
     with pytest.raises(OSError, match="No space"):
-        manager.write_checkpoints(manager.log_dirs[0])
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     with pytest.raises(OSError, match="No space"):
-        manager.log_dirs[0].record_fences({KEY: Fence(2, Role.LEADER, "rm", "ls")})
+        manager.logs.log_dirs[0].record_fences({KEY: Fence(2, Role.LEADER, "rm", "ls")})
     assert files == {path.name: path.read_bytes() for path in data.iterdir() if path.is_file() and path.name != ".lock"}
     assert manager.delete(OTHER, -1) is not None  # makes space
     assert not log.failure
@@ -266,7 +266,7 @@ def test_a_flush_without_room_for_what_can_be_made_again(
     assert log.recovery_point == 18
     manager.close()
     again = opened(data)
-    assert again.log_dirs[0].clean
+    assert again.logs.log_dirs[0].clean
     assert [header.base_offset for header in read_all(log_of(again))] == list(range(0, 18, 2))
     again.unlock()
 
@@ -314,14 +314,14 @@ def test_a_small_volume(tmp_path: Path, size_mb: int) -> None:
         manager.load()
         log = log_of(manager)
         assert log.log_end_offset == 10 * taken
-        assert manager.log_dirs[0].disk.full
+        assert manager.logs.log_dirs[0].disk.full
         log.offsets.raise_high_watermark(10 * taken)
         log.config = LogConfig(segment_bytes=100_000, retention_bytes=200_000)
-        manager.get(KEY).configured = True
-        assert manager.retain(manager.get(KEY), 0) > 3
+        manager.logs.get(KEY).configured = True
+        assert manager.retain(manager.logs.get(KEY), 0) > 3
         log.remove_deleted()
         gc.collect()  # the log of before, with its open files, went in a circle with the error
-        manager.log_dirs[0].disk.keep_reserve()
+        manager.logs.log_dirs[0].disk.keep_reserve()
         assert lead(log, batch(10, value=os.urandom(3_000))).base_offset == 10 * taken
         manager.close()
 

@@ -39,8 +39,8 @@ def metadata(tmp_path: Path) -> Path:
     """Of a log in `a` with three records; a new one would go to `b`."""
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: FENCE})
-    lead(manager.get(KEY).online(), batch(3))
+    manager.logs.log_dirs[0].record_fences({KEY: FENCE})
+    lead(manager.logs.get(KEY).online(), batch(3))
     manager.close()
     path = tmp_path / "a" / "t-0" / "partition.metadata"
     assert path.read_bytes() == LINES
@@ -58,9 +58,9 @@ def expect_kept(path: Path) -> None:
     damaged = path.read_bytes() if path.exists() else None
     files = {other.name: other.read_bytes() for other in path.parent.iterdir() if other != path}
     manager = opened(path.parents[2])
-    assert manager.unidentified_logs == (manager.find(KEY) is None)
-    if manager.find(KEY) is None:
-        for hosted in manager:
+    assert manager.logs.unidentified_logs == (manager.logs.find(KEY) is None)
+    if manager.logs.find(KEY) is None:
+        for hosted in manager.logs:
             assert hosted.topic_partition == ("t", 0)
             for epoch in (-1, 5):
                 with refused("is not deleted"):
@@ -74,9 +74,9 @@ def expect_kept(path: Path) -> None:
     assert [found.name for found in (path.parents[2] / "b").iterdir() if found.is_dir()] == []
     path.write_bytes(LINES)
     mended = opened(path.parents[2])
-    assert mended.unidentified_logs == 0
-    assert mended.get(KEY).online().log_end_offset == 3
-    assert mended.get(KEY).fence == FENCE
+    assert mended.logs.unidentified_logs == 0
+    assert mended.logs.get(KEY).online().log_end_offset == 3
+    assert mended.logs.get(KEY).fence == FENCE
     mended.close()
 
 
@@ -113,8 +113,8 @@ def test_a_file_that_may_not_be_read(metadata: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "read_text", forbidden)
     manager = opened(metadata.parents[2])
-    assert not any(log_dir.offline for log_dir in manager.log_dirs)
-    assert manager.get(PartitionKey(b"v" * 16, 0)).online().log_end_offset == 0
+    assert not any(log_dir.offline for log_dir in manager.logs.log_dirs)
+    assert manager.logs.get(PartitionKey(b"v" * 16, 0)).online().log_end_offset == 0
     with refused("whose log it is is not known"):
         manager.create("t", KEY, {})
     manager.unlock()
@@ -160,8 +160,8 @@ async def test_what_the_service_answers(tmp_path: Path) -> None:
 def test_a_log_that_was_moved_away_is_replaced(metadata: Path, tmp_path: Path) -> None:
     metadata.unlink()
     manager = opened(tmp_path)
-    assert manager.unidentified_logs == 1
+    assert manager.logs.unidentified_logs == 1
     metadata.parent.rename(tmp_path / "moved")
     manager.create("t", KEY, {})
-    assert manager.unidentified_logs == 0
+    assert manager.logs.unidentified_logs == 0
     manager.close()

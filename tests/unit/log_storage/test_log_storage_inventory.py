@@ -33,15 +33,15 @@ def begun(data: Path, config: LogConfig | None = None) -> LogManager:
 def written(data: Path) -> LogManager:
     """Two batches of epoch 5, which it led, and one of epoch 7, in which it follows; all but that is committed."""
     manager = begun(data)
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     lead(hosted.online(), produced(2, sequence=0, producer_id=41), epoch=5)
     lead(hosted.online(), produced(1, sequence=2, producer_id=41), epoch=5)
     fence = Fence(7, Role.FOLLOWER, "", "ls").after(hosted.fence)
-    manager.log_dirs[0].record_fences({KEY: fence})
+    manager.logs.log_dirs[0].record_fences({KEY: fence})
     follow(hosted.online(), batch(1, base_offset=3, epoch=7), epoch=7)
     hosted.online().flush()
     hosted.online().offsets.raise_high_watermark(3)
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     return manager
 
 
@@ -87,7 +87,7 @@ def test_a_lost_tail_is_said_and_stays_so(tmp_path: Path) -> None:
     for _ in range(2):
         assert take_inventory([tmp_path]).tail_lost
     manager = LogManager([tmp_path], LogConfig(), broker_id=1)
-    assert manager.log_dirs[0].tail_lost  # as the broker has not registered so
+    assert manager.logs.log_dirs[0].tail_lost  # as the broker has not registered so
     manager.unlock()
 
 
@@ -131,7 +131,7 @@ def test_a_directory_that_was_there_and_is_not(tmp_path: Path) -> None:
     paths = [tmp_path / "0", tmp_path / "1"]
     manager = LogManager(paths, LogConfig(), broker_id=1)
     manager.load()
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
         log_dir.record_cluster("cluster")
     manager.close()

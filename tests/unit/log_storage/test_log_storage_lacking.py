@@ -35,10 +35,10 @@ def data(tmp_path: Path) -> Path:
     """Of a log of several segments, stopped cleanly."""
     path = tmp_path / "data"
     manager = opened(path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
-    log = manager.get(KEY).online()
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    log = manager.logs.get(KEY).online()
     for _ in range(8):
         lead(log, batch(value=b"x" * 200))
     log.offsets.raise_high_watermark(8)
@@ -56,8 +56,8 @@ async def test_scrubbing_finds_nothing_and_drops_nothing(
     data: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     manager = opened(data)
-    hosted, threads = manager.get(KEY), ThreadPoolExecutor(1)
-    scrubber = Scrubber(manager, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1)
+    hosted, threads = manager.logs.get(KEY), ThreadPoolExecutor(1)
+    scrubber = Scrubber(manager.logs, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1)
     disk = FaultyDisk(data, monkeypatch)
     for operation in ("open", "pread"):
         disk.fail((operation,), number)
@@ -77,8 +77,8 @@ async def test_scrubbing_finds_nothing_and_drops_nothing(
 async def test_what_cannot_be_read_now_stays_as_it_was_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither damaged nor, where it had been found damaged, sound."""
     manager = opened(data)
-    hosted, threads = manager.get(KEY), ThreadPoolExecutor(1)
-    scrubber = Scrubber(manager, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1)
+    hosted, threads = manager.logs.get(KEY), ThreadPoolExecutor(1)
+    scrubber = Scrubber(manager.logs, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1)
     segment = hosted.online().segments[1]
     content = bytearray(segment.path.read_bytes())
     content[-1] ^= 1
@@ -98,9 +98,9 @@ async def test_what_cannot_be_read_now_stays_as_it_was_found(data: Path, monkeyp
 async def test_scrubbing_leaves_no_segment_open(data: Path) -> None:
     manager = opened(data)
     threads = ThreadPoolExecutor(1)
-    await Scrubber(manager, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub_all()
+    await Scrubber(manager.logs, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub_all()
     threads.shutdown()  # a thread lets go of what it read a moment after it has said what it found
-    sealed = {str(segment.path) for segment in manager.get(KEY).online().segments[:-1]}
+    sealed = {str(segment.path) for segment in manager.logs.get(KEY).online().segments[:-1]}
     assert not sealed & open_files()
     manager.close()
 
@@ -108,7 +108,7 @@ async def test_scrubbing_leaves_no_segment_open(data: Path) -> None:
 @pytest.mark.parametrize("number", LACKING)
 def test_a_flush_that_could_not_begin_is_made_later(data: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     manager = opened(data)
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     lead(log, batch())
     log.offsets.recovery_point = log.offsets.synced_offset = 0  # segments that have not been opened yet
     disk = FaultyDisk(data, monkeypatch)
@@ -116,7 +116,7 @@ def test_a_flush_that_could_not_begin_is_made_later(data: Path, monkeypatch: pyt
     with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.LOG_STORAGE_ERROR):
         log.flush()
     disk.heal()
-    assert manager.get(KEY).offline_reason == ""
+    assert manager.logs.get(KEY).offline_reason == ""
     log.flush()
     assert log.recovery_point == log.log_end_offset == len(read_all(log))
     manager.close()
@@ -124,18 +124,18 @@ def test_a_flush_that_could_not_begin_is_made_later(data: Path, monkeypatch: pyt
 
 def test_a_failed_fdatasync_is_one_whatever_it_says(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = opened(data)
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     lead(log, batch())
     FaultyDisk(data, monkeypatch).fail(SYNCS, errno.ENOMEM)
     with pytest.raises(LogError):
         log.flush()
-    assert manager.get(KEY).offline_reason
+    assert manager.logs.get(KEY).offline_reason
     manager.unlock()
 
 
 def test_retention_goes_on_later(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = opened(data)
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     manager.create("t", KEY, {"retention.bytes": "700", "retention.ms": "-1"})
     disk = FaultyDisk(data, monkeypatch)
     disk.fail(("open",), errno.EMFILE)

@@ -139,7 +139,7 @@ def test_no_file_is_left_open(tmp_path: Path) -> None:
         manager.load()
         for partition in range(3):
             manager.create("t", PartitionKey(bytes(16), partition), {})
-            lead(manager.get(PartitionKey(bytes(16), partition)).online(), batch())
+            lead(manager.logs.get(PartitionKey(bytes(16), partition)).online(), batch())
         manager.close()
         before = len(list(Path("/proc/self/fd").iterdir()))
         del manager

@@ -37,13 +37,13 @@ def started(data: Path, config: LogConfig | None = None) -> LogManager:
 
 
 def log_of(manager: LogManager) -> Log:
-    return manager.get(KEY).online()
+    return manager.logs.get(KEY).online()
 
 
 def lost(data: Path) -> bool:
     """Whether a start finds the tail lost. It is killed at once."""
     manager = started(data)
-    found = manager.log_dirs[0].tail_lost
+    found = manager.logs.log_dirs[0].tail_lost
     manager.unlock()
     return found
 
@@ -59,7 +59,7 @@ def written(data: Path, batches: int, committed: int = 0, flushed: int = 0) -> l
         if number + 1 == flushed:
             log.flush()
     log.offsets.raise_high_watermark(committed)
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     manager.unlock()
     return ends
 
@@ -75,11 +75,11 @@ def test_a_log_that_ends_below_its_high_watermark_has_lost_its_tail(tmp_path: Pa
     truncate(tmp_path / SEGMENT, ends[38])
     manager = started(tmp_path)
     assert log_of(manager).log_end_offset == 39
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     manager.close()
     assert lost(tmp_path)  # until the broker has registered so, though it is cut now
     manager = started(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.unlock()
     assert not lost(tmp_path)
 
@@ -93,7 +93,7 @@ def test_pages_that_are_gone_in_the_midst_of_a_log(tmp_path: Path) -> None:
     path.write_bytes(content)
     manager = started(tmp_path)
     assert log_of(manager).log_end_offset == 39
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     manager.unlock()
     assert lost(tmp_path)
 
@@ -112,7 +112,7 @@ def test_a_segment_that_begins_behind_the_end_shows_what_is_gone(tmp_path: Path)
     truncate(last.path, 0)
     manager = started(tmp_path)
     assert log_of(manager).log_end_offset == last.base_offset - 1
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     manager.unlock()
 
 
@@ -144,7 +144,7 @@ def test_a_snapshot_of_which_pages_are_gone_shows_that_others_may_be(tmp_path: P
     truncate(snapshot, 0)
     truncate(log.segments[-1].path, 0)
     manager = started(tmp_path)
-    assert manager.log_dirs[0].tail_lost
+    assert manager.logs.log_dirs[0].tail_lost
     assert not snapshot.exists()
     manager.unlock()
 
@@ -157,7 +157,7 @@ def test_a_snapshot_that_was_damaged_below_what_is_flushed_shows_nothing(tmp_pat
     while len(log.segments) < 3:
         lead(log, batch(value=b"v" * 50))
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     manager.unlock()
     truncate(producer_snapshots.path_of(log.directory, log.segments[-1].base_offset), 0)
     assert not lost(tmp_path)
@@ -200,7 +200,7 @@ def test_a_kill_in_the_midst_of_a_write_loses_nothing(tmp_path: Path) -> None:
         path.write_bytes(content[:size])
         manager = started(tmp_path)
         log = log_of(manager)
-        assert not manager.log_dirs[0].tail_lost, size
+        assert not manager.logs.log_dirs[0].tail_lost, size
         whole = (size - ends[-1]) // length
         assert log.log_end_offset == 3 + 2 * whole, size
         manager.unlock()
@@ -226,13 +226,13 @@ def test_after_a_failed_sync_a_start_does_not_believe_what_it_reads(
     with pytest.raises(LogError):
         log_of(manager).flush()
     disk.heal()
-    assert manager.log_dirs[0].disk.doubt
+    assert manager.logs.log_dirs[0].disk.doubt
     manager.unlock()
     manager = started(tmp_path)
     assert log_of(manager).log_end_offset == 5
-    assert manager.log_dirs[0].tail_lost
-    assert not manager.log_dirs[0].disk.doubt
-    manager.log_dirs[0].record_boot()
+    assert manager.logs.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].disk.doubt
+    manager.logs.log_dirs[0].record_boot()
     manager.unlock()
     assert not lost(tmp_path)
 
@@ -245,7 +245,7 @@ def test_what_a_process_has_lost_it_cannot_settle(tmp_path: Path, monkeypatch: p
     with pytest.raises(LogError):
         log_of(manager).flush()
     disk.heal()
-    manager.log_dirs[0].record_boot()  # the broker registers anew, log-storage goes on
+    manager.logs.log_dirs[0].record_boot()  # the broker registers anew, log-storage goes on
     manager.close()
     assert lost(tmp_path)
 
@@ -258,7 +258,7 @@ def test_a_disk_that_takes_nothing_any_more_forgets(tmp_path: Path, monkeypatch:
     disk.fail((*WRITES, *SYNCS))
     with pytest.raises(LogError):
         log_of(manager).flush()
-    assert manager.log_dirs[0].disk.doubt
+    assert manager.logs.log_dirs[0].disk.doubt
     manager.unlock()
     disk.heal()
     assert not lost(tmp_path)
@@ -278,7 +278,7 @@ def test_a_high_watermark_above_what_is_on_disk_is_not_checkpointed_where_every_
     log.flush()
     position = log.size_bytes
     follow(log, batch(5, base_offset=5, epoch=1), high_watermark=10)  # the others have it; this one waits for its disk
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     manager.unlock()
     truncate(tmp_path / SEGMENT, position)
     monkeypatch.setattr(boot_record, "present_boot", lambda directory: Boot("after the power failure", "mount"))
@@ -286,7 +286,7 @@ def test_a_high_watermark_above_what_is_on_disk_is_not_checkpointed_where_every_
     log = log_of(manager)
     assert [header.last_offset for header in read_all(log)] == [4]
     assert log.high_watermark == 5
-    assert not manager.log_dirs[0].tail_lost
+    assert not manager.logs.log_dirs[0].tail_lost
     manager.unlock()
 
 

@@ -220,8 +220,8 @@ def test_none_comes_into_a_log_that_is_made_anew_under_the_name_of_a_deleted_one
     manager.load()
     manager.create("t", where, {})
     fence = Fence(1, Role.LEADER, "one", "two")
-    manager.log_dirs[0].record_fences({where: fence})
-    log = manager.get(where).online()
+    manager.logs.log_dirs[0].record_fences({where: fence})
+    log = manager.logs.get(where).online()
     append(log, produced(1, sequence=0))
     log.producer_state.pending.add(1, log.producers.copy())  # as a roll does
     manager.delete(where, -1)

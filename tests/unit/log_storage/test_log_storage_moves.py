@@ -39,11 +39,11 @@ def opened(path: Path) -> LogManager:
 
 
 def log_of(manager: LogManager) -> Log:
-    return manager.get(KEY).online()
+    return manager.logs.get(KEY).online()
 
 
 def copy_of(manager: LogManager) -> Log:
-    future = manager.get(KEY).future
+    future = manager.logs.get(KEY).future
     assert future is not None
     return future.log
 
@@ -69,7 +69,7 @@ def contents(log: Log) -> list[bytes]:
 
 
 def place_of(manager: LogManager) -> str:
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     assert hosted.directory == hosted.log_dir.path / "t-0"
     assert hosted.directory.is_dir()
     return hosted.log_dir.path.name
@@ -83,14 +83,14 @@ def refused(code: ErrorCode, words: str = ".") -> Any:
 def manager(tmp_path: Path) -> Iterator[LogManager]:
     """One log of 20 batches in several segments, in `a`, with a fence; it is about to move to `b`."""
     manager = opened(tmp_path)
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: FENCE})
+    manager.logs.log_dirs[0].record_fences({KEY: FENCE})
     fill(log_of(manager), 20)
     log_of(manager).offsets.raise_high_watermark(30)
     assert len(log_of(manager).segments) > 2
-    assert manager.start_move(KEY, str(tmp_path / "b"))
+    assert manager.mover.start_move(KEY, str(tmp_path / "b"))
     yield manager
     manager.unlock()
 
@@ -101,13 +101,13 @@ def test_a_move(tmp_path: Path, manager: LogManager) -> None:
     [future] = [path.name for path in (tmp_path / "b").iterdir() if path.name.endswith("-future")]
     assert future_files.partition_of(future) == 0
     catch_up(manager)
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert place_of(manager) == "b"
     assert (log_of(manager).state, contents(log_of(manager))) == (state, before)
     assert dict(log_of(manager).producers.items()) == producers
-    assert manager.get(KEY).fence == FENCE
-    assert manager.log_dirs[0].fences.get(KEY) is None
-    [removable] = manager.removable
+    assert manager.logs.get(KEY).fence == FENCE
+    assert manager.logs.log_dirs[0].fences.get(KEY) is None
+    [removable] = manager.logs.removable
     assert removable.parent == tmp_path / "a"
     # The log goes on in its new place, under its old name.
     fill(log_of(manager), 5)
@@ -127,38 +127,38 @@ def test_a_move(tmp_path: Path, manager: LogManager) -> None:
 def test_and_back(tmp_path: Path, manager: LogManager) -> None:
     before = contents(log_of(manager))
     for place in ("b", "a", "b"):
-        manager.start_move(KEY, str(tmp_path / place))
+        manager.mover.start_move(KEY, str(tmp_path / place))
         catch_up(manager)
-        manager.swap(manager.get(KEY))
+        manager.mover.swap(manager.logs.get(KEY))
         assert place_of(manager) == place
         assert contents(log_of(manager)) == before
 
 
 def test_what_cannot_be_moved(tmp_path: Path, manager: LogManager) -> None:
     with refused(ErrorCode.UNKNOWN_TOPIC_ID):
-        manager.start_move(PartitionKey(b"x" * 16, 0), str(tmp_path / "b"))
+        manager.mover.start_move(PartitionKey(b"x" * 16, 0), str(tmp_path / "b"))
     with refused(ErrorCode.INVALID_REQUEST, "none of this broker's log.dirs: choose among"):
-        manager.start_move(KEY, str(tmp_path / "c"))
-    manager.log_dirs[1].disk.fail("gone")
+        manager.mover.start_move(KEY, str(tmp_path / "c"))
+    manager.logs.log_dirs[1].disk.fail("gone")
     with refused(ErrorCode.LOG_STORAGE_ERROR, "offline"):
-        manager.start_move(KEY, str(tmp_path / "b"))
+        manager.mover.start_move(KEY, str(tmp_path / "b"))
 
 
 def test_a_directory_is_named_by_its_id_too(manager: LogManager) -> None:
-    target = manager.log_dirs[1].properties.directory_id
+    target = manager.logs.log_dirs[1].properties.directory_id
     copy = copy_of(manager)
-    assert manager.start_move(KEY, target)
+    assert manager.mover.start_move(KEY, target)
     assert copy_of(manager) is copy  # it was on its way there already
 
 
 def test_a_move_to_where_the_log_is_ends_the_one_under_way(tmp_path: Path, manager: LogManager) -> None:
     catch_up(manager, 3)
-    assert not manager.start_move(KEY, str(tmp_path / "a"))
-    assert manager.get(KEY).future is None
+    assert not manager.mover.start_move(KEY, str(tmp_path / "a"))
+    assert manager.logs.get(KEY).future is None
     assert [path.suffix for path in (tmp_path / "b").iterdir() if path.is_dir()] == [".deleted"]
     manager.close()
     again = opened(tmp_path)
-    assert again.get(KEY).future is None
+    assert again.logs.get(KEY).future is None
     assert place_of(again) == "a"
     again.unlock()
 
@@ -172,7 +172,7 @@ def test_appends_go_on(manager: LogManager) -> None:
         fill(log_of(manager), 1, epoch=2)
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert (contents(log_of(manager)), log_of(manager).state) == (before, state)
 
 
@@ -180,24 +180,24 @@ def test_appends_go_on(manager: LogManager) -> None:
 @pytest.mark.parametrize("copied", [0, 10, 20])
 def test_a_truncation(manager: LogManager, cut: int, copied: int) -> None:
     catch_up(manager, copied)
-    manager.truncate(manager.get(KEY), cut, 5)
+    manager.truncate(manager.logs.get(KEY), cut, 5)
     assert copy_of(manager).log_end_offset <= cut
     fill(log_of(manager), 8, epoch=6)
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert (contents(log_of(manager)), log_of(manager).state) == (before, state)
 
 
 @pytest.mark.parametrize("start", [100, 10])
 def test_a_log_that_starts_anew(manager: LogManager, start: int) -> None:
     catch_up(manager, 10)
-    manager.truncate_fully_and_start_at(manager.get(KEY), start, 5)
+    manager.truncate_fully_and_start_at(manager.logs.get(KEY), start, 5)
     if start == 10:
         fill(log_of(manager), 3, epoch=6)
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert (contents(log_of(manager)), log_of(manager).state) == (before, state)
 
 
@@ -208,7 +208,7 @@ def test_retention_and_deleted_records(manager: LogManager, copied: int) -> None
     log_of(manager).log_start.raise_to(33)  # inside a batch
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert (contents(log_of(manager)), log_of(manager).state) == (before, state)
 
 
@@ -217,7 +217,7 @@ def test_a_deletion(tmp_path: Path, manager: LogManager) -> None:
     assert manager.delete(KEY, -1) is not None
     manager.unlock()
     again = opened(tmp_path)
-    assert len(again) == 0
+    assert len(again.logs) == 0
     assert not [path for name in "ab" for path in (tmp_path / name).iterdir() if path.is_dir()]
     again.unlock()
 
@@ -225,7 +225,7 @@ def test_a_deletion(tmp_path: Path, manager: LogManager) -> None:
 def test_new_logs_count_those_that_arrive(tmp_path: Path, manager: LogManager) -> None:
     for partition in range(1, 4):
         manager.create("t", PartitionKey(b"t" * 16, partition), {})
-    places = [manager.get(PartitionKey(b"t" * 16, partition)).log_dir.path.name for partition in range(1, 4)]
+    places = [manager.logs.get(PartitionKey(b"t" * 16, partition)).log_dir.path.name for partition in range(1, 4)]
     assert places == ["a", "b", "a"]
 
 
@@ -258,33 +258,33 @@ def test_a_crash_at_each_step_of_the_swap(tmp_path: Path, manager: LogManager, m
     catch_up(manager)
     before, state = contents(log_of(manager)), log_of(manager).state
     log_of(manager).flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     manager.unlock()
     places = []
     for step in range(100):
         shutil.copytree(tmp_path, tmp_path.with_name(f"step-{step}"))
         there = tmp_path.with_name(f"step-{step}")
         running = opened(there)
-        if running.get(KEY).future is None:
+        if running.logs.get(KEY).future is None:
             pytest.fail("the move was not resumed")
         catch_up(running)
         swapped = False
         with monkeypatch.context() as patch:
             crash_at(step, patch)
             try:
-                running.swap(running.get(KEY))
+                running.mover.swap(running.logs.get(KEY))
                 swapped = True
             except CrashError:
                 pass
         running.unlock()
         again = opened(there)
         assert (contents(log_of(again)), log_of(again).state) == (before, state)
-        assert again.get(KEY).fence == FENCE
+        assert again.logs.get(KEY).fence == FENCE
         places.append(place_of(again))
         fill(log_of(again), 1, epoch=3)
-        if again.get(KEY).future is not None:  # and the move goes on
+        if again.logs.get(KEY).future is not None:  # and the move goes on
             catch_up(again)
-            again.swap(again.get(KEY))
+            again.mover.swap(again.logs.get(KEY))
             assert place_of(again) == "b"
         assert log_of(again).log_end_offset == state.log_end_offset + 2
         again.close()
@@ -303,7 +303,7 @@ def test_a_copy_that_was_cut_off_in_the_middle_goes_on(tmp_path: Path, manager: 
     assert copy_of(again).log_end_offset == 18
     catch_up(again)
     before = contents(log_of(again))
-    again.swap(again.get(KEY))
+    again.mover.swap(again.logs.get(KEY))
     assert contents(log_of(again)) == before
     again.unlock()
 
@@ -321,24 +321,24 @@ def test_a_copy_of_what_the_log_has_lost(tmp_path: Path, manager: LogManager) ->
     fill(log, 10, epoch=4)
     catch_up(again)
     before = contents(log)
-    again.swap(again.get(KEY))
+    again.mover.swap(again.logs.get(KEY))
     assert contents(log_of(again)) == before
     again.unlock()
 
 
 def test_a_copy_of_another_epoch_is_cut_by_epochs(tmp_path: Path, manager: LogManager) -> None:
     catch_up(manager)
-    future = manager.get(KEY).future
+    future = manager.logs.get(KEY).future
     assert future is not None
-    manager.get(KEY).future = None  # as if a crash had come between the log's truncation and the copy's
-    manager.truncate(manager.get(KEY), 20, 5)
+    manager.logs.get(KEY).future = None  # as if a crash had come between the log's truncation and the copy's
+    manager.truncate(manager.logs.get(KEY), 20, 5)
     fill(log_of(manager), 30, epoch=6)
     manager.unlock()
     again = opened(tmp_path)
     assert copy_of(again).log_end_offset == 20
     catch_up(again)
     before = contents(log_of(again))
-    again.swap(again.get(KEY))
+    again.mover.swap(again.logs.get(KEY))
     assert contents(log_of(again)) == before
     again.unlock()
 
@@ -348,7 +348,7 @@ def test_an_incomplete_copy_whose_log_is_gone(tmp_path: Path, manager: LogManage
     manager.unlock()
     shutil.rmtree(tmp_path / "a" / "t-0")
     again = opened(tmp_path)
-    assert len(again) == 0
+    assert len(again.logs) == 0
     assert not [path for path in (tmp_path / "b").iterdir() if path.is_dir()]
     again.unlock()
 
@@ -359,7 +359,7 @@ def test_a_copy_is_left_alone_while_its_log_cannot_be_looked_for(tmp_path: Path,
     (tmp_path / "a").rename(tmp_path / "away")
     (tmp_path / "a").write_text("")
     again = opened(tmp_path)
-    assert len(again) == 0
+    assert len(again.logs) == 0
     with refused(ErrorCode.LOG_STORAGE_ERROR, "may hold the log"):
         again.create("t", KEY, {})
     again.unlock()
@@ -377,8 +377,8 @@ def test_the_target_fails_before_the_swap(tmp_path: Path, manager: LogManager, m
     catch_up(manager)
     FaultyDisk(tmp_path / "b", monkeypatch).fail((*WRITES, *SYNCS))
     with refused(ErrorCode.LOG_STORAGE_ERROR):
-        manager.swap(manager.get(KEY))
-    assert manager.log_dirs[1].offline
+        manager.mover.swap(manager.logs.get(KEY))
+    assert manager.logs.log_dirs[1].offline
     assert place_of(manager) == "a"
     fill(log_of(manager), 1)
     assert log_of(manager).log_end_offset == 42
@@ -393,10 +393,10 @@ def test_the_target_is_full(tmp_path: Path, manager: LogManager, monkeypatch: py
         catch_up(manager)
     fill(log_of(manager), 1)
     disk.heal()
-    manager.log_dirs[1].disk.keep_reserve()
+    manager.logs.log_dirs[1].disk.keep_reserve()
     catch_up(manager)
     before = contents(log_of(manager))
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert contents(log_of(manager)) == before
 
 
@@ -427,10 +427,10 @@ def test_compaction_knows_how_far_it_has_been(tmp_path: Path) -> None:
     manager.create("t", KEY, {})
     fill(log_of(manager), 20)
     log_of(manager).offsets.cleaned_to = 10
-    manager.start_move(KEY, str(tmp_path / "b"))
+    manager.mover.start_move(KEY, str(tmp_path / "b"))
     catch_up(manager)
     log_of(manager).offsets.cleaned_to = 30
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert log_of(manager).cleaned_to == 10
     assert (tmp_path / "b" / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 10\n"
     manager.unlock()
@@ -440,9 +440,9 @@ def test_an_empty_log(tmp_path: Path) -> None:
     manager = opened(tmp_path)
     manager.create("t", KEY, {})
     log_of(manager).become_leader(4)
-    manager.start_move(KEY, str(tmp_path / "b"))
+    manager.mover.start_move(KEY, str(tmp_path / "b"))
     catch_up(manager)
-    manager.swap(manager.get(KEY))
+    manager.mover.swap(manager.logs.get(KEY))
     assert place_of(manager) == "b"
     assert log_of(manager).epochs.latest_epoch == 4
     manager.unlock()
@@ -452,20 +452,20 @@ def test_a_log_that_ends_in_a_gap(tmp_path: Path, manager: LogManager) -> None:
     """Cut where compaction had left nothing: what is not there is missing in the copy neither."""
     other = PartitionKey(b"u" * 16, 0)
     manager.create("u", other, {})
-    source = manager.get(other).online()
+    source = manager.logs.get(other).online()
     for offset in (0, 10):
         follow(source, batch(base_offset=offset, epoch=1))
     source.truncation.truncate_to(source.truncation.cut_for(7, -1))
     assert (source.log_end_offset, source.segments[-1].end_offset) == (7, 7)
-    where = "b" if manager.get(other).log_dir.path.name == "a" else "a"
-    assert manager.start_move(other, str(tmp_path / where))
-    future = manager.get(other).future
+    where = "b" if manager.logs.get(other).log_dir.path.name == "a" else "a"
+    assert manager.mover.start_move(other, str(tmp_path / where))
+    future = manager.logs.get(other).future
     assert future is not None
     plan = source.reader.plan_copy(0, 1 << 20)
     assert plan is not None
     log_copy.append_copy(future.log, plan.run(), 0)
-    manager.swap(manager.get(other))
-    log = manager.get(other).online()
+    manager.mover.swap(manager.logs.get(other))
+    log = manager.logs.get(other).online()
     assert log.log_end_offset == 7
     lead(log, batch(), epoch=2)
     assert header_of(log.read(3, -1, 1)).base_offset == 7
@@ -502,7 +502,7 @@ async def test_all_that_is_appended_meanwhile_is_moved(tmp_path: Path, monkeypat
         while not await moved():
             await append(1)
         await append(3)
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         assert hosted.directory == tmp_path / "b" / "t-0"
         values = [
             record.value for offset in range(sent) for record in decode(hosted.online().read(offset, -1, 1)).records()

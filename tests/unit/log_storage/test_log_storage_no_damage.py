@@ -37,10 +37,10 @@ def opened(path: Path, config: LogConfig = SMALL) -> LogManager:
 def data(tmp_path: Path) -> Path:
     """Of five segments, stopped cleanly: none is open after a start."""
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
-    log = manager.get(KEY).online()
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    log = manager.logs.get(KEY).online()
     for number in range(10):
         lead(log, batch(value=b"x" * 300, timestamp=1_000 + number))
     log.offsets.raise_high_watermark(10)
@@ -55,7 +55,7 @@ async def test_a_page_of_batches_across_a_change(
     data: Path, monkeypatch: pytest.MonkeyPatch, change: str, times: int
 ) -> None:
     manager = opened(data)
-    log, threads = manager.get(KEY).online(), ThreadPoolExecutor(2)
+    log, threads = manager.logs.get(KEY).online(), ThreadPoolExecutor(2)
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
     real, changes = list_batches._page_of, 0
 
@@ -92,10 +92,10 @@ async def test_a_page_of_batches_across_a_change(
 
 def test_verify_of_a_follower_that_starts_inside_its_first_batch(tmp_path: Path) -> None:
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.FOLLOWER, "", "ls")})
-    log = manager.get(KEY).online()
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.FOLLOWER, "", "ls")})
+    log = manager.logs.get(KEY).online()
     log.truncation.truncate_fully_and_start_at(13)
     follow(log, batch(5, base_offset=10, epoch=1), high_watermark=13, log_start=13)
     assert log.segments[0].base_offset == 10
@@ -106,10 +106,10 @@ def test_verify_of_a_follower_that_starts_inside_its_first_batch(tmp_path: Path)
 
 def test_verify_still_sees_an_epoch_that_begins_elsewhere(tmp_path: Path) -> None:
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(2, Role.LEADER, "rm", "ls")})
-    log = manager.get(KEY).online()
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(2, Role.LEADER, "rm", "ls")})
+    log = manager.logs.get(KEY).online()
     lead(log, batch(5), 1)
     lead(log, batch(5), 2)
     manager.close()
@@ -125,7 +125,7 @@ def test_retention_goes_on_over_a_segment_that_cannot_be_decoded(data: Path, pos
     path.write_bytes(content)
     (data / "t-0" / f"{2:020}.index").unlink()
     manager = opened(data)
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     manager.create("t", KEY, {"retention.ms": "-1", "retention.bytes": "800"})
     log = hosted.online()
     segment = log.segments[1]

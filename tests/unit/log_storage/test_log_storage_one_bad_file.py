@@ -18,7 +18,7 @@ from highwater.log_storage.files import checkpoints, future_files
 from highwater.log_storage.files.boot_record import FILE_NAME as BOOT
 from highwater.log_storage.files.fence_journal import FILE_NAME as FENCES
 from highwater.log_storage.files.meta_properties import FILE_NAME as META
-from highwater.log_storage.log_manager import log_loading
+from highwater.log_storage.log_manager import log_loader
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.metadata.models import PartitionKey
 
@@ -53,12 +53,12 @@ def opened(path: Path) -> LogManager:
 def data(tmp_path: Path) -> Path:
     """Of two logs, of which `bad-0` cannot be opened."""
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     for topic, key in (("bad", BAD), ("good", GOOD)):
         manager.create(topic, key, {})
-        manager.log_dirs[0].record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
-        lead(manager.get(key).online(), produced(1, sequence=0))
-        manager.get(key).online().offsets.raise_high_watermark(1)
+        manager.logs.log_dirs[0].record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
+        lead(manager.logs.get(key).online(), produced(1, sequence=0))
+        manager.logs.get(key).online().offsets.raise_high_watermark(1)
     manager.close()
     (tmp_path / "bad-0" / "nonsense.log").touch()
     return tmp_path
@@ -70,9 +70,9 @@ def test_a_damaged_checkpoint_and_a_log_that_cannot_be_opened(data: Path, name: 
     (data / name).write_bytes(content)
     for _ in range(2):
         manager = opened(data)
-        assert manager.get(GOOD).online().log_end_offset == 1
-        assert manager.get(BAD).offline_reason
-        manager.write_checkpoints(manager.log_dirs[0])  # as from time to time
+        assert manager.logs.get(GOOD).online().log_end_offset == 1
+        assert manager.logs.get(BAD).offline_reason
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])  # as from time to time
         manager.close()
 
 
@@ -89,8 +89,8 @@ def test_a_damaged_file_of_a_log(data: Path, name: str, content: bytes) -> None:
     (data / "bad-0" / "nonsense.log").unlink()
     (data / "bad-0" / name).write_bytes(content)
     manager = opened(data)
-    assert manager.get(GOOD).online().log_end_offset == 1
-    assert not manager.log_dirs[0].offline
+    assert manager.logs.get(GOOD).online().log_end_offset == 1
+    assert not manager.logs.log_dirs[0].offline
     manager.close()
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_file_of_one_directory(tmp_path: Path, name: str, content: byt
     paths = [tmp_path / "a", tmp_path / "b"]
     manager = LogManager(paths, LogConfig(), broker_id=1)
     manager.load()
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     manager.create("good", GOOD, {})
     manager.close()
@@ -109,29 +109,29 @@ def test_a_damaged_file_of_one_directory(tmp_path: Path, name: str, content: byt
     (other / name).write_bytes(content)
     manager = LogManager(paths, LogConfig(), broker_id=1)
     manager.load()
-    assert manager.get(GOOD).online().log_end_offset == 0
+    assert manager.logs.get(GOOD).online().log_end_offset == 0
     manager.unlock()
 
 
 def test_a_boot_record_that_is_no_object_is_none(data: Path) -> None:
     (data / BOOT).write_bytes(b"[]")
     manager = opened(data)
-    assert not manager.log_dirs[0].offline
+    assert not manager.logs.log_dirs[0].offline
     manager.unlock()
 
 
 def test_a_log_whose_opening_ends_in_a_way_that_nobody_thought_of(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = log_loading.open_log
+    real = log_loader.open_log
 
     def failing(directory: Path, *arguments: Any) -> Any:
         if directory.name == "bad-0":
             raise ZeroDivisionError
         return real(directory, *arguments)
 
-    monkeypatch.setattr(log_loading, "open_log", failing)
+    monkeypatch.setattr(log_loader, "open_log", failing)
     manager = opened(data)
-    assert "ZeroDivisionError" in manager.get(BAD).offline_reason
-    assert manager.get(GOOD).online().log_end_offset == 1
+    assert "ZeroDivisionError" in manager.logs.get(BAD).offline_reason
+    assert manager.logs.get(GOOD).online().log_end_offset == 1
     manager.unlock()
 
 
@@ -139,28 +139,28 @@ def test_a_log_whose_opening_ends_in_a_way_that_nobody_thought_of(data: Path, mo
 def test_a_complete_copy_whose_mark_is_damaged_is_kept(tmp_path: Path, content: bytes) -> None:
     """Its log has gone already: it is all that there is of it."""
     manager = opened(tmp_path)
-    manager.log_dirs[0].record_boot()
+    manager.logs.log_dirs[0].record_boot()
     manager.create("good", GOOD, {})
-    lead(manager.get(GOOD).online(), batch())
+    lead(manager.logs.get(GOOD).online(), batch())
     manager.close()
     copy = tmp_path / future_files.future_directory_name("good", 0)
     (tmp_path / "good-0").rename(copy)
     future_files.mark_complete(copy, "good")
     (copy / future_files.COMPLETE).write_bytes(content)
     manager = opened(tmp_path)
-    assert manager.find(GOOD) is None
-    assert not manager.log_dirs[0].offline
+    assert manager.logs.find(GOOD) is None
+    assert not manager.logs.log_dirs[0].offline
     manager.close()
     (copy / future_files.COMPLETE).write_bytes(b"good")
     manager = opened(tmp_path)
-    assert manager.get(GOOD).online().log_end_offset == 1
+    assert manager.logs.get(GOOD).online().log_end_offset == 1
     manager.close()
 
 
 def test_a_directory_whose_name_has_too_large_a_partition_is_left_alone(data: Path) -> None:
     (data / "good-0").rename(data / f"good-{2**31}")
     manager = opened(data)
-    assert manager.find(GOOD) is None
+    assert manager.logs.find(GOOD) is None
     manager.close()
 
 
@@ -172,23 +172,23 @@ def test_a_left_over_that_cannot_be_removed_is_left(data: Path, monkeypatch: pyt
 
     monkeypatch.setattr("shutil.rmtree", forbidden)
     manager = opened(data)
-    assert manager.get(GOOD).online().log_end_offset == 1
+    assert manager.logs.get(GOOD).online().log_end_offset == 1
     manager.close()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_a_start_that_lacks_descriptors_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Rather than that some logs, or a directory, are offline for it until the next one."""
-    real = log_loading.open_log
+    real = log_loader.open_log
 
     def lacking(directory: Path, *arguments: Any) -> Any:
         if directory.name == "good-0":
             raise OSError(number, os.strerror(number))
         return real(directory, *arguments)
 
-    monkeypatch.setattr(log_loading, "open_log", lacking)
+    monkeypatch.setattr(log_loader, "open_log", lacking)
     manager = LogManager([data], LogConfig(), broker_id=1)
     with pytest.raises(UserError, match="start it again"):
         manager.load()
-    assert not manager.log_dirs[0].offline
+    assert not manager.logs.log_dirs[0].offline
     manager.unlock()

@@ -34,8 +34,8 @@ class Served:
         self.manager = LogManager([directory], LogConfig(segment_bytes=4 * BATCH_BYTES), broker_id=1)
         self.manager.load()
         self.manager.create("t", KEY, {})
-        self.manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
-        self.hosted = self.manager.get(KEY)
+        self.manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+        self.hosted = self.manager.logs.get(KEY)
         self.log = self.hosted.online()
         for _ in range(7):  # four in the first segment, three in the active one
             lead(self.log, batch(3))

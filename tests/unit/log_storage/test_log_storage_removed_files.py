@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 def made(data: Path, *, clean: bool) -> None:
     manager = hosting(data, KEY, CONFIG, FENCE)
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     for number in range(10):
         log.become_leader(1 + number // 4)
         lead(log, batch(2, timestamp=1_000 + 10 * number), epoch=1 + number // 4)
@@ -48,7 +48,7 @@ def made(data: Path, *, clean: bool) -> None:
         manager.close()
     else:
         log.flush()
-        manager.write_checkpoints(manager.log_dirs[0])
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])
         manager.unlock()
 
 
@@ -57,8 +57,8 @@ def look(data: Path) -> Seen:
     batches: list[bytes] = []
     try:
         manager.load()
-        assert [hosted.key for hosted in manager] in ([KEY], [])
-        log = manager.get(KEY).online()
+        assert [hosted.key for hosted in manager.logs] in ([KEY], [])
+        log = manager.logs.get(KEY).online()
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             content = log.read(offset, -1, 1)

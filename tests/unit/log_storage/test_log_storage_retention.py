@@ -20,6 +20,7 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.log_start import LogStart
 from highwater.log_storage.log.retention import UNLIMITED, Aged, Limits, expired_segments
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.metadata.models import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
@@ -263,7 +264,7 @@ def managed(directory: Path) -> tuple[LogManager, Log]:
     manager = LogManager([directory], LogConfig(segment_bytes=1024, retention_ms=0), broker_id=1)
     manager.load()
     manager.create("t", KEY, {})
-    return manager, manager.get(KEY).online()
+    return manager, manager.logs.get(KEY).online()
 
 
 @pytest.mark.parametrize("step", ["move_behind", "write_checkpoint", "release_segments"])
@@ -275,20 +276,20 @@ def test_a_crash_on_the_way_finds_no_lower_log_start(
         lead(log, batch(timestamp=number, value=b"x" * 900))
     log.offsets.raise_high_watermark(5)
     log.flush()
-    manager.write_checkpoints(manager.log_dirs[0])
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LogManager if step == "write_checkpoint" else LogStart, step, crash)
+    monkeypatch.setattr(LogRegistry if step == "write_checkpoint" else LogStart, step, crash)
     with pytest.raises(KeyboardInterrupt):
-        manager.retain(manager.get(KEY), DAY_MS)
+        manager.retain(manager.logs.get(KEY), DAY_MS)
     monkeypatch.undo()
     manager.unlock()
     manager, log = managed(tmp_path)
     assert log.log_start_offset == (5 if step == "release_segments" else 0)
     assert log.log_end_offset == 5
-    manager.retain(manager.get(KEY), DAY_MS)
+    manager.retain(manager.logs.get(KEY), DAY_MS)
     assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (5, 5, 1)
     manager.close()
 
@@ -297,7 +298,7 @@ def test_the_log_start_survives_a_restart(tmp_path: Path) -> None:
     manager, log = managed(tmp_path)
     lead(log, batch(3, timestamp=1))
     log.offsets.raise_high_watermark(3)
-    assert manager.retain(manager.get(KEY), DAY_MS) == 1
+    assert manager.retain(manager.logs.get(KEY), DAY_MS) == 1
     manager.unlock()
     manager, log = managed(tmp_path)
     assert log.state == (3, 1, 3, 3)

@@ -47,7 +47,7 @@ class World:
         self.manager = LogManager([directory], LogConfig(segment_bytes=1024), broker_id=1)
         self.manager.load()
         self.manager.create("t", KEY, {})
-        self.hosted: HostedLog = self.manager.get(KEY)
+        self.hosted: HostedLog = self.manager.logs.get(KEY)
         self.log = self.hosted.online()
         self.log.become_leader(0)
         for _ in range(BATCHES):
@@ -55,7 +55,7 @@ class World:
         self.log.offsets.raise_high_watermark(self.log.log_end_offset)
         self.threads = ThreadPoolExecutor(2)
         self.metrics = Metrics("log-storage")
-        self.scrubber = Scrubber(self.manager, self.threads, self.metrics, bytes_per_second=1e12, interval_ms=1)
+        self.scrubber = Scrubber(self.manager.logs, self.threads, self.metrics, bytes_per_second=1e12, interval_ms=1)
         self.servicer = LogStorageServicer(self.manager, "one", self.threads, self.metrics)
 
     async def list(self, offset: int = 0, *, check_crcs: bool = False) -> log_storage_pb2.LogListBatchesResponse:
@@ -135,7 +135,7 @@ async def test_a_flipped_bit_is_found_told_and_forgotten_when_it_is_mended(world
     (found,) = world.hosted.known_damage
     assert (found.first_offset, found.last_offset) == (damaged.header.base_offset, damaged.header.last_offset)
     assert "CRC-32C" in found.problem
-    assert world.manager.damaged_logs == 1
+    assert world.manager.logs.damaged_logs == 1
     described = await world.servicer.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), None)
     assert [each.first_offset for each in described.logs[0].damaged] == [damaged.header.base_offset]
     listed = await world.list(segment.base_offset)
@@ -143,7 +143,7 @@ async def test_a_flipped_bit_is_found_told_and_forgotten_when_it_is_mended(world
     flip(segment, damaged.position + damaged.header.size_bytes - 1)
     await world.scrubber.scrub(world.hosted)
     assert world.hosted.known_damage == []
-    assert world.manager.damaged_logs == 0
+    assert world.manager.logs.damaged_logs == 0
 
 
 async def test_a_segment_that_cannot_be_read_is_damaged_and_the_log_stays_online(
@@ -237,7 +237,7 @@ async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, numbe
     assert dropped.log.log_end_offset == segment.base_offset
     assert dropped.log.high_watermark == segment.base_offset
     assert world.hosted.known_damage == []
-    assert world.manager.damaged_logs == 0
+    assert world.manager.logs.damaged_logs == 0
     # What it has led is not in it any more (RULES 7.9).
     assert read_fences(world.hosted.log_dir.path / FILE_NAME)[KEY].last_led_epoch is None
     # It goes on from there, and is sound.
@@ -257,11 +257,11 @@ async def test_a_segment_whose_file_is_gone_is_found_after_a_restart(tmp_path: P
     lost.path.unlink()
     again = LogManager([tmp_path], LogConfig(segment_bytes=1024), broker_id=1)
     again.load()
-    hosted, threads = again.get(KEY), ThreadPoolExecutor(1)
-    await Scrubber(again, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub(hosted)
+    hosted, threads = again.logs.get(KEY), ThreadPoolExecutor(1)
+    await Scrubber(again.logs, threads, Metrics("log-storage"), bytes_per_second=1e12, interval_ms=1).scrub(hosted)
     (found,) = hosted.known_damage
     assert (found.first_offset, found.last_offset) == (lost.base_offset, behind.base_offset - 1)
-    assert again.damaged_logs == 1
+    assert again.logs.damaged_logs == 1
     again.drop_damaged(hosted)
     assert hosted.online().log_end_offset == before.base_offset
     assert hosted.known_damage == []
@@ -320,12 +320,12 @@ async def test_a_log_that_goes_away_meanwhile_does_not_end_the_pass(
     await world.scrubber.scrub_all()
     world.hosted.log = log
     assert world.hosted.scrubbed_ms < 0
-    assert world.manager.get(PartitionKey(bytes(16), 1)).scrubbed_ms > 0
+    assert world.manager.logs.get(PartitionKey(bytes(16), 1)).scrubbed_ms > 0
     assert world.counted("scrub_passes_total") == 1
 
 
 async def test_a_pass_goes_over_all_logs(world: World) -> None:
     world.manager.create("u", PartitionKey(bytes(16), 1), {})
     await world.scrubber.scrub_all()
-    assert all(hosted.scrubbed_ms > 0 for hosted in world.manager)
+    assert all(hosted.scrubbed_ms > 0 for hosted in world.manager.logs)
     assert world.counted("scrub_passes_total") == 1

@@ -61,7 +61,7 @@ async def test_a_log_that_stands_still_does_not_hold_up_the_lookups_of_others(
     for partition in range(3):
         await storage.create(key(partition))
         asked.partitions.add(partition=key(partition), timestamp=-2, max_offset=-1)
-    standing = manager.get(key_of(key(0)))
+    standing = manager.logs.get(key_of(key(0)))
 
     async def listed() -> list[tuple[int, int]]:
         return [(each.error.code, each.offset) for each in (await storage.stub.ListOffsets(asked)).results]
@@ -273,7 +273,7 @@ async def test_producers_are_forgotten_after_a_while(tmp_path: Path) -> None:
         await storage.fence(LEADER, 1, [key()])
         records = produced(2, sequence=0)
         await storage.append(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=records)
-        [hosted] = storage.service._manager or []
+        [hosted] = storage.service._manager.logs
         while len(hosted.online().producers):  # noqa: ASYNC110  (bounded by the test's deadline)
             await asyncio.sleep(0.01)
         late = produced(2, sequence=2)

@@ -39,7 +39,7 @@ def opened(*paths: Path, config: LogConfig | None = None) -> LogManager:
 
 
 def log_of(manager: LogManager, partition: int) -> Log:
-    return manager.get(key(partition)).online()
+    return manager.logs.get(key(partition)).online()
 
 
 def refused(code: ErrorCode, words: str = ".") -> Any:
@@ -55,7 +55,7 @@ def dirs(tmp_path: Path) -> tuple[Path, Path]:
 def manager(dirs: tuple[Path, Path]) -> Iterator[LogManager]:
     """Four logs of three records; partitions 0 and 2 in `a`, 1 and 3 in `b`."""
     manager = opened(*dirs)
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
         log_dir.record_cluster("cluster")
     for partition in range(4):
@@ -66,7 +66,7 @@ def manager(dirs: tuple[Path, Path]) -> Iterator[LogManager]:
 
 
 def test_the_directories_are_one_set(dirs: tuple[Path, Path], manager: LogManager) -> None:
-    ids = {log_dir.properties.directory_id for log_dir in manager.log_dirs}
+    ids = {log_dir.properties.directory_id for log_dir in manager.logs.log_dirs}
     assert len(ids) == 2
     for path in dirs:
         assert (path / ".lock").exists()
@@ -75,8 +75,8 @@ def test_the_directories_are_one_set(dirs: tuple[Path, Path], manager: LogManage
         assert len(lines[3]) == len("directory.id=") + 22
     manager.close()
     again = opened(*reversed(dirs))  # in any order
-    assert {log_dir.properties.directory_id for log_dir in again.log_dirs} == ids
-    assert not any(log_dir.tail_lost for log_dir in again.log_dirs)
+    assert {log_dir.properties.directory_id for log_dir in again.logs.log_dirs} == ids
+    assert not any(log_dir.tail_lost for log_dir in again.logs.log_dirs)
     assert [log_of(again, partition).log_end_offset for partition in range(4)] == [3] * 4
     again.unlock()
 
@@ -106,24 +106,24 @@ def test_a_directory_that_was_added_is_no_loss(dirs: tuple[Path, Path], manager:
     """RULES 7.2: an empty volume in the place of another is one."""
     manager.close()
     added = opened(*dirs, tmp_path / "c")
-    assert not any(log_dir.tail_lost for log_dir in added.log_dirs)
+    assert not any(log_dir.tail_lost for log_dir in added.logs.log_dirs)
     added.create("t", key(4), {})
-    assert added.get(key(4)).log_dir.path == tmp_path / "c"
+    assert added.logs.get(key(4)).log_dir.path == tmp_path / "c"
     added.close()
     shutil.rmtree(tmp_path / "c")
     replaced = opened(*dirs, tmp_path / "c")
-    assert all(log_dir.tail_lost for log_dir in replaced.log_dirs)
+    assert all(log_dir.tail_lost for log_dir in replaced.logs.log_dirs)
     replaced.unlock()
 
 
 def test_a_directory_that_was_taken_away_is_a_loss(dirs: tuple[Path, Path], manager: LogManager) -> None:
     manager.close()
     alone = opened(dirs[0])
-    assert alone.log_dirs[0].tail_lost
-    alone.log_dirs[0].record_boot()
+    assert alone.logs.log_dirs[0].tail_lost
+    alone.logs.log_dirs[0].record_boot()
     alone.unlock()
     again = opened(dirs[0])
-    assert not again.log_dirs[0].tail_lost
+    assert not again.logs.log_dirs[0].tail_lost
     again.unlock()
 
 
@@ -148,7 +148,7 @@ def test_each_directory_has_a_clean_shutdown_mark_of_its_own(
     monkeypatch.setattr(Segment, "headers", observed)
     again = opened(*dirs)
     assert scanned == [dirs[unclean]] * 2
-    assert [log_dir.clean for log_dir in again.log_dirs] == [unclean == 1, unclean == 0]
+    assert [log_dir.clean for log_dir in again.logs.log_dirs] == [unclean == 1, unclean == 0]
     assert not any(mark.exists() for mark in marks)
     assert [log_of(again, partition).log_end_offset for partition in range(4)] == [3] * 4
     again.close()
@@ -157,18 +157,18 @@ def test_each_directory_has_a_clean_shutdown_mark_of_its_own(
 
 def test_new_logs_go_past_a_full_directory(manager: LogManager) -> None:
     """Though it has the fewest; where all are full the log is refused, and can be made when there is space."""
-    a, b = manager.log_dirs
+    a, b = manager.logs.log_dirs
     manager.create("t", key(4), {})
-    assert manager.get(key(4)).log_dir is a
+    assert manager.logs.get(key(4)).log_dir is a
     b.disk.full = True  # it would be its turn
     manager.create("t", key(5), {})
-    assert manager.get(key(5)).log_dir is a
+    assert manager.logs.get(key(5)).log_dir is a
     a.disk.full = True
     with refused(ErrorCode.STORAGE_FULL):
         manager.create("t", key(6), {})
     b.disk.full = False
     manager.create("t", key(6), {})
-    assert manager.get(key(6)).log_dir is b
+    assert manager.logs.get(key(6)).log_dir is b
 
 
 # -- one fails at start ----------------------------------------------------------------------------------------------
@@ -208,18 +208,18 @@ def test_a_directory_that_cannot_be_opened(
     manager.close()
     spoil(dirs[0], monkeypatch) if spoil is spoil_listing else spoil(dirs[0])
     again = opened(*dirs)
-    assert [bool(log_dir.offline) for log_dir in again.log_dirs] == [True, False]
+    assert [bool(log_dir.offline) for log_dir in again.logs.log_dirs] == [True, False]
     assert [log_of(again, partition).log_end_offset for partition in (1, 3)] == [3, 3]
     lead(log_of(again, 1), batch())
     for call in (
-        lambda: again.get(key(0)),
+        lambda: again.logs.get(key(0)),
         lambda: again.create("t", key(0), {}),
         lambda: again.create("t", key(9), {}),
         lambda: again.delete(key(0), -1),
     ):
         with refused(ErrorCode.LOG_STORAGE_ERROR, "offline and may hold the log"):
             call()
-    assert not any(log_dir.tail_lost for log_dir in again.online_dirs)
+    assert not any(log_dir.tail_lost for log_dir in again.logs.online_dirs)
     again.close()
     assert (dirs[1] / ".kafka_cleanshutdown").exists()
 
@@ -235,19 +235,19 @@ def test_a_log_of_a_newer_topic_is_made_in_a_sound_directory(
     again = opened(*dirs)
     other = PartitionKey(b"u" * 16, 0)
     assert again.create("u", other, {}, new=True)
-    assert again.get(other).log_dir.path == dirs[1]
+    assert again.logs.get(other).log_dir.path == dirs[1]
     # Also under the name of a topic that was deleted meanwhile, and whose log is in the other directory.
     anew = PartitionKey(b"v" * 16, 0)
     assert again.create("t", anew, {}, new=True)
     for partition in (other, anew):
-        lead(again.get(partition).online(), batch(2))
+        lead(again.logs.get(partition).online(), batch(2))
     again.close()
     dirs[0].unlink()
     away.rename(dirs[0])
     mended = opened(*dirs)
     assert [log_of(mended, partition).log_end_offset for partition in range(4)] == [3] * 4
-    assert [mended.get(partition).online().log_end_offset for partition in (other, anew)] == [2, 2]
-    for log_dir, partition in zip(mended.log_dirs, (key(0), anew), strict=True):
+    assert [mended.logs.get(partition).online().log_end_offset for partition in (other, anew)] == [2, 2]
+    for log_dir, partition in zip(mended.logs.log_dirs, (key(0), anew), strict=True):
         log_dir.record_fences({partition: Fence(1, Role.LEADER, "rm", "ls")})
     doomed = key(0) if deleted == "the older" else anew
     assert mended.delete(doomed, -1) is not None
@@ -271,13 +271,13 @@ def test_a_directory_that_cannot_be_read(
     disk = FaultyDisk(dirs[0], monkeypatch)
     disk.fail(READS)
     again = opened(*dirs)
-    assert again.log_dirs[0].offline
+    assert again.logs.log_dirs[0].offline
     for partition in (0, 2):  # they are known: nobody begins them anew
         with refused(ErrorCode.LOG_STORAGE_ERROR):
-            again.get(key(partition)).online()
+            again.logs.get(key(partition)).online()
     assert log_of(again, 1).log_end_offset == 3
     again.create("t", key(9), {})
-    assert again.get(key(9)).log_dir.path == dirs[1]
+    assert again.logs.get(key(9)).log_dir.path == dirs[1]
     disk.heal()
     again.close()
     assert (dirs[0] / ".kafka_cleanshutdown").exists()  # as it was: nothing has been written there
@@ -291,17 +291,17 @@ def test_a_directory_that_cannot_be_read(
 
 def expect_offline(manager: LogManager, dirs: tuple[Path, Path]) -> None:
     """`a` is offline with its logs, `b` serves."""
-    assert [bool(log_dir.offline) for log_dir in manager.log_dirs] == [True, False]
+    assert [bool(log_dir.offline) for log_dir in manager.logs.log_dirs] == [True, False]
     for partition in (0, 2):
-        assert manager.get(key(partition)).offline_reason
+        assert manager.logs.get(key(partition)).offline_reason
         with refused(ErrorCode.LOG_STORAGE_ERROR, "offline"):
-            manager.get(key(partition)).online()
+            manager.logs.get(key(partition)).online()
     for partition in (1, 3):
         log = log_of(manager, partition)
         lead(log, batch(2))
         assert sum(header.record_count for header in read_all(log)) == log.log_end_offset
     manager.create("u", PartitionKey(b"u" * 16, 0), {})
-    assert manager.get(PartitionKey(b"u" * 16, 0)).log_dir.path == dirs[1]
+    assert manager.logs.get(PartitionKey(b"u" * 16, 0)).log_dir.path == dirs[1]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENODEV])
@@ -338,7 +338,7 @@ def test_a_flush_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch
 def test_a_checkpoint_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch: pytest.MonkeyPatch) -> None:
     FaultyDisk(dirs[0], monkeypatch).fail(SYNCS)
     with pytest.raises(OSError, match="Input/output"):
-        manager.write_checkpoints(manager.log_dirs[0])
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])
     expect_offline(manager, dirs)
 
 
@@ -346,8 +346,8 @@ def test_a_fence_fails(dirs: tuple[Path, Path], manager: LogManager, monkeypatch
     FaultyDisk(dirs[0], monkeypatch).fail(SYNCS)
     fence = Fence(1, Role.LEADER, "rm", "ls")
     with pytest.raises(OSError, match="Input/output"):
-        manager.log_dirs[0].record_fences({key(0): fence})
-    assert not manager.log_dirs[0].fences.written(key(0))
+        manager.logs.log_dirs[0].record_fences({key(0): fence})
+    assert not manager.logs.log_dirs[0].fences.written(key(0))
     expect_offline(manager, dirs)
 
 
@@ -360,9 +360,9 @@ def test_a_directory_vanishes(dirs: tuple[Path, Path], manager: LogManager, agai
     elif again == "another directory":
         dirs[0].mkdir()
         (dirs[0] / ".lock").touch()
-    assert not manager.log_dirs[0].disk.present()
+    assert not manager.logs.log_dirs[0].disk.present()
     expect_offline(manager, dirs)
-    assert manager.log_dirs[1].disk.present()
+    assert manager.logs.log_dirs[1].disk.present()
 
 
 def test_one_log_whose_files_are_gone(dirs: tuple[Path, Path], manager: LogManager) -> None:
@@ -370,8 +370,8 @@ def test_one_log_whose_files_are_gone(dirs: tuple[Path, Path], manager: LogManag
     shutil.rmtree(dirs[0] / "t-0")
     with refused(ErrorCode.LOG_STORAGE_ERROR):
         log_of(manager, 0).flush()
-    assert manager.get(key(0)).offline_reason
-    assert not manager.log_dirs[0].offline
+    assert manager.logs.get(key(0)).offline_reason
+    assert not manager.logs.log_dirs[0].offline
     assert log_of(manager, 2).log_end_offset == 3
 
 

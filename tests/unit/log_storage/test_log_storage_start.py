@@ -21,7 +21,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log.log import Log
-from highwater.log_storage.log_manager import log_loading
+from highwater.log_storage.log_manager import log_loader
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery import recovery_progress
 from highwater.log_storage.recovery.recovery import Checkpointed
@@ -176,11 +176,11 @@ def test_a_start_scans_in_parallel_and_tells_how_far_it_is(
         key = PartitionKey(bytes(16), number)
         manager.create("t", key, {})
         for _ in range(6):
-            lead(manager.get(key).online(), batch(value=b"x" * 300))
-    total = sum(hosted.online().size_bytes for hosted in manager)
+            lead(manager.logs.get(key).online(), batch(value=b"x" * 300))
+    total = sum(hosted.online().size_bytes for hosted in manager.logs)
     manager.unlock()  # as if it had been killed
     together = threading.Barrier(3, timeout=DEADLINE_S)
-    opened = log_loading.open_log
+    opened = log_loader.open_log
     waited = threading.local()
 
     def opened_together(*arguments: object) -> Log:
@@ -191,10 +191,10 @@ def test_a_start_scans_in_parallel_and_tells_how_far_it_is(
 
     again = LogManager([tmp_path], SMALL, broker_id=0, recovery_threads=3)
     with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "highwater"):
-        patched.setattr(log_loading, "open_log", opened_together)
+        patched.setattr(log_loader, "open_log", opened_together)
         patched.setattr(recovery_progress, "TOLD_EVERY_MS", 0)
         again.load()
-    progress = again.log_dirs[0].recovery
+    progress = again.logs.log_dirs[0].recovery
     assert progress is not None
     assert (progress.total_logs, progress.opened_logs) == (8, 8)
     assert (progress.total_bytes, progress.scanned_bytes) == (total, total)
@@ -223,7 +223,7 @@ def test_a_recovery_that_is_stopped_leaves_everything_as_it_was(tmp_path: Path, 
     manager.load()
     for number in range(6):
         manager.create("t", key._replace(partition=number), {})
-        log = manager.get(key._replace(partition=number)).online()
+        log = manager.logs.get(key._replace(partition=number)).online()
         for each in range(20):
             lead(log, batch(value=b"x" * 300, timestamp=1_000 + each), epoch=1 + each // 5)
     manager.unlock()  # as a kill leaves it
@@ -242,7 +242,7 @@ def test_a_recovery_that_is_stopped_leaves_everything_as_it_was(tmp_path: Path, 
     assert not (tmp_path / CLEAN_SHUTDOWN).exists()
     again = LogManager([tmp_path], SMALL, broker_id=0)
     again.load()
-    assert [hosted.online().log_end_offset for hosted in again] == [20] * 6
+    assert [hosted.online().log_end_offset for hosted in again.logs] == [20] * 6
     again.close()
 
 
@@ -257,14 +257,14 @@ async def _while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     manager.create("t", PartitionKey(b"t" * 16, 0), {})
     manager.close()
     begun, may_go_on = threading.Event(), threading.Event()
-    opened = log_loading.open_log
+    opened = log_loader.open_log
 
     def opened_later(*arguments: object) -> Log:
         begun.set()
         assert may_go_on.wait(DEADLINE_S)
         return opened(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(log_loading, "open_log", opened_later)
+    monkeypatch.setattr(log_loader, "open_log", opened_later)
     address = f"unix:{tmp_path}/storage.sock"
     settings = load(LogStorageSettings, {"listen": address, "log.dirs": str(data), "broker.id": "0"})
     service = LogStorageService(settings)

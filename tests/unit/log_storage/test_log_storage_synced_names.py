@@ -54,7 +54,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageSe
     manager, threads = LogManager([tmp_path], CONFIG, broker_id=1), ThreadPoolExecutor(2)
     manager.load()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
+    manager.logs.log_dirs[0].record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
     yield manager, servicer
     await servicer.access.settle()
@@ -74,7 +74,7 @@ async def test_the_name_of_a_new_segment_is_on_disk_before_its_append_is_answere
 ) -> None:
     manager, servicer = served
     disk = Disk(tmp_path / "t-0", monkeypatch)
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     for number in range(6):
         answer: Any = await servicer.append_and_read.append(appending(number, batch(value=b"x" * 150)))
         assert not answer.results[0].HasField("error")

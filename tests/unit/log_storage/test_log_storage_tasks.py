@@ -41,13 +41,13 @@ def test_a_log_may_be_made_while_another_thread_walks_over_all(
     monkeypatch.setattr(HostedLog, "misnamed", property(offline_reason))
     match walk:
         case "count_offline":
-            manager.count_offline()
+            manager.logs.count_offline()
         case "unidentified_logs":
-            assert not manager.unidentified_logs
+            assert not manager.logs.unidentified_logs
         case _:
-            assert [hosted.offline_reason for hosted in manager.in_directory(manager.log_dirs[0])] == [""] * 3
+            assert [hosted.offline_reason for hosted in manager.logs.in_directory(manager.logs.log_dirs[0])] == [""] * 3
     assert made
-    assert len(manager) == 4
+    assert len(manager.logs) == 4
     manager.close()
 
 
@@ -70,7 +70,7 @@ async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
         manager = storage.service._manager
         assert manager is not None
         failed = asyncio.Event()
-        count_offline = manager.count_offline
+        count_offline = manager.logs.count_offline
 
         def fail_once() -> None:
             if not failed.is_set():
@@ -78,9 +78,9 @@ async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
                 raise error
             count_offline()
 
-        monkeypatch.setattr(manager, "count_offline", fail_once)
+        monkeypatch.setattr(manager.logs, "count_offline", fail_once)
         await failed.wait()
-        disk = manager.log_dirs[0].disk
+        disk = manager.logs.log_dirs[0].disk
         disk.full = True
         while disk.full:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -100,7 +100,7 @@ async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_t
         manager, servicer = storage.service._manager, storage.service._servicer
         assert manager is not None
         assert servicer is not None
-        first, *others = manager
+        first, *others = manager.logs
         seen: set[HostedLog] = set()
 
         async def work(hosted: HostedLog) -> None:

@@ -33,10 +33,10 @@ def opened(*paths: Path) -> LogManager:
 def filled(*paths: Path) -> LogManager:
     """Its log starts inside its first segment: only the checkpoint knows."""
     manager = opened(*paths)
-    for log_dir in manager.log_dirs:
+    for log_dir in manager.logs.log_dirs:
         log_dir.record_boot()
     manager.create("t", KEY, {})
-    hosted = manager.get(KEY)
+    hosted = manager.logs.get(KEY)
     hosted.log_dir.record_fences({KEY: Fence(1, Role.LEADER, "rm", "ls")})
     for _ in range(6):
         lead(hosted.online(), batch(value=b"x" * 150))
@@ -47,7 +47,7 @@ def filled(*paths: Path) -> LogManager:
 
 
 def state(manager: LogManager) -> tuple[int, int, int]:
-    log = manager.get(KEY).online()
+    log = manager.logs.get(KEY).online()
     return log.log_start_offset, log.high_watermark, log.log_end_offset
 
 
@@ -55,8 +55,8 @@ def stop(manager: LogManager, *, clean: bool) -> None:
     if clean:
         manager.close()
     else:
-        for log_dir in manager.log_dirs:
-            manager.write_checkpoints(log_dir)
+        for log_dir in manager.logs.log_dirs:
+            manager.logs.write_checkpoints(log_dir)
         manager.unlock()
 
 
@@ -73,7 +73,7 @@ def test_a_log_whose_metadata_is_mended_begins_where_it_did(tmp_path: Path, clea
         metadata.write_bytes(damage)
     for _ in range(2):
         manager = opened(tmp_path)
-        assert manager.find(KEY) is None
+        assert manager.logs.find(KEY) is None
         manager.create("u", PartitionKey(b"u" * 16, 0), {})
         stop(manager, clean=clean)
     metadata.write_bytes(whole)
@@ -111,12 +111,12 @@ def test_the_copy_of_a_log_that_is_offline_keeps_its_recovery_point(tmp_path: Pa
     """What was on disk is not cut away later, as if it had been torn by the crash."""
     first, second = tmp_path / "a", tmp_path / "b"
     manager = filled(first, second)
-    here = manager.get(KEY).log_dir.path
+    here = manager.logs.get(KEY).log_dir.path
     there = second if here == first else first
-    manager.start_move(KEY, str(there))
-    future = manager.get(KEY).future
+    manager.mover.start_move(KEY, str(there))
+    future = manager.logs.get(KEY).future
     assert future is not None
-    while plan := manager.get(KEY).online().reader.plan_copy(future.log.log_end_offset, 300):
+    while plan := manager.logs.get(KEY).online().reader.plan_copy(future.log.log_end_offset, 300):
         log_copy.append_copy(future.log, plan.run(), 0)
     future.log.flush()
     flushed = future.log.recovery_point
@@ -128,7 +128,7 @@ def test_the_copy_of_a_log_that_is_offline_keeps_its_recovery_point(tmp_path: Pa
     for _ in range(2):
         manager = opened(first, second)
         with pytest.raises(LogError, check=lambda error: error.code is ErrorCode.LOG_STORAGE_ERROR):
-            manager.get(KEY).online()
+            manager.logs.get(KEY).online()
         stop(manager, clean=True)
     offsets = checkpoints.read_offsets(there / checkpoints.RECOVERY_POINTS)
     assert offsets == {("t", 0): flushed}

@@ -30,8 +30,8 @@ def data(tmp_path: Path) -> Path:
     manager = LogManager([tmp_path / "data"], CONFIG, broker_id=1)
     manager.load()
     manager.create("t", KEY, {})
-    manager.log_dirs[0].fences.record({KEY: Fence(2, Role.LEADER, "rm", "ls")})
-    log = manager.get(KEY).online()
+    manager.logs.log_dirs[0].fences.record({KEY: Fence(2, Role.LEADER, "rm", "ls")})
+    log = manager.logs.get(KEY).online()
     for number in range(12):
         log.become_leader(1 + number // 5)
         lead(log, batch(2, value=b"x" * 100, timestamp=number), epoch=1 + number // 5)

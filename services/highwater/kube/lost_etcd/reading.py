@@ -73,27 +73,27 @@ def _config(paths: Sequence[Path]) -> LogConfig:
 
 
 def _inventory(manager: LogManager, broker_id: int, unused: Sequence[Path]) -> BrokerInventory:
-    ids = {log_dir.properties.directory_id for log_dir in manager.online_dirs}
+    ids = {log_dir.properties.directory_id for log_dir in manager.logs.online_dirs}
     known = {
         directory_id
-        for log_dir in manager.online_dirs
+        for log_dir in manager.logs.online_dirs
         if log_dir.record is not None
         for directory_id in log_dir.record.directory_ids
     }
-    failed = sum(1 for log_dir in manager.log_dirs if log_dir.offline)
-    cluster_ids = {log_dir.cluster_id for log_dir in manager.online_dirs} - {""}
-    hosted = sorted(manager, key=lambda each: (each.topic, each.key))
+    failed = sum(1 for log_dir in manager.logs.log_dirs if log_dir.offline)
+    cluster_ids = {log_dir.cluster_id for log_dir in manager.logs.online_dirs} - {""}
+    hosted = sorted(manager.logs, key=lambda each: (each.topic, each.key))
     return BrokerInventory(
         broker_id,
         next(iter(cluster_ids), ""),  # of several the start was refused
         tuple(
             Directory(str(log_dir.path), log_dir.properties.directory_id, log_dir.offline)
-            for log_dir in manager.log_dirs
+            for log_dir in manager.logs.log_dirs
         )
         + tuple(Directory(str(path)) for path in unused),
         tuple(_replica(each) for each in hosted if not each.misnamed),
-        any(log_dir.tail_lost for log_dir in manager.log_dirs),
-        tuple(sorted({*manager.unidentified, *(each.topic_partition for each in hosted if each.misnamed)})),
+        any(log_dir.tail_lost for log_dir in manager.logs.log_dirs),
+        tuple(sorted({*manager.logs.unidentified, *(each.topic_partition for each in hosted if each.misnamed)})),
         max(len(known - ids) - failed, 0),
     )
 

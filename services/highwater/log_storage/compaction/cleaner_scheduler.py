@@ -27,7 +27,7 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.scrubbing.segment_examiner import Examiner
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX
@@ -60,7 +60,7 @@ class LogCleaner:
 
     def __init__(
         self,
-        manager: LogManager,
+        logs: LogRegistry,
         threads: Executor,
         metrics: Metrics,
         settings: CleanerSettings,
@@ -68,7 +68,7 @@ class LogCleaner:
         cleaned: Callable[[HostedLog], Awaitable[None]],
     ) -> None:
         """`cleaned` is called after a log has been cleaned."""
-        self._manager = manager
+        self._logs = logs
         self._threads = threads
         self._examiner = Examiner(threads, _without_pause)
         self._settings = settings
@@ -153,7 +153,7 @@ class LogCleaner:
         """The log that is next, as it was when it was looked at: the loop has had turns since."""
         logs = []
         uncleanable_bytes = 0
-        for number, hosted in enumerate(self._manager):
+        for number, hosted in enumerate(self._logs):
             if number % _LOOKED_AT == 0:
                 await asyncio.sleep(0)
             if not _wanted(hosted) or hosted in self._unseen:
@@ -172,7 +172,7 @@ class LogCleaner:
                 except Exception:
                     self._unseen.add(hosted)
                     raise
-        self._metrics.seen(logs, sum(1 for hosted in self._manager if hosted.uncleanable), uncleanable_bytes)
+        self._metrics.seen(logs, sum(1 for hosted in self._logs if hosted.uncleanable), uncleanable_bytes)
         chosen = filthiest(log for log in logs if log.key not in self._failed)
         return None if chosen is None else chosen.key
 
@@ -204,9 +204,7 @@ class LogCleaner:
                     case PassReport():
                         _check_wanted(hosted)
                         log.offsets.cleaned_to = answer.cleaned_to
-                        await self._in_thread(
-                            self._manager.write_checkpoint, hosted.log_dir, checkpoints.CLEANER_OFFSETS
-                        )
+                        await self._in_thread(self._logs.write_checkpoint, hosted.log_dir, checkpoints.CLEANER_OFFSETS)
                         return answer
         except WorkerDiedError:
             _check_wanted(hosted)
@@ -221,7 +219,7 @@ class LogCleaner:
         _check_wanted(hosted)
         if segment not in log.damage:
             raise OSError(f"a pass met damage that is not found again: {problem}")
-        self._manager.count_offline()
+        self._logs.count_offline()
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         return await to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))

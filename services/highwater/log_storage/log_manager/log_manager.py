@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode
+from highwater.log_storage.clock import monotonic_ms
+from highwater.log_storage.config import LogConfig
 from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
@@ -18,8 +20,9 @@ from highwater.log_storage.log.log_context import NO_OFFSET
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.log_manager.log_loading import CREATING, LogLoading
-from highwater.log_storage.log_manager.log_moving import LogMoving
+from highwater.log_storage.log_manager.log_loader import CREATING, LogLoader
+from highwater.log_storage.log_manager.log_mover import LogMover
+from highwater.log_storage.log_manager.log_registry import LogRegistry, mark_deleted
 from highwater.log_storage.log_manager.side_by_side import Outcome, side_by_side
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.metadata.keys import is_legal_topic_name
@@ -32,7 +35,35 @@ CHECKPOINTS_S = 2.0  # for the checkpoints of what was closed in time
 _log = get_logger("log_storage.log_manager")
 
 
-class LogManager(LogLoading, LogMoving):
+class LogManager:
+    """`logs` are those that there are; `mover` moves them between directories."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        config: LogConfig,
+        *,
+        broker_id: int,
+        recovery_threads: int = 1,
+        now_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        """Locks the directories; `load` follows. Raises `UserError` as `LogLoader`."""
+        self.logs = LogRegistry(config, now_ms)
+        self.mover = LogMover(self.logs)
+        self._loader = LogLoader(self.logs, paths, broker_id=broker_id, recovery_threads=recovery_threads)
+
+    def load(self) -> None:
+        """See `LogLoader.load`."""
+        self._loader.load()
+
+    def stop_loading(self) -> None:
+        """See `LogLoader.stop_loading`."""
+        self._loader.stop_loading()
+
+    def unlock(self) -> None:
+        """Lets go of the directories without writing anything."""
+        self._loader.unlock()
+
     def close(self, within_s: float | None = None, unanswered: Collection[LogDir] = ()) -> None:
         """A clean stop: every log to disk, `CLOSED_AT_ONCE` at a time in each directory, then the checkpoints, and the
         mark. What is not on disk `within_s` is left as a kill would leave it: the directory gets no mark, and the next
@@ -42,10 +73,12 @@ class LogManager(LogLoading, LogMoving):
         every start says so (RULES 7.2).
         """
         until_s = None if within_s is None else time.monotonic() + within_s
-        directories = [log_dir for log_dir in self.online_dirs if log_dir not in unanswered]
+        directories = [log_dir for log_dir in self.logs.online_dirs if log_dir not in unanswered]
         for log_dir in unanswered:
             _log.warning("%s is not stopped cleanly: its disk has not answered what was begun before", log_dir.path)
-        free: list[LogDir] = [log_dir for log_dir in self.log_dirs if log_dir.offline and log_dir not in unanswered]
+        free: list[LogDir] = [
+            log_dir for log_dir in self.logs.log_dirs if log_dir.offline and log_dir not in unanswered
+        ]
 
         def close(log_dir: LogDir) -> bool:
             if self._close_directory(log_dir, until_s):
@@ -65,7 +98,7 @@ class LogManager(LogLoading, LogMoving):
             closed = side_by_side(self._closings(log_dir), CLOSED_AT_ONCE, until_s)
             # A log that was not opened is as its last stop has left it.
             healthy = closed.well and (log_dir.clean or not log_dir.unhosted)
-            self.write_checkpoints(log_dir)
+            self.logs.write_checkpoints(log_dir)
             if healthy and not log_dir.tail_lost:
                 log_dir.mark_clean()
         except (OSError, LogError) as error:
@@ -95,12 +128,12 @@ class LogManager(LogLoading, LogMoving):
                 _close_log(hosted.future.log)
             except LogError as error:
                 _log.error("the move is given up: %s", error)
-                self.drop_future(hosted)
+                self.mover.drop_future(hosted)
             return True
 
         return [
-            *(partial(close, hosted) for hosted in self.in_directory(log_dir)),
-            *(partial(close_copy, hosted) for hosted in self.moving_to(log_dir)),
+            *(partial(close, hosted) for hosted in self.logs.in_directory(log_dir)),
+            *(partial(close_copy, hosted) for hosted in self.logs.moving_to(log_dir)),
         ]
 
     # -- creating and deleting ----------------------------------------------------------------------------------------
@@ -111,8 +144,8 @@ class LogManager(LogLoading, LogMoving):
 
         Raises `LogError`: INVALID_TOPIC, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, LOG_STORAGE_ERROR, STORAGE_FULL.
         """
-        config = self.config.with_topic(topic_config)
-        present = self._hosted.get(key)
+        config = self.logs.config.with_topic(topic_config)
+        present = self.logs.find(key)
         if present is not None:
             present.configure(config)
             return False
@@ -120,9 +153,9 @@ class LogManager(LogLoading, LogMoving):
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
         if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
-        self._check_name_is_free(topic, key)
+        self.logs.check_name_is_free(topic, key)
         if not new:
-            self.check_all_loaded()
+            self.logs.check_all_loaded()
         log_dir = self._directory_for_a_new_log()
         log_dir.disk.check_room()
         try:
@@ -130,44 +163,27 @@ class LogManager(LogLoading, LogMoving):
                 self._rewrite_stale(log_dir)
             log_dir.may_hold_unflushed(config.flush_messages)
             directory = self._make_directory(log_dir, topic, key)
-            log = open_log(directory, config, Checkpointed(), self._now_ms(), self._wall_offset_ms, disk=log_dir.disk)
+            log = open_log(
+                directory, config, Checkpointed(), self.logs.now_ms(), self.logs.wall_offset_ms, disk=log_dir.disk
+            )
         except OSError as error:
             raise log_dir.disk.refusal(error, f"cannot create a log in {log_dir.path}") from error
         hosted = HostedLog(key, topic, log_dir, directory, log)
         hosted.configured = True
-        self._add(hosted)
+        self.logs.add(hosted)
         return True
-
-    def _check_name_is_free(self, topic: str, key: PartitionKey) -> None:
-        """Raises `LogError`: INCONSISTENT_TOPIC_ID where another topic's log is in the way, LOG_STORAGE_ERROR where it
-        may be this one's: a log must not be begun anew beside what it holds."""
-        directory = self._unidentified.get((topic, key.partition))
-        other = self._names.get((topic, key.partition))
-        if other is not None:
-            directory = self._hosted[other].directory
-            if not self._hosted[other].misnamed:
-                raise LogError(
-                    ErrorCode.INCONSISTENT_TOPIC_ID,
-                    f"{directory} belongs to another topic of this name, {other}: delete it first",
-                )
-        if directory is not None and directory.exists():
-            raise LogError(
-                ErrorCode.LOG_STORAGE_ERROR,
-                f"{directory / partition_metadata.FILE_NAME} is damaged or missing, so whose log it is is not known. "
-                f"Stop log-storage; if it is of this topic, write the lines `version: 0` and "
-                f"`topic_id: {partition_metadata.format_topic_id(key.topic_id)}` to the file; else, or once the "
-                f"partition's ISR does not list this broker, move the directory away",
-            )
 
     def _directory_for_a_new_log(self) -> LogDir:
         """The one with the fewest logs, counting those that move there; one that is full only where all are."""
-        if not self.online_dirs:
-            raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"all log directories are offline: {self.log_dirs[0].offline}")
+        if not self.logs.online_dirs:
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR, f"all log directories are offline: {self.logs.log_dirs[0].offline}"
+            )
 
         def logs(log_dir: LogDir) -> int:
-            return sum(1 for _ in self.in_directory(log_dir)) + sum(1 for _ in self.moving_to(log_dir))
+            return sum(1 for _ in self.logs.in_directory(log_dir)) + sum(1 for _ in self.logs.moving_to(log_dir))
 
-        return min(self.online_dirs, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
+        return min(self.logs.online_dirs, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
 
     def _make_directory(self, log_dir: LogDir, topic: str, key: PartitionKey) -> Path:
         directory = log_dir.path / partition_metadata.directory_name(topic, key.partition)
@@ -178,7 +194,7 @@ class LogManager(LogLoading, LogMoving):
         making = directory.with_name(f"{secrets.token_hex(8)}{CREATING}")
         making.mkdir()
         partition_metadata.write(making, key.topic_id)
-        new_segment(making, 0, self.config)
+        new_segment(making, 0, self.logs.config)
         fsync_directory(making)
         making.rename(directory)
         fsync_directory(log_dir.path)
@@ -191,9 +207,9 @@ class LogManager(LogLoading, LogMoving):
         Raises `LogError`: STALE_FENCE where the fence is higher than `leader_epoch` (-1, a dead topic id: never),
         LOG_STORAGE_ERROR; also where the topic id that is dead, or not wanted here, is not the log's.
         """
-        hosted = self._hosted.get(key)
+        hosted = self.logs.find(key)
         if hosted is None:
-            self.check_all_loaded()
+            self.logs.check_all_loaded()
             return None
         if hosted.log_dir.offline:
             raise LogError(
@@ -214,16 +230,16 @@ class LogManager(LogLoading, LogMoving):
                 f"{hosted.directory} is fenced at leader epoch {fence.leader_epoch}, the deletion knows only "
                 f"{leader_epoch}",
             )
-        self.drop_future(hosted)  # first: it must not be found without the log
+        self.mover.drop_future(hosted)  # first: it must not be found without the log
         if hosted.log is not None:  # nor may a snapshot come into a directory that is made anew under its name
             hosted.log.producer_state.pending.drop_above(NO_OFFSET)
         try:
-            removable = self._mark_deleted(hosted.directory)
+            removable = mark_deleted(hosted.directory)
             fsync_directory(hosted.log_dir.path)
         except OSError as error:
             hosted.log_dir.disk.note(error)
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
-        self._take_out(hosted)
+        self.logs.take_out(hosted)
         hosted.log, hosted.failure = None, "deleted"
         hosted.log_dir.stale_checkpoints = True
         try:
@@ -235,7 +251,7 @@ class LogManager(LogLoading, LogMoving):
         return removable
 
     def _rewrite_stale(self, log_dir: LogDir) -> None:
-        self.write_checkpoints(log_dir)
+        self.logs.write_checkpoints(log_dir)
         log_dir.stale_checkpoints = False
 
     # -- truncation ---------------------------------------------------------------------------------------------------
@@ -248,7 +264,7 @@ class LogManager(LogLoading, LogMoving):
             self._lower_checkpoints(hosted.log_dir)
         log.truncation.truncate_to(cut)
         hosted.uncleanable = ""
-        self.cut_future(hosted, cut)
+        self.mover.cut_future(hosted, cut)
 
     def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
         """Raises `LogError`: as `truncate`."""
@@ -270,7 +286,7 @@ class LogManager(LogLoading, LogMoving):
             self._lower_checkpoints(hosted.log_dir)
         log.truncation.truncate_to(cut)
         hosted.uncleanable = ""
-        self.cut_future(hosted, cut)
+        self.mover.cut_future(hosted, cut)
 
     def _restart_at(self, hosted: HostedLog, offset: int) -> None:
         log = hosted.online()
@@ -284,11 +300,11 @@ class LogManager(LogLoading, LogMoving):
             raise
         log.truncation.truncate_fully_and_start_at(offset)
         hosted.uncleanable = ""
-        self.cut_future(hosted, 0)
+        self.mover.cut_future(hosted, 0)
 
     def _lower_checkpoints(self, log_dir: LogDir) -> None:
         try:
-            self.write_checkpoints(log_dir)
+            self.logs.write_checkpoints(log_dir)
         except OSError as error:
             raise log_dir.disk.refusal(error, "cannot write a checkpoint") from error
 
@@ -305,7 +321,7 @@ class LogManager(LogLoading, LogMoving):
         if count:
             log.log_start.move_behind(count)
             try:
-                self.write_checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
+                self.logs.write_checkpoint(hosted.log_dir, checkpoints.LOG_STARTS)
             except OSError as error:
                 raise hosted.log_dir.disk.refusal(error, "cannot write a checkpoint") from error
             log.log_start.release_segments()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.files import checkpoints
+from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.files.checkpoints import TopicPartition
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
@@ -22,15 +24,18 @@ DELETED = ".deleted"
 
 
 class LogRegistry:
+    """Changed by threads, and walked over beside that. `now_ms` is the clock of all that happens to logs, and
+    `wall_offset_ms` from it to ms since the epoch."""
+
     def __init__(self, config: LogConfig, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self.config = config
         self.log_dirs: list[LogDir] = []
         self.removable: deque[Path] = deque()  # directories that were renamed to `.deleted`, to be removed
         self.offline_logs = 0  # as `count_offline` last found, and the next
         self.damaged_logs = 0
-        self._now_ms = now_ms
-        self._wall_offset_ms = wall_clock_ms() - now_ms()
-        # Threads change these: held for a change of them, and for a walk over them.
+        self.now_ms = now_ms
+        self.wall_offset_ms = wall_clock_ms() - now_ms()
+        # Held for a change of these, and for a walk over them.
         self._changing = threading.Lock()
         self._hosted: dict[PartitionKey, HostedLog] = {}
         self._names: dict[TopicPartition, PartitionKey] = {}
@@ -95,7 +100,7 @@ class LogRegistry:
     def moving_to(self, log_dir: LogDir) -> Iterator[HostedLog]:
         return (hosted for hosted in self if hosted.future is not None and hosted.future.log_dir is log_dir)
 
-    def _add(self, hosted: HostedLog) -> None:
+    def add(self, hosted: HostedLog) -> None:
         with self._changing:  # the directories are opened side by side
             present = self._hosted.get(hosted.key)
             if present is None:
@@ -106,13 +111,44 @@ class LogRegistry:
                 f"{present.directory} and {hosted.directory} are the same partition: remove the one that is older"
             )
 
-    def _take_out(self, hosted: HostedLog) -> None:
+    def take_out(self, hosted: HostedLog) -> None:
         with self._changing:
             del self._hosted[hosted.key], self._names[hosted.topic_partition]
             # Of a topic of the same name, made while the directory of this one was away.
             for other in self._hosted.values():
                 if other.topic_partition == hosted.topic_partition:
                     self._names[other.topic_partition] = other.key
+
+    def note_unidentified(self, topic: str, partition: int, directory: Path) -> None:
+        """Nobody can ask for this log: its topic id could not be read."""
+        with self._changing:
+            self._unidentified[topic, partition] = directory
+
+    def check_name_is_free(self, topic: str, key: PartitionKey) -> None:
+        """Raises `LogError`: INCONSISTENT_TOPIC_ID where another topic's log is in the way, LOG_STORAGE_ERROR where it
+        may be this one's: a log must not be begun anew beside what it holds."""
+        directory = self._unidentified.get((topic, key.partition))
+        other = self._names.get((topic, key.partition))
+        if other is not None:
+            directory = self._hosted[other].directory
+            if not self._hosted[other].misnamed:
+                raise LogError(
+                    ErrorCode.INCONSISTENT_TOPIC_ID,
+                    f"{directory} belongs to another topic of this name, {other}: delete it first",
+                )
+        if directory is not None and directory.exists():
+            raise LogError(
+                ErrorCode.LOG_STORAGE_ERROR,
+                f"{directory / partition_metadata.FILE_NAME} is damaged or missing, so whose log it is is not known. "
+                f"Stop log-storage; if it is of this topic, write the lines `version: 0` and "
+                f"`topic_id: {partition_metadata.format_topic_id(key.topic_id)}` to the file; else, or once the "
+                f"partition's ISR does not list this broker, move the directory away",
+            )
+
+    def let_go(self, directory: Path) -> None:
+        """Renames a log's directory to `.deleted`; it is `removable` then. Raises `OSError`."""
+        self.removable.append(mark_deleted(directory))
+        fsync_directory(directory.parent)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -149,3 +185,10 @@ _CHECKPOINTED: dict[str, Callable[[Log], int | None]] = {
     checkpoints.LOG_STARTS: lambda log: max(log.log_start_offset, log.offsets.log_start_due),
     checkpoints.CLEANER_OFFSETS: lambda log: log.cleaned_to,
 }
+
+
+def mark_deleted(directory: Path) -> Path:
+    """Renames a log's directory to `.deleted`; its new path. Raises `OSError`."""
+    target = directory.with_name(f"{directory.name[:200]}.{secrets.token_hex(4)}{DELETED}")
+    directory.rename(target)
+    return target

@@ -27,9 +27,9 @@ class Scrubber:
     """A pass reads every sealed segment of every log that is online; the next begins `interval_ms` after it ended."""
 
     def __init__(
-        self, registry: LogRegistry, threads: Executor, metrics: Metrics, *, bytes_per_second: float, interval_ms: int
+        self, logs: LogRegistry, threads: Executor, metrics: Metrics, *, bytes_per_second: float, interval_ms: int
     ) -> None:
-        self._registry = registry
+        self._logs = logs
         self._examiner = Examiner(threads, self._has_read)
         self._throttle = Throttle(bytes_per_second)
         self._interval_ms = interval_ms
@@ -44,7 +44,7 @@ class Scrubber:
 
     async def scrub_all(self) -> None:
         """One pass."""
-        for hosted in list(self._registry):
+        for hosted in list(self._logs):
             try:
                 await self.scrub(hosted)
             except Exception:  # one log's, that was deleted meanwhile say: the others are not to go without
@@ -68,7 +68,7 @@ class Scrubber:
                 _log.warning("%s is not scrubbed now: %s", hosted.directory, error)
                 return
         hosted.scrubbed_ms = time.time_ns() // 1_000_000
-        self._registry.count_offline()
+        self._logs.count_offline()
 
     async def _has_read(self, size_bytes: int) -> None:
         self._bytes.inc(size_bytes)

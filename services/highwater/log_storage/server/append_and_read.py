@@ -103,7 +103,7 @@ class AppendAndRead:
             records = partition.records  # which copies them
             given_bytes += len(records)
             result = response.results.add(partition=partition.partition)
-            hosted = self._manager.find(key_of(partition.partition))
+            hosted = self._manager.logs.find(key_of(partition.partition))
             if hosted is not None and hosted.busy:
                 await hosted.idle()
             try:
@@ -125,8 +125,8 @@ class AppendAndRead:
                 # in any case: since then another thread may have found that the disk has failed.
                 if hosted.log is not None and not (result.error.code and hosted.offline_reason):
                     to_sync += _due(hosted, hosted.log, result)
-        response.offline_logs = self._manager.offline_logs
-        response.damaged_logs = self._manager.damaged_logs
+        response.offline_logs = self._manager.logs.offline_logs
+        response.damaged_logs = self._manager.logs.damaged_logs
         return _Unsynced(response, to_sync)
 
     async def _sync_appended(self, appended: _Unsynced) -> None:
@@ -157,7 +157,7 @@ class AppendAndRead:
             return
         async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
             if log.offsets.log_start_filed < due:
-                logs = [each.log for each in self._manager.in_directory(log_dir) if each.log is not None]
+                logs = [each.log for each in self._manager.logs.in_directory(log_dir) if each.log is not None]
                 written = [
                     (each.offsets, each.offsets.log_start_due)
                     for each in logs
@@ -222,7 +222,7 @@ class AppendAndRead:
         for part in request.partitions:
             result = response.results.add(offset=NO_OFFSET, timestamp=NO_TIME)
             with Answering(result):
-                hosted = self._manager.get(key_of(part.partition))
+                hosted = self._manager.logs.get(key_of(part.partition))
                 if hosted.busy:
                     standing.append((part, result))
                 else:

@@ -48,7 +48,7 @@ class Fences:
     async def _raise_fences(self, request: log_storage_pb2.FenceEpochRequest) -> list[LogError | None]:
         """Decides on the fences and writes those that are raised; what was refused of them."""
         while True:
-            asked_of = [self._manager.find(key_of(asked.partition)) for asked in request.partitions]
+            asked_of = [self._manager.logs.find(key_of(asked.partition)) for asked in request.partitions]
             for hosted in asked_of:
                 if hosted is not None:
                     await hosted.fences_free()
@@ -68,7 +68,7 @@ class Fences:
 
     async def _sync_fenced(self, result: log_storage_pb2.FenceResult) -> None:
         """Where `flush.messages` says so: what the log held as it was fenced goes to disk."""
-        hosted = self._manager.find(key_of(result.partition))
+        hosted = self._manager.logs.find(key_of(result.partition))
         if result.error.code or hosted is None or hosted.log is None or not hosted.log.flusher.must_sync:
             return
         try:
@@ -85,7 +85,7 @@ class Fences:
     ) -> None:
         if request.role not in (LEADER, FOLLOWER) or asked.leader_epoch < 0:
             raise LogError(ErrorCode.INVALID_REQUEST, "a fence has the role LEADER or FOLLOWER and an epoch from 0 on")
-        hosted = self._manager.get(key_of(asked.partition))
+        hosted = self._manager.logs.get(key_of(asked.partition))
         log = hosted.online()
         proposed = self._asked_fence(request, asked)
         verdict = propose(hosted.fence, proposed)
@@ -121,7 +121,7 @@ class Fences:
         refused: LogError | None,
         result: log_storage_pb2.FenceResult,
     ) -> None:
-        hosted = self._manager.find(key_of(asked.partition))
+        hosted = self._manager.logs.find(key_of(asked.partition))
         result.fenced_epoch = -1
         try:
             if refused is not None:
@@ -129,7 +129,7 @@ class Fences:
             if hosted is None:
                 raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "the log was deleted meanwhile")
             await hosted.idle()
-            if self._manager.find(hosted.key) is not hosted:
+            if self._manager.logs.find(hosted.key) is not hosted:
                 raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "the log was deleted meanwhile")
             proposed = self._asked_fence(request, asked)
             if propose(hosted.fence, proposed) is not FenceVerdict.UNCHANGED:  # by a later call

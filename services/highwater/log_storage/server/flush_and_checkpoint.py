@@ -36,17 +36,17 @@ class FlushAndCheckpoint:
         response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
         if request.incarnation not in ("", self._incarnation):
             return response
-        keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager]
+        keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager.logs]
         failed: set[LogDir] = set()
         for key in keys:
-            hosted = self._manager.find(key)
+            hosted = self._manager.logs.find(key)
             try:
-                await self.flush(self._manager.get(key))
+                await self.flush(self._manager.logs.get(key))
             except LogError as error:
                 response.errors.add(partition=key_proto(key), error=to_proto(error.code, error.message))
                 if hosted is not None:
                     failed.add(hosted.log_dir)
-        for log_dir in self._manager.online_dirs:
+        for log_dir in self._manager.logs.online_dirs:
             try:
                 await self._access.checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
                 if request.record_boot and log_dir not in failed:
@@ -73,7 +73,7 @@ class FlushAndCheckpoint:
 
     async def flush_due(self) -> None:
         """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
-        await for_each_log(self._manager, self._flush_if_due)
+        await for_each_log(self._manager.logs, self._flush_if_due)
 
     async def _flush_if_due(self, hosted: HostedLog) -> None:
         log = hosted.log
@@ -89,7 +89,7 @@ class FlushAndCheckpoint:
         """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
         they are renamed; the others go on."""
         # Of a log that is being compacted, which this would stop, it is the turn when that is done.
-        uncleaned = (hosted for hosted in self._manager if hosted.cleaning.state is CleaningState.NONE)
+        uncleaned = (hosted for hosted in self._manager.logs if hosted.cleaning.state is CleaningState.NONE)
         await for_each_log(uncleaned, self.retain_log)
 
     async def retain_log(self, hosted: HostedLog) -> None:
@@ -112,7 +112,7 @@ class FlushAndCheckpoint:
     async def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
         changed: dict[LogDir, list[tuple[HostedLog, int]]] = {}
-        for hosted in self._manager:
+        for hosted in self._manager.logs:
             if hosted.log is None:
                 continue
             high_watermark = hosted.log.high_watermark_to_checkpoint
@@ -135,7 +135,7 @@ class FlushAndCheckpoint:
             await self._access.checkpoint(log_dir, checkpoints.RECOVERY_POINTS)
             await self._access.checkpoint(log_dir, checkpoints.LOG_STARTS)
 
-        await for_each_dir(self._manager.online_dirs, write)
+        await for_each_dir(self._manager.logs.online_dirs, write)
 
     async def CheckpointHighWatermarks(
         self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any

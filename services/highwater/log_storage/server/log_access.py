@@ -40,7 +40,7 @@ class LogAccess:
         self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
         self.hosting = asyncio.Lock()  # while a log is made or deleted
         self._in_threads: set[asyncio.Future[Any]] = set()
-        self.inquest = Inquest(threads, manager.count_offline, monotonic_ms)
+        self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
         self.fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
     async def settle(self) -> None:
@@ -56,7 +56,7 @@ class LogAccess:
 
     def remove_left(self) -> None:
         """Removes, in threads, the directories that deletions and moves have left."""
-        removable = self.manager.removable
+        removable = self.manager.logs.removable
         while removable:
             self.to_thread(remove_tree, removable.popleft())
 
@@ -72,7 +72,7 @@ class LogAccess:
 
     async def idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
-        hosted = self.manager.get(key_of(partition))
+        hosted = self.manager.logs.get(key_of(partition))
         if hosted.busy:
             await hosted.idle()
         return hosted
@@ -119,14 +119,14 @@ class LogAccess:
         offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
         while (log := hosted.log) is not None and log.producer_state.must_keep(offset):
             async with hosted.maintenance:
-                if self.manager.find(hosted.key) is not hosted or hosted.offline_reason:
+                if self.manager.logs.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
                 if hosted.log is log:
                     await self.in_thread(log.log_start.prepare, offset)
 
     async def checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:
-            await self.in_thread(self.manager.write_checkpoint, log_dir, name)
+            await self.in_thread(self.manager.logs.write_checkpoint, log_dir, name)
         except OSError as error:
             raise log_dir.disk.refusal(error, f"cannot write {log_dir.path / name}") from error
 

@@ -28,14 +28,14 @@ class LogLifecycle:
         key = key_of(request.partition)
         with Answering(response):
             async with self._access.hosting:
-                if self._manager.find(key) is None:
+                if self._manager.logs.find(key) is None:
                     new = request.newer_than_incarnation == self._incarnation
                     response.created = await self._access.in_thread(
                         self._manager.create, request.topic, key, dict(request.config), new
                     )
                     return response
             hosted = await self._access.idle(request.partition)
-            hosted.configure(self._manager.config.with_topic(dict(request.config)))
+            hosted.configure(self._manager.logs.config.with_topic(dict(request.config)))
         return response
 
     async def DeleteLog(
@@ -44,12 +44,12 @@ class LogLifecycle:
         response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
         key = key_of(request.partition)
         with Answering(response):
-            hosted = self._manager.find(key)
+            hosted = self._manager.logs.find(key)
             if hosted is not None:
                 try:
                     # First the log, for which a flush may have to end; other logs are not held up by that.
                     async with hosted.alone(), self._access.unfenced(hosted), self._access.hosting:
-                        if self._manager.find(key) is hosted:
+                        if self._manager.logs.find(key) is hosted:
                             await self._access.in_thread(self._delete, key, request.leader_epoch)
                 finally:  # also where the caller has gone away meanwhile
                     self._access.remove_left()
@@ -58,25 +58,25 @@ class LogLifecycle:
     def _delete(self, key: PartitionKey, leader_epoch: int) -> None:
         removable = self._manager.delete(key, leader_epoch)
         if removable is not None:
-            self._manager.removable.append(removable)
+            self._manager.logs.removable.append(removable)
 
     async def DescribeLogs(
         self, request: log_storage_pb2.DescribeLogsRequest, context: Any
     ) -> log_storage_pb2.DescribeLogsResponse:
         response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation)
         asked = [key_of(partition) for partition in request.partitions]
-        for hosted in self._manager if not asked else [self._manager.find(key) for key in asked]:
+        for hosted in self._manager.logs if not asked else [self._manager.logs.find(key) for key in asked]:
             if hosted is not None:
                 describe(hosted, response.logs.add(partition=key_proto(hosted.key)))
         for key in asked:
-            if self._manager.find(key) is None:
+            if self._manager.logs.find(key) is None:
                 missing = response.logs.add(partition=key_proto(key), fenced_epoch=-1)
                 missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
-        for log_dir in self._manager.log_dirs:
+        for log_dir in self._manager.logs.log_dirs:
             described = response.log_dirs.add(
                 path=str(log_dir.path), tail_lost=log_dir.tail_lost, cluster_id=log_dir.cluster_id
             )
-            described.logs = sum(1 for _ in self._manager.in_directory(log_dir))
+            described.logs = sum(1 for _ in self._manager.logs.in_directory(log_dir))
             described.full = log_dir.disk.full
             described.doubted = bool(log_dir.disk.doubt)
             progress = log_dir.recovery
@@ -99,7 +99,7 @@ class LogLifecycle:
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
         with Answering(response):
             hosted = await self._access.idle(request.partition)
-            config = self._manager.config.with_topic(dict(request.config))
+            config = self._manager.logs.config.with_topic(dict(request.config))
             await self._access.in_thread(hosted.allow_unflushed, config)  # it may write to disk
             hosted.configure(config)
         return response

@@ -37,7 +37,7 @@ class LogMoves:
         self._moves.set()  # those that were under way when the process ended
         self._moved_bytes = metrics.counter("moved_bytes_total", "Bytes copied by moves between log directories")
         moving = metrics.gauge("moving_logs", "Logs that move to another directory")
-        moving.set_function(lambda: sum(1 for hosted in access.manager if hosted.future is not None))
+        moving.set_function(lambda: sum(1 for hosted in access.manager.logs if hosted.future is not None))
 
     async def AlterReplicaLogDirs(
         self, request: log_storage_pb2.AlterLogDirsRequest, context: Any
@@ -47,8 +47,8 @@ class LogMoves:
             result = response.results.add(partition=move.partition)
             key = key_of(move.partition)
             try:
-                async with self._manager.get(key).alone():
-                    await self._access.in_thread(self._manager.start_move, key, move.log_dir)
+                async with self._manager.logs.get(key).alone():
+                    await self._access.in_thread(self._manager.mover.start_move, key, move.log_dir)
             except LogError as error:
                 result.error.CopyFrom(to_proto(error.code, error.message))
         self._moves.set()
@@ -61,7 +61,9 @@ class LogMoves:
         loop = asyncio.get_running_loop()
         while True:
             await self._moves.wait()
-            moving = [hosted for hosted in self._manager if hosted.future is not None and not hosted.offline_reason]
+            moving = [
+                hosted for hosted in self._manager.logs if hosted.future is not None and not hosted.offline_reason
+            ]
             if not moving:
                 self._moves.clear()
                 continue
@@ -121,7 +123,7 @@ class LogMoves:
             while await self._copy(hosted, future):
                 pass
             async with self._access.unfenced(hosted):
-                await self._access.in_thread(self._manager.swap, hosted)
+                await self._access.in_thread(self._manager.mover.swap, hosted)
         self._access.remove_left()
 
     async def _give_up(self, hosted: HostedLog, future: FutureLog) -> None:
@@ -131,5 +133,5 @@ class LogMoves:
             if future.log_dir.offline:
                 hosted.future = None
             else:
-                await self._access.in_thread(self._manager.drop_future, hosted)
+                await self._access.in_thread(self._manager.mover.drop_future, hosted)
         self._access.remove_left()

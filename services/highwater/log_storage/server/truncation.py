@@ -41,7 +41,7 @@ class Truncations:
     ) -> log_storage_pb2.TruncateResponse:
         response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = self._manager.get(key_of(request.partition))
+            hosted = answering.hosted = self._manager.logs.get(key_of(request.partition))
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
@@ -55,7 +55,7 @@ class Truncations:
     ) -> log_storage_pb2.DropDamagedResponse:
         response = log_storage_pb2.DropDamagedResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = self._manager.get(key_of(request.partition))
+            hosted = answering.hosted = self._manager.logs.get(key_of(request.partition))
             async with hosted.alone():
                 fence = hosted.fence
                 if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (
@@ -69,7 +69,7 @@ class Truncations:
                 if hosted.known_damage and fence is not None and fence.after_loss is not fence:
                     await self._record_loss(hosted)
                 await self._access.in_thread(self._manager.drop_damaged, hosted)
-                self._manager.count_offline()
+                self._manager.logs.count_offline()
         return response
 
     async def _record_loss(self, hosted: HostedLog) -> None:

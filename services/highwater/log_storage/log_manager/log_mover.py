@@ -15,23 +15,28 @@ from highwater.log_storage.log.log_context import NO_OFFSET
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.log_manager.log_loading import CREATING
-from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry
+from highwater.log_storage.log_manager.log_loader import CREATING
+from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.metadata.models import PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 
-_log = get_logger("log_storage.log_moving")
+_log = get_logger("log_storage.log_mover")
 
 
-class LogMoving(LogRegistry):
+class LogMover:
+    """The steps of a move; `LogMoves` of the server takes them."""
+
+    def __init__(self, logs: LogRegistry) -> None:
+        self._logs = logs
+
     def start_move(self, key: PartitionKey, path: str) -> bool:
         """Begins the log's move to the directory of that path; whether it moves now. To the one where it is: ends a
         move that is under way. Nothing else may happen to the log meanwhile.
 
         Raises `LogError`: UNKNOWN_TOPIC_ID, INVALID_REQUEST where `path` is none of `log.dirs`, LOG_STORAGE_ERROR,
         STORAGE_FULL."""
-        hosted = self.get(key)
+        hosted = self._logs.get(key)
         hosted.online()
         target = self._directory_of(path)
         if hosted.future is not None and hosted.future.log_dir is target:
@@ -43,7 +48,7 @@ class LogMoving(LogRegistry):
         target.disk.check_room()
         try:
             if target.must_forget():  # an entry of a log of this name would speak for the copy
-                self.write_checkpoints(target)
+                self._logs.write_checkpoints(target)
                 target.stale_checkpoints = False
             self._make_future(hosted, target)
         except OSError as error:
@@ -55,12 +60,12 @@ class LogMoving(LogRegistry):
         return True
 
     def _directory_of(self, path: str) -> LogDir:
-        for log_dir in self.log_dirs:
+        for log_dir in self._logs.log_dirs:
             if Path(path) == log_dir.path or path == log_dir.properties.directory_id:
                 if log_dir.offline:
                     raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
                 return log_dir
-        known = ", ".join(str(log_dir.path) for log_dir in self.log_dirs)
+        known = ", ".join(str(log_dir.path) for log_dir in self._logs.log_dirs)
         raise LogError(ErrorCode.INVALID_REQUEST, f"{path} is none of this broker's log.dirs: choose among {known}")
 
     def _make_future(self, hosted: HostedLog, target: LogDir) -> None:
@@ -75,11 +80,16 @@ class LogMoving(LogRegistry):
         fsync_directory(target.path)
         try:
             log = open_log(
-                directory, source.config, Checkpointed(), self._now_ms(), self._wall_offset_ms, disk=target.disk
+                directory,
+                source.config,
+                Checkpointed(),
+                self._logs.now_ms(),
+                self._logs.wall_offset_ms,
+                disk=target.disk,
             )
         except (OSError, LogError):
             with suppress(OSError):  # or the next start would take it up
-                self._let_go(directory)
+                self._logs.let_go(directory)
             raise
         # What compaction does to the source from now on the copy may have missed.
         log.offsets.cleaned_to = source.cleaned_to
@@ -92,7 +102,7 @@ class LogMoving(LogRegistry):
             return
         try:
             future_files.unmark(future.log.directory)  # or a start could take it for the log
-            self._let_go(future.log.directory)
+            self._logs.let_go(future.log.directory)
         except OSError as error:
             future.log_dir.disk.note(error)
             _log.warning("%s is not removed: %s", future.log.directory, error)
@@ -104,7 +114,7 @@ class LogMoving(LogRegistry):
             return
         try:
             if future.log.offsets.promise_at_most(offset):
-                self.write_checkpoints(future.log_dir)
+                self._logs.write_checkpoints(future.log_dir)
             log_copy.cut_copy(future.log, offset)
         except (OSError, LogError) as error:
             _log.warning("the move to %s is given up: %s", future.log_dir.path, error)
@@ -125,13 +135,13 @@ class LogMoving(LogRegistry):
             target.may_hold_unflushed(source.config.flush_messages)
             if fence is not None:
                 target.record_fences({hosted.key: fence})
-            self.write_checkpoints(target)
+            self._logs.write_checkpoints(target)
             future_files.mark_complete(log.directory, hosted.topic)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot finish the copy in {target.path}") from error
         source.producer_state.pending.drop_above(NO_OFFSET)  # none may come into the directory that takes its name
         try:
-            self._let_go(hosted.directory)
+            self._logs.let_go(hosted.directory)
         except OSError as error:
             if hosted.directory.exists():
                 self.drop_future(hosted)
@@ -159,19 +169,8 @@ class LogMoving(LogRegistry):
     def _forget(self, hosted: HostedLog, source_dir: LogDir) -> None:
         """The directory that the log has left need not remember it."""
         try:
-            self.write_checkpoints(source_dir)
+            self._logs.write_checkpoints(source_dir)
             source_dir.fences.forget([hosted.key])
         except (OSError, LogError) as error:
             source_dir.stale_checkpoints = True
             _log.warning("%s: %s", source_dir.path, error)
-
-    def _let_go(self, directory: Path) -> None:
-        """Renames a log's directory to `.deleted`; it is `removable` then. Raises `OSError`."""
-        self.removable.append(self._mark_deleted(directory))
-        fsync_directory(directory.parent)
-
-    def _mark_deleted(self, directory: Path) -> Path:
-        """Renames a log's directory to `.deleted`; its new path. Raises `OSError`."""
-        target = directory.with_name(f"{directory.name[:200]}.{secrets.token_hex(4)}{DELETED}")
-        directory.rename(target)
-        return target

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from highwater.errors import UserError
-from highwater.log_storage.clock import monotonic_ms
-from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
 from highwater.log_storage.files.disk import Trouble, is_lacking
@@ -27,22 +25,23 @@ from highwater.telemetry.log import get_logger, pairs
 
 CREATING = ".creating"
 
-_log = get_logger("log_storage.log_loading")
+_log = get_logger("log_storage.log_loader")
 
 
-class LogLoading(LogRegistry):
+class LogLoader:
+    """Fills a registry. What it finds of moves that were under way goes on, or is dropped."""
+
     def __init__(
         self,
+        logs: LogRegistry,
         paths: Sequence[Path],
-        config: LogConfig,
         *,
         broker_id: int,
-        recovery_threads: int = 1,
-        now_ms: Callable[[], int] = monotonic_ms,
+        recovery_threads: int,
     ) -> None:
         """Locks the directories. One that cannot be used is offline and does not stop the others. Raises `UserError`:
         one is in use or not this broker's, they are not of one set, or none can be used."""
-        super().__init__(config, now_ms)
+        self._logs = logs
         if not paths or len({path.resolve() for path in paths}) < len(paths):
             raise UserError("log.dirs must name at least one directory, and each only once")
         self._recovery_threads = recovery_threads
@@ -50,8 +49,8 @@ class LogLoading(LogRegistry):
         self._stopping = threading.Event()
         try:
             for path in paths:
-                every = config.flush_messages == 1
-                self.log_dirs.append(LogDir(path, broker_id, flush_every_message=every))
+                every = logs.config.flush_messages == 1
+                self._logs.log_dirs.append(LogDir(path, broker_id, flush_every_message=every))
             self._check_usable()
             self._begin()
         except UserError:
@@ -59,37 +58,37 @@ class LogLoading(LogRegistry):
             raise
 
     def _check_usable(self) -> None:
-        if not self.online_dirs:
-            raise UserError(self.log_dirs[0].offline)
+        if not self._logs.online_dirs:
+            raise UserError(self._logs.log_dirs[0].offline)
 
     def _begin(self) -> None:
         """What the directories say of each other (RULES 7.2)."""
-        present = [log_dir.properties.directory_id for log_dir in self.online_dirs]
-        for number, log_dir in enumerate(self.online_dirs):
+        present = [log_dir.properties.directory_id for log_dir in self._logs.online_dirs]
+        for number, log_dir in enumerate(self._logs.online_dirs):
             if log_dir.properties.directory_id in present[:number]:
                 raise UserError(
                     f"{log_dir.path} is a copy of another of log.dirs, with the same directory.id in meta.properties: "
                     f"remove the copy"
                 )
-        clusters = {log_dir.cluster_id: log_dir.path for log_dir in self.online_dirs if log_dir.cluster_id}
+        clusters = {log_dir.cluster_id: log_dir.path for log_dir in self._logs.online_dirs if log_dir.cluster_id}
         if len(clusters) > 1:
             told = ", ".join(f"{path} to {cluster_id}" for cluster_id, path in clusters.items())
             raise UserError(f"log.dirs belong to several clusters: {told}; set log.dirs to directories of one")
         known = {
             directory_id
-            for log_dir in self.online_dirs
+            for log_dir in self._logs.online_dirs
             if log_dir.record is not None
             for directory_id in log_dir.record.directory_ids
         }
         missing = known.difference(present)
-        if len(self.online_dirs) == len(self.log_dirs):
-            for log_dir in self.log_dirs:
+        if len(self._logs.online_dirs) == len(self._logs.log_dirs):
+            for log_dir in self._logs.log_dirs:
                 if missing:  # a directory was taken away, and its logs with it
                     log_dir.tail_lost = True
                 elif known and log_dir.record is None:  # added to those that were there, and are
                     log_dir.tail_lost = False
             missing = set()
-        for log_dir in self.online_dirs:
+        for log_dir in self._logs.online_dirs:
             log_dir.begin(missing.union(present))
         self._check_usable()
 
@@ -98,17 +97,17 @@ class LogLoading(LogRegistry):
         (they may be volumes of their own), then takes the clean-shutdown marks. A log that cannot be opened is offline,
         and so are all of a directory that fails; the others are not touched by it. Raises `UserError`, and
         `OpeningStopped` after `stop_loading`."""
-        directories = self.online_dirs
+        directories = self._logs.online_dirs
         with ThreadPoolExecutor(len(directories), "log-dirs") as threads:
             list(threads.map(lambda log_dir: self._in(log_dir, self._load_directory), directories))
         for log_dir, directory in self._futures:
             if not log_dir.offline:
                 self._take_up(log_dir, directory)
         self._futures.clear()
-        for log_dir in self.online_dirs:
+        for log_dir in self._logs.online_dirs:
             self._in(log_dir, self._settle)
         self._check_usable()
-        self.count_offline()
+        self._logs.count_offline()
 
     def stop_loading(self) -> None:
         """Ends `load`, soon, from another thread: as a kill would, so the next start recovers what is left."""
@@ -129,7 +128,7 @@ class LogLoading(LogRegistry):
             log_dir.disk.fail(f"cannot open the data dir {log_dir.path}: {error!r}")
 
     def _load_directory(self, log_dir: LogDir) -> None:
-        started_ms = self._now_ms()
+        started_ms = self._logs.now_ms()
         found = []
         for directory in sorted(path for path in log_dir.path.iterdir() if path.is_dir()):
             if directory.name.endswith((CREATING, DELETED)):
@@ -147,23 +146,25 @@ class LogLoading(LogRegistry):
             else:
                 found.append(hosted)
         known = log_dir.checkpointed()
-        log_dir.recovery = RecoveryProgress(log_dir.path, self._now_ms, self._stopping)
+        log_dir.recovery = RecoveryProgress(log_dir.path, self._logs.now_ms, self._stopping)
         log_dir.recovery.begin(len(found), sum(_unflushed_bytes(hosted, known) for hosted in found))
         with ThreadPoolExecutor(self._recovery_threads, "recovery") as threads:
             list(threads.map(lambda hosted: self._open(hosted, known(*hosted.topic_partition)), found))
         for hosted in found:
-            self._add(hosted)
+            self._logs.add(hosted)
         log_dir.loaded = True
         _log.info(
             "opened %s %s",
             log_dir.path,
-            pairs(logs=len(found), clean=log_dir.clean, tail_lost=log_dir.tail_lost, ms=self._now_ms() - started_ms),
+            pairs(
+                logs=len(found), clean=log_dir.clean, tail_lost=log_dir.tail_lost, ms=self._logs.now_ms() - started_ms
+            ),
         )
 
     def _settle(self, log_dir: LogDir) -> None:
         # Without the entries of logs that are gone: a topic made again under its old name must not inherit them.
         try:
-            self.write_checkpoints(log_dir)
+            self._logs.write_checkpoints(log_dir)
         except OSError as error:
             if log_dir.disk.note(error) is not Trouble.FULL:
                 raise
@@ -185,8 +186,7 @@ class LogLoading(LogRegistry):
             if log_dir.disk.note(error) is not Trouble.OTHER:
                 raise
             _log.error("%s: nobody can ask for this log", error)
-        with self._changing:
-            self._unidentified[topic, partition] = directory
+        self._logs.note_unidentified(topic, partition, directory)
         return None
 
     def _open(self, hosted: HostedLog, known: Checkpointed) -> None:
@@ -196,10 +196,10 @@ class LogLoading(LogRegistry):
         try:
             hosted.log = open_log(
                 hosted.directory,
-                self.config,
+                self._logs.config,
                 known,
-                self._now_ms(),
-                self._wall_offset_ms,
+                self._logs.now_ms(),
+                self._logs.wall_offset_ms,
                 progress.scanned,
                 hosted.log_dir.lose_tail,
                 disk,
@@ -246,12 +246,12 @@ class LogLoading(LogRegistry):
             _log.warning("%s is not a log's directory; it is left alone", directory)
             return False
         key = PartitionKey(topic_id, partition)
-        hosted = self._hosted.get(key)
+        hosted = self._logs.find(key)
         if hosted is not None:
             if hosted.offline_reason:
                 return False
             self._resume(hosted, log_dir, directory)
-        elif all(other.loaded for other in self.log_dirs):
+        elif all(other.loaded for other in self._logs.log_dirs):
             self._finish_or_drop(key, log_dir, directory)
         else:
             return False
@@ -266,10 +266,10 @@ class LogLoading(LogRegistry):
         try:
             log = open_log(
                 directory,
-                self.config,
+                self._logs.config,
                 log_dir.checkpointed()(*hosted.topic_partition),
-                self._now_ms(),
-                self._wall_offset_ms,
+                self._logs.now_ms(),
+                self._logs.wall_offset_ms,
                 log_dir.recovery.scanned if log_dir.recovery is not None else None,
                 disk=log_dir.disk,
             )
@@ -296,11 +296,11 @@ class LogLoading(LogRegistry):
         directory.rename(target)
         hosted = HostedLog(key, topic, log_dir, target, None)
         self._open(hosted, log_dir.checkpointed()(topic, key.partition))
-        self._add(hosted)
+        self._logs.add(hosted)
 
     def unlock(self) -> None:
         """Lets go of the directories without writing anything."""
-        for log_dir in self.log_dirs:
+        for log_dir in self._logs.log_dirs:
             log_dir.close()
 
 
