@@ -57,7 +57,7 @@ class ControllerService:
 
     @property
     def active_controller(self) -> ActiveController | None:
-        """What this controller does while it acts; None while it does not."""
+        """The term in office; None while this controller does not act."""
         return self._active_controller
 
     async def start(self) -> None:

@@ -19,7 +19,7 @@ from highwater.metadata.models import PartitionKey
 
 
 class PartitionFetcher(Protocol):
-    """What the manager needs of a fetcher; `ReplicaFetcher` is the one there is."""
+    """The manager's view of a fetcher; `ReplicaFetcher` is the one there is."""
 
     @property
     def leader(self) -> LeaderEndpoint: ...

@@ -1,4 +1,4 @@
-"""What the fetcher counts."""
+"""The fetcher's metrics."""
 
 from __future__ import annotations
 

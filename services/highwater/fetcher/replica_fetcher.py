@@ -137,7 +137,7 @@ class ReplicaFetcher:
         self._wake.set()
 
     def remove(self, key: PartitionKey) -> None:
-        """What is under way for it is dropped when it is answered (RULES 4.7)."""
+        """Forgets a follower: what is under way for it is dropped when it is answered (RULES 4.7)."""
         self._followers.pop(key, None)
         self._fetch_order.remove(key)
         for asked in self._asked:
@@ -268,7 +268,7 @@ class ReplicaFetcher:
         )
 
     def _has_joined(self) -> bool:
-        """Whether a partition may be fetched whose place the latest request does not ask for."""
+        """Tells whether a partition may be fetched whose place the latest request does not ask for."""
         asked = self._asked[-1].positions
         for key, follower in self._followers.items():
             if follower.state is FollowerState.FETCHING:
@@ -278,7 +278,7 @@ class ReplicaFetcher:
         return False
 
     def _leader_has_more(self) -> bool:
-        """Whether the next request is answered at once, so that no acked offset waits behind it."""
+        """Tells whether the next request is answered at once, so that no acked offset waits behind it."""
         return self._settings.replica_fetch_min_bytes <= 1 and any(
             follower.leader_has_more for follower in self._followers.values()
         )
@@ -314,8 +314,8 @@ class ReplicaFetcher:
         return follower.fetched(answer, now_ms)
 
     def _told(self, follower: Follower, generation: int, tell: Callable[[], Sequence[Action]]) -> list[Step]:
-        """What follows from an answer to one follower. A mistake of ours about one is its own: what the others have
-        decided is carried out, and it begins anew as after an answer that was lost."""
+        """Returns what follows from an answer to one follower. A mistake of ours about one is its own: what the others
+        have decided is carried out, and it begins anew as after an answer that was lost."""
         try:
             actions = tell()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What clients ask the controller for: topics, partitions, configurations, elections; and the gRPC service.
+"""Requests of clients to the controller: topics, partitions, configurations, elections; and the gRPC service.
 
 May import every other room; nothing but `service` imports this one.
 """

@@ -1,4 +1,4 @@
-"""What clients and brokers ask of the active controller: topics made, grown and deleted, leaderships moved. Without
+"""Requests of clients and brokers to the active controller: topics made, grown and deleted, leaderships moved. Without
 protobuf.
 
 Each request is carried out by `ActiveController`; here it is checked, started and waited for.
@@ -63,7 +63,7 @@ class PartitionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What a broker that wants to stop has to wait for; nothing: it may stop now."""
+    """The partitions that a broker which wants to stop has to wait for; nothing: it may stop now."""
 
     leads: int  # partitions that it leads, and another replica may lead later
     needed_by: int  # partitions whose ISR would be below its minimum without it, and need not be later
@@ -330,8 +330,8 @@ class Administration:
 def _each(
     partitions: Iterable[PartitionStateMachine], holds: Callable[[PartitionStateMachine], bool]
 ) -> Callable[[], bool]:
-    """Whether it has held for each of them. One for which it held is not looked at again, so that asking often, of
-    thousands, costs little."""
+    """Tells whether it has held for each of them. One for which it held is not looked at again, so that asking often,
+    of thousands, costs little."""
     left = list(partitions)
 
     def all_held() -> bool:

@@ -80,7 +80,7 @@ class Outbox:
     # LeaderAndIsr and StopReplica
 
     def next_control(self, now_ms: int) -> InstructionBatch | StopBatch | None:
-        """What to send now; leaderships before deletions."""
+        """Returns what to send now; leaderships before deletions."""
         keys = self._instructions.take(now_ms, MAX_PARTITIONS)
         if keys or not self._greeted:
             return InstructionBatch(keys)
@@ -88,7 +88,7 @@ class Outbox:
         return StopBatch(keys, tuple(self._stop_partitions[key] for key in keys)) if keys else None
 
     def control_due_ms(self) -> int | None:
-        """When `next_control` has something to say; None: not before `add`."""
+        """The time at which `next_control` has something to say; None: not before `add`."""
         due = [at for at in (self._instructions.next_due_ms(), self._stops.next_due_ms()) if at is not None]
         return min(due, default=None)
 
@@ -117,7 +117,7 @@ class Outbox:
         return self._instructions.overdue(now_ms, UNANSWERED_MS)
 
     def told(self, keys: Iterable[PartitionKey]) -> bool:
-        """Whether the broker has answered for the latest instructions of these partitions."""
+        """Tells whether the broker has answered for the latest instructions of these partitions."""
         return not any(key in self._instructions for key in keys)
 
     @property
@@ -127,18 +127,18 @@ class Outbox:
 
     @property
     def greeted(self) -> bool:
-        """Whether it has answered an instruction, be it an empty one."""
+        """Tells whether it has answered an instruction, be it an empty one."""
         return self._greeted
 
     def is_stopping(self, topic_id: bytes) -> bool:
-        """Whether a replica of the topic is still to be stopped."""
+        """Tells whether a replica of the topic is still to be stopped."""
         return any(key.topic_id == topic_id for key in self._stop_partitions)
 
     # UpdateMetadata
 
     @property
     def metadata_told(self) -> bool:
-        """Whether the broker knows all metadata that there is to know."""
+        """Tells whether the broker knows all metadata that there is to know."""
         return self._metadata is None and not self._metadata_sending
 
     def next_metadata(self, now_ms: int) -> MetadataBatch | None:

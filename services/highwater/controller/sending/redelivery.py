@@ -1,4 +1,4 @@
-"""What has to be told again until it is answered: one entry a key, however often it changes. Pure.
+"""Things that have to be told again until they are answered: one entry a key, however often it changes. Pure.
 
 Level-triggered: an entry says that the receiver may not know the present state of its key; the state itself is looked
 up when it is sent. Bounded by the number of keys.

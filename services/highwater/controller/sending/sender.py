@@ -30,7 +30,7 @@ _UNANSWERED = (grpc.aio.AioRpcError, UnaskedCancellationError)
 
 
 class Answers(Protocol):
-    """Who hears what the broker said."""
+    """The listener to what the broker said."""
 
     def instructed(self, broker: LiveBroker, answers: Sequence[InstructionAnswer]) -> None: ...
 
@@ -70,8 +70,8 @@ class BrokerSender:
         self._told_everything = False
 
     def has_told_everything(self) -> bool:
-        """Whether this registration has answered, without an error, for all that it hosts (RULES 8.6). Once it has, it
-        stays so: what changes from then on is told as it changes."""
+        """Tells whether this registration has answered, without an error, for all that it hosts (RULES 8.6). Once it
+        has, it stays so: what changes from then on is told as it changes."""
         if not self._told_everything and self.outbox.greeted and not self.outbox.untold:
             # What a write is under way for is told when that ended.
             self._told_everything = self._cluster.is_settled(self.outbox.broker_id)

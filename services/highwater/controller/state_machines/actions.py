@@ -1,4 +1,4 @@
-"""What the controller's state machines put out: writes to make in etcd, and instructions to send to brokers. Pure.
+"""Output of the controller's state machines: writes to make in etcd, and instructions to send to brokers. Pure.
 
 Nothing here is a promise: a write may be refused (someone else wrote first), an instruction is sent again until it is
 answered, and its content is read (`Cluster.instruction`) when it is sent.
@@ -93,7 +93,7 @@ Action = Write | Send
 
 @dataclass(frozen=True, slots=True)
 class PartitionInstruction:
-    """What LeaderAndIsr says of one partition: state and revision order it (RULES 1.3)."""
+    """One partition's part of LeaderAndIsr: state and revision order it (RULES 1.3)."""
 
     topic: str
     key: PartitionKey

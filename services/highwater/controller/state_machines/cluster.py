@@ -1,4 +1,4 @@
-"""What the controller knows of the cluster: one event in, a list of actions out. Pure.
+"""The cluster as the controller knows it: one event in, a list of actions out. Pure.
 
 Events may come twice, late or not at all; a new listing (`load`) mends whatever was missed (RULES 8.4), and everything
 here looks at what is, never at what happened (level-triggered). Instructions name only states that were read from etcd
@@ -50,7 +50,7 @@ class Cluster:
     # Queries
 
     def instruction(self, key: PartitionKey) -> PartitionInstruction | None:
-        """What brokers are to be told of a partition now; None where it is gone, or has no state yet."""
+        """Returns what brokers are to be told of a partition now; None where it is gone, or has no state yet."""
         topic = self.topics.identified(key.topic_id)
         partition = self.topics.partition(key)
         if topic is None or topic.deletion is not None or partition is None or partition.versioned is None:
@@ -66,8 +66,8 @@ class Cluster:
         )
 
     def is_served(self, name: str, partitions: int = 0) -> bool:
-        """Whether there are so many partitions at least, and every one's leader has taken up its leadership: a produce
-        works from now on."""
+        """Tells whether there are so many partitions at least, and every one's leader has taken up its leadership: a
+        produce works from now on."""
         topic = self.topics.named(name)
         if topic is None or topic.deletion is not None or len(topic.partitions) < partitions:
             return False
@@ -90,7 +90,7 @@ class Cluster:
         return [key for key, partition in self.topics.hosted(broker_id).items() if partition.leader == broker_id]
 
     def is_settled(self, broker_id: int) -> bool:
-        """Whether no write is under way for any partition that the broker hosts."""
+        """Tells whether no write is under way for any partition that the broker hosts."""
         return all(partition.pending is None for partition in self.topics.hosted(broker_id).values())
 
     def out_of_sync(self, broker_id: int) -> Collection[PartitionKey]:
@@ -201,7 +201,7 @@ class Cluster:
         ]
 
     def _has_more_logs_offline(self, broker: LiveBroker) -> bool:
-        """Whether it says so under the broker epoch that is known."""
+        """Tells whether it says so under the broker epoch that is known."""
         known = self.brokers.get(broker.registration.broker_id)
         return (
             known is not None
@@ -222,7 +222,8 @@ class Cluster:
         )
 
     def has_heard_of_leaving(self, broker_id: int, broker_epoch: int) -> bool:
-        """Whether the registration is marked, as far as is known here: then so is every state that was before it."""
+        """Tells whether the registration is marked, as far as is known here: then so is every state that was before
+        it."""
         return self.is_registered(broker_id, broker_epoch) and self.brokers[broker_id].registration.shutting_down
 
     def shut_down(self, broker_id: int, broker_epoch: int) -> list[Action]:
@@ -233,15 +234,16 @@ class Cluster:
         return self._advance(self.topics.hosted(broker_id).values()) + self._send_metadata()
 
     def held(self, broker_id: int) -> Collection[PartitionKey]:
-        """What a broker that asked to be shut down leads, or is needed for, and may be free of later."""
+        """The partitions that a broker which asked to be shut down leads, or is needed for, and may be free of
+        later."""
         return self._shutdowns.held(broker_id)
 
     def held_as_leader(self, broker_id: int) -> int:
-        """How many of them it leads."""
+        """The number of them that it leads."""
         return self._shutdowns.leads(broker_id)
 
     def release(self, broker_id: int, broker_epoch: int) -> bool:
-        """Whether a broker that asked may stop now; then it counts as gone, whatever it does."""
+        """Tells whether a broker that asked may stop now; then it counts as gone, whatever it does."""
         return self.is_registered(broker_id, broker_epoch) and self._shutdowns.release(broker_id)
 
     def tail_recorded(self, broker_id: int, broker_epoch: int) -> None:

@@ -85,17 +85,17 @@ class ControlledShutdowns:
                     leaving.let_go(key)
 
     def held(self, broker_id: int) -> Collection[PartitionKey]:
-        """What it still waits for."""
+        """The partitions that it still waits for."""
         leaving = self._leaving.get(broker_id)
         return leaving.held.keys() if leaving is not None else ()
 
     def leads(self, broker_id: int) -> int:
-        """How many of these it leads."""
+        """The number of these that it leads."""
         leaving = self._leaving.get(broker_id)
         return leaving.leads if leaving is not None else 0
 
     def release(self, broker_id: int) -> bool:
-        """Whether nothing holds it any more. From then on it counts as gone: it may be, at any moment."""
+        """Tells whether nothing holds it any more. From then on it counts as gone: it may be, at any moment."""
         leaving = self._leaving.get(broker_id)
         if leaving is None or not leaving.asked or leaving.held:
             return False
@@ -103,8 +103,8 @@ class ControlledShutdowns:
         return True
 
     def waits(self, broker_id: int) -> bool:
-        """Whether it is sure to be there until it is released. One that merely says that it is shutting down may have
-        been released by an earlier controller."""
+        """Tells whether it is sure to be there until it is released. One that merely says that it is shutting down may
+        have been released by an earlier controller."""
         leaving = self._leaving.get(broker_id)
         return leaving is not None and leaving.asked and not leaving.released
 

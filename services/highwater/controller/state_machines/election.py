@@ -1,4 +1,4 @@
-"""Who leads a partition next, and what its state in etcd becomes: RULES 7.1 to 7.4 and 1.3. Pure.
+"""Elections: the next leader of a partition, and its next state in etcd (RULES 7.1 to 7.4, 1.3). Pure.
 
 `elect` is level-triggered: it looks at a state and at who is there, and answers with the state that should be written
 next, or None where the present one stands. Calling it again after the write gives None.
@@ -22,7 +22,7 @@ class LogTail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """Who may lead one partition, as the controller knows it."""
+    """The candidates for the leadership of one partition, as the controller knows them."""
 
     replicas: tuple[int, ...]  # the assignment, preferred leader first
     broker_epochs: Mapping[int, int]  # registered brokers, under which broker epoch (RULES 1.4)
@@ -45,7 +45,8 @@ class Electorate:
         )
 
     def suffice(self, members: Iterable[int], policy: ElectionPolicy) -> bool:
-        """Whether an ISR of these has the minimum, without those of them that are gone, or may be at any moment."""
+        """Tells whether an ISR of these has the minimum, without those of them that are gone, or may be at any
+        moment."""
         sure = set(self.present) - self.released
         return len(sure.intersection(members)) >= policy.minimum(self.replicas)
 
@@ -145,7 +146,7 @@ def _restarted(state: PartitionState, electorate: Electorate) -> bool:
 
 
 def _only_shutting_down(state: PartitionState, electorate: Electorate) -> bool:
-    """Whether the leader still serves and fails by nothing but its wish to stop."""
+    """Tells whether the leader still serves and fails by nothing but its wish to stop."""
     return (
         state.leader in electorate.replicas
         and state.leader in electorate.shutting_down

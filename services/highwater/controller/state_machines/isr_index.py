@@ -1,5 +1,5 @@
-"""Which of a broker's replicas are in their ISRs and which are not: kept as states change, so that a question about one
-broker costs nothing, however many partitions there are. Pure."""
+"""An index of a broker's replicas that are in their ISRs and of those that are not: kept as states change, so that a
+question about one broker costs nothing, however many partitions there are. Pure."""
 
 from __future__ import annotations
 

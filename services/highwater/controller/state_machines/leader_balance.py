@@ -1,4 +1,4 @@
-"""Which leaderships should go back to the preferred leaders. Pure.
+"""The leaderships that should go back to the preferred leaders. Pure.
 
 A broker that was away leads nothing when it is back. Where that is left so, rolling restarts bring all leaderships to
 few brokers.

@@ -1,4 +1,4 @@
-"""What the controller knows of one partition, and the write that it wants next. Pure.
+"""One partition as the controller knows it, and the write that it wants next. Pure.
 
     NON_EXISTENT --created--> ONLINE <--elections--> OFFLINE (no leader)
 
@@ -148,7 +148,7 @@ class PartitionStateMachine:
 
     @property
     def served(self) -> bool:
-        """Whether its leader has taken up its leadership: a produce works from now on."""
+        """Tells whether its leader has taken up its leadership: a produce works from now on."""
         if self.versioned is None or self.leader == NO_LEADER:
             return False
         state = self.versioned.state
@@ -157,5 +157,5 @@ class PartitionStateMachine:
 
     @property
     def under_replicated(self) -> bool:
-        """Whether the ISR is smaller than the assignment."""
+        """Tells whether the ISR is smaller than the assignment."""
         return self.versioned is None or len(self.versioned.state.isr) < len(self.replicas)

@@ -1,4 +1,4 @@
-"""What the controller knows of one replica: whether its broker serves the partition, and where its log ends. Pure."""
+"""One replica as the controller knows it: whether its broker serves the partition, and where its log ends. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReplicaStateMachine:
         return self.status not in (ReplicaStatus.OFFLINE, ReplicaStatus.LOG_OFFLINE, ReplicaStatus.LOG_DAMAGED)
 
     def serves(self, broker_epoch: int, leader_epoch: int) -> bool:
-        """Whether this registration has answered for this leader epoch without error."""
+        """Tells whether this registration has answered for this leader epoch without error."""
         return (
             self.status is ReplicaStatus.ONLINE
             and self.broker_epoch == broker_epoch
@@ -78,7 +78,7 @@ class ReplicaStateMachine:
             self.status = ReplicaStatus.NEW
 
     def _become(self, status: ReplicaStatus) -> bool:
-        """Whether an election may depend on the change."""
+        """Tells whether an election may depend on the change."""
         was, was_live = self.status, self.live
         self.status = status
         return status is not was and not (was_live and self.live)

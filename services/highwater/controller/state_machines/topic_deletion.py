@@ -31,14 +31,14 @@ class TopicDeletion:
         self._awaited.discard(broker_id)
 
     def advance(self, now_ms: int) -> bool:
-        """Whether the states are to be removed now. True once."""
+        """Tells whether the states are to be removed now. True once."""
         if self.stage is DeletionStage.STOPPING and (not self._awaited or now_ms >= self._deadline_ms):
             self.stage = DeletionStage.REMOVING_STATES
             return True
         return False
 
     def states_removed(self) -> bool:
-        """Whether the topic is to be removed now. True once."""
+        """Tells whether the topic is to be removed now. True once."""
         if self.stage is DeletionStage.REMOVING_STATES:
             self.stage = DeletionStage.REMOVING_TOPIC
             return True

@@ -93,7 +93,7 @@ class ActiveController:
         self.term = term
         self.cluster = Cluster(term.controller_id, term.controller_epoch, defaults)
         self.loaded = False
-        """Whether the first listing has been taken: before, nothing can be said about the cluster."""
+        """Tells whether the first listing has been taken: before, nothing can be said about the cluster."""
         self._store = store
         self._keys = keys
         self._address = address
@@ -292,16 +292,16 @@ class ActiveController:
         self.depose(reason)
 
     def everyone_knows(self) -> bool:
-        """Whether every live broker has answered for all metadata there is."""
+        """Tells whether every live broker has answered for all metadata there is."""
         return all(sender.outbox.metadata_told for sender, _ in self._senders.values())
 
     def everyone_follows(self, topic: Topic) -> bool:
-        """Whether every live broker has answered for all metadata there is, and for the topic's instructions."""
+        """Tells whether every live broker has answered for all metadata there is, and for the topic's instructions."""
         keys = [partition.key for partition in topic.partitions]
         return all(sender.outbox.metadata_told and sender.outbox.told(keys) for sender, _ in self._senders.values())
 
     def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
-        """What stands between a registration and being ready (RULES 8.6); None: this controller does not know it."""
+        """The distance between a registration and being ready (RULES 8.6); None: this controller does not know it."""
         sender = self._sender(broker_id, broker_epoch)
         if sender is None:
             return None

@@ -47,7 +47,7 @@ class FastPath:
         self._refused_since_ms = None
 
     def refused(self, now_ms: int) -> bool:
-        """Whether the registration is to be ended now."""
+        """Tells whether the registration is to be ended now."""
         if not self._connected:
             if self._expelled:
                 self._barred_until_ms = now_ms + BARRED_MS

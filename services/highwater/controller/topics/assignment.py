@@ -1,4 +1,4 @@
-"""Which brokers host new partitions: Kafka's rack-less balanced assignment. Pure.
+"""The brokers that host new partitions: Kafka's rack-less balanced assignment. Pure.
 
 The leaders go round the brokers from `start_index`; the followers of each partition go round the others, and every full
 round shifts them by one more, so that a broker's followers are spread over all others.

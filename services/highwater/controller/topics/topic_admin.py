@@ -1,4 +1,4 @@
-"""Whether a topic may be created, and what it then looks like. Pure.
+"""The creation of topics: may one be, and what does it look like then? Pure.
 
 Every refusal is a code and one sentence for the user.
 """
@@ -26,8 +26,8 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """What a client asked for. `partitions` and `replication_factor` may be `DEFAULT`; with an assignment they must be,
-    or agree with it."""
+    """The topic that a client asked for. `partitions` and `replication_factor` may be `DEFAULT`; with an assignment
+    they must be, or agree with it."""
 
     topic: str
     partitions: int = DEFAULT
@@ -38,7 +38,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a new topic is measured against."""
+    """The cluster that a new topic is measured against."""
 
     brokers: Sequence[int]  # live and not shutting down, ascending
     topics: Collection[str]  # that exist, or are being deleted

@@ -1,4 +1,4 @@
-"""Whether a topic may get more partitions, and who hosts them. Pure.
+"""The growth of topics: may one get more partitions, and who hosts them? Pure.
 
 Partitions are only ever added: taking one away would take its records with it, and keys would change their partition
 without any of their earlier records.
@@ -17,8 +17,8 @@ from highwater.metadata.models import TopicAssignment
 
 @dataclass(frozen=True, slots=True)
 class NewPartitions:
-    """What a client asked for: the topic with `total` partitions. `assignment` names the replicas of every partition
-    that is added, preferred leader first; empty: the controller chooses."""
+    """The partitions that a client asked for: the topic with `total` partitions. `assignment` names the replicas of
+    every partition that is added, preferred leader first; empty: the controller chooses."""
 
     topic: str
     total: int

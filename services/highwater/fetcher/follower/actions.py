@@ -1,4 +1,4 @@
-"""What a follower is told, and what it asks for in return: frozen values, no I/O.
+"""Values that a follower is told (events) and asks for in return (actions): frozen values, no I/O.
 
 Offsets are record offsets, epochs are leader epochs (-1: none), times are monotonic milliseconds. `generation` names
 one stretch of a follower's life in which nothing was dropped: an answer that carries another one is of no account.
@@ -16,7 +16,7 @@ from highwater.log_storage.log_state import LogState
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What WatchFollowing says of a partition. The fence with role FOLLOWER at `leader_epoch` is set (RULES 3.3)."""
+    """One partition's part of WatchFollowing. The fence with role FOLLOWER at `leader_epoch` is set (RULES 3.3)."""
 
     leader: int
     leader_epoch: int
@@ -89,7 +89,7 @@ class FetchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """What a fetch request carries for one partition (RULES 4.1). Invariant: acked_offset <= fetch_offset."""
+    """One partition's part of a fetch request (RULES 4.1). Invariant: acked_offset <= fetch_offset."""
 
     generation: int
     leader_epoch: int

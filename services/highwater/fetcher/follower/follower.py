@@ -123,7 +123,7 @@ class Follower:
 
     @property
     def leader_has_more(self) -> bool:
-        """Whether the leader's latest response left data behind: the next fetch is answered at once."""
+        """Tells whether the leader's latest response left data behind: the next fetch is answered at once."""
         return self.state is FollowerState.FETCHING and self._leader_log_end_offset > self._fetch_offset
 
     @property
@@ -132,7 +132,7 @@ class Follower:
         return max(0, self.leader_high_watermark - self._fetch_offset)
 
     def position(self) -> FetchPosition | None:
-        """What the next request asks for; None where nothing may be fetched now (RULES 4.7)."""
+        """Returns what the next request asks for; None where nothing may be fetched now (RULES 4.7)."""
         if self.state is not FollowerState.FETCHING or self._log is None or self._followed is None:
             return None
         acked_offset = self._log.log_end_offset
@@ -364,7 +364,7 @@ class Follower:
         self._leader_log_end_offset = 0
 
     def _drop(self) -> None:
-        """What is in flight, both ways, is of no account from here on (RULES 4.5)."""
+        """Drops what is in flight, both ways: it is of no account from here on (RULES 4.5)."""
         self._generation += 1
         self._appends.clear()
         self._log = None

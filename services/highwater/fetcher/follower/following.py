@@ -1,4 +1,4 @@
-"""What this broker should be following, as values, and which fetcher a partition belongs to. Pure."""
+"""The partitions that this broker should be following, and the fetcher that each belongs to. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FetcherId(NamedTuple):
 
 
 class LeaderEndpoint(NamedTuple):
-    """Where a leader's broker is, as of one registration: the next may be on another host of the same name."""
+    """The address of a leader's broker, as of one registration: the next may be on another host of the same name."""
 
     address: str
     broker_epoch: int

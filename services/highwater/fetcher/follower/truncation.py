@@ -1,4 +1,4 @@
-"""Where a log that disagrees with its leader's is cut (RULES 4.3, 4.4). Pure."""
+"""The cut of a log that disagrees with its leader's (RULES 4.3, 4.4). Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cut_for_divergence(
 
 
 def cut_for_out_of_range(leader_log_start_offset: int, leader_log_end_offset: int, log: LogState) -> Cut | None:
-    """The seeds' out-of-range rule (RULES 4.4). None: the offset is within the leader's log."""
+    """Kafka's out-of-range rule (RULES 4.4). None: the offset is within the leader's log."""
     if log.log_end_offset > leader_log_end_offset:
         return _cut_at(leader_log_end_offset, log)
     if log.log_end_offset < leader_log_start_offset:

@@ -1,4 +1,4 @@
-"""What a broker asks of the active controller: to take its leaderships over, and to make a topic."""
+"""Questions of a broker to the active controller: to take its leaderships over, and to make a topic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def ask_controller(
 
 
 async def ask_standing(store: Store, keys: Keys, broker_id: int, broker_epoch: int) -> Standing | None:
-    """What stands between this registration and being ready (RULES 8.6); None where no controller says so."""
+    """The distance between this registration and being ready (RULES 8.6); None where no controller says so."""
     request = controller_pb2.DescribeReadinessRequest(broker_id=broker_id, broker_epoch=broker_epoch)
     response = await ask_controller(
         store, keys, lambda stub: stub.DescribeReadiness(request, timeout=CALL_TIMEOUT_S), log_level=logging.DEBUG

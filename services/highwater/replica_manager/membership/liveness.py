@@ -152,7 +152,7 @@ class Liveness:
         await remember_doubted(self._store, self._keys, described.doubted_dirs - {""})
 
     async def _update(self, **changes: Any) -> bool:
-        """Whether the registration, if there is one, has these fields now."""
+        """Tells whether the registration, if there is one, has these fields now."""
         async with self._updating:
             registration = self._registrar.registration
             if registration is None:
@@ -160,7 +160,7 @@ class Liveness:
             return await self._registrar.update(replace(registration, leaving_since=self._leaving_since, **changes))
 
     async def _ordinary(self, broker_epoch: int) -> bool:
-        """Whether the registration under this broker epoch says no more that a tail is lost."""
+        """Tells whether the registration under this broker epoch says no more that a tail is lost."""
         async with self._updating:
             registration = self._registrar.registration
             if registration is None or self._registrar.broker_epoch != broker_epoch:

@@ -1,5 +1,5 @@
-"""When this broker may say that it is ready (RULES 8.6): a rolling restart then goes on to the next one. Pure; the time
-is an argument.
+"""The rule for when this broker may say that it is ready (RULES 8.6): a rolling restart then goes on to the next one.
+Pure; the time is an argument.
 
     UNKNOWN --told everything, all in sync, for SETTLE_MS--> READY
        |                                                       |

@@ -1,4 +1,4 @@
-"""When logs that nobody wants any more are looked for (RULES 9.2, 9.3)."""
+"""The search for logs that nobody wants any more (RULES 9.2, 9.3)."""
 
 from __future__ import annotations
 

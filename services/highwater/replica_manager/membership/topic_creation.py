@@ -45,7 +45,7 @@ class TopicCreation:
         self._creating: dict[str, asyncio.Task[CreationOutcome]] = {}
 
     async def create(self, topics: Sequence[str]) -> dict[str, CreationOutcome]:
-        """What became of each of these names that nobody knows, within `WAIT_S`."""
+        """Returns the outcome for each of these names that nobody knows, within `WAIT_S`."""
         outcomes = {}
         creating = {}
         for topic in topics:

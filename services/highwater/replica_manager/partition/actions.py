@@ -1,4 +1,4 @@
-"""What goes into a `Partition` and what comes out of it: events' values and actions. Pure values, no behaviour.
+"""Values that go into a `Partition` (events) and come out of it (actions). Pure values, no behaviour.
 
 The server (or the simulation) hands events to the partition, one at a time, and carries out the actions of each answer
 in the order given. Times are `now_ms`, milliseconds of any monotonic clock. Offsets are records' offsets; an *end*
@@ -34,7 +34,7 @@ class PartitionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What LeaderAndIsr says of one partition. The controller epoch and the broker epoch of the request are the
+    """One partition's part of LeaderAndIsr. The controller epoch and the broker epoch of the request are the
     server's to check first (RULES 1.2, 1.4)."""
 
     state: VersionedState
@@ -95,15 +95,15 @@ class FollowerFetch(NamedTuple):
 
 
 class DivergingEpoch(NamedTuple):
-    """Where a follower's log leaves the leader's (RULES 4.3): the leader's largest epoch at or below the follower's
-    last, and its end offset. Epoch -1: the leader has none; `end_offset` is then its log start."""
+    """The point at which a follower's log leaves the leader's (RULES 4.3): the leader's largest epoch at or below the
+    follower's last, and its end offset. Epoch -1: the leader has none; `end_offset` is then its log start."""
 
     leader_epoch: int
     end_offset: int
 
 
 class FetchVerdict(NamedTuple):
-    """What to answer to a replica's fetch of one partition. With `error` NONE and no `diverging`: read from the fetch
+    """The answer to a replica's fetch of one partition. With `error` NONE and no `diverging`: read from the fetch
     offset up to the log end offset. High watermark and log start go into every answer (RULES 4.6); with
     NOT_LEADER_OR_FOLLOWER and the like they are those last known and the follower takes no notice of them."""
 

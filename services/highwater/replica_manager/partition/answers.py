@@ -1,4 +1,4 @@
-"""What a partition answers to produces, consumers and lookups of offsets, as it stands: nothing is changed by asking.
+"""A partition's answers to produces, consumers and lookups of offsets, as it stands: nothing is changed by asking.
 
 Pure. The numbers in this file are RULES'.
 """

@@ -1,4 +1,7 @@
-"""Which stream of a replica fetcher counts (RULES 4.1): the newest of each (broker, broker epoch, fetcher id). Pure."""
+"""The stream of a replica fetcher that counts (RULES 4.1): the newest of each (broker, broker epoch, fetcher id).
+
+Pure.
+"""
 
 from __future__ import annotations
 

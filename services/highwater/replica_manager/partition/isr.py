@@ -48,12 +48,12 @@ class IsrProposals:
 
     @property
     def unknown(self) -> bool:
-        """Whether a proposal's outcome is unknown: only a higher revision settles it (RULES 2.4)."""
+        """Tells whether a proposal's outcome is unknown: only a higher revision settles it (RULES 2.4)."""
         return bool(self._unknown_isr)
 
     @property
     def refused(self) -> bool:
-        """Whether a proposal was refused and no read has shown yet what the state is."""
+        """Tells whether a proposal was refused and no read has shown yet what the state is."""
         return bool(self._refused_isr)
 
     @property
@@ -76,8 +76,8 @@ class IsrProposals:
 
     @property
     def outcome_awaited(self) -> bool:
-        """Whether the last proposal's outcome has not been told yet. A watch may have settled it already: then nothing
-        is pending, but no other is made either, so that one transaction never holds two of a partition."""
+        """Tells whether the last proposal's outcome has not been told yet. A watch may have settled it already: then
+        nothing is pending, but no other is made either, so that one transaction never holds two of a partition."""
         return self._awaited_id is not None
 
     def propose(self, state: PartitionState, joining_broker_epochs: Mapping[int, int]) -> WriteIsr:

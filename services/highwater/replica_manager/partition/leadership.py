@@ -1,4 +1,5 @@
-"""What a leader knows and decides under one leader epoch: high watermark, ISR, and what a replica's fetch is answered.
+"""Knowledge and decisions of a leader under one leader epoch: high watermark, ISR, and the answers to replicas'
+fetches.
 
 Made by `Partition` when the fence is answered, dropped when leadership ends. Pure, as `Partition` is. The numbers in
 this file are RULES'.
@@ -32,7 +33,7 @@ from highwater.replica_manager.partition.replica import NEVER_MS, Replica
 
 class Leadership:
     """Invariants: log start ≤ high watermark ≤ log end offset; the high watermark only grows, and never beyond the
-    acked offset of a replica that counts (DESIGN §6: 2); the ISR holds the leader (6)."""
+    acked offset of a replica that counts (invariant 2); the ISR holds the leader (invariant 6)."""
 
     __slots__ = (
         "_held",
@@ -103,12 +104,12 @@ class Leadership:
 
     @property
     def enough_certain_replicas(self) -> bool:
-        """Whether a produce with `acks=all` may be appended (5.3)."""
+        """Tells whether a produce with `acks=all` may be appended (5.3)."""
         return self.proposals.certain_isr_size >= self.min_insync_replicas
 
     @property
     def enough_committed_replicas(self) -> bool:
-        """Whether a produce with `acks=all` may be acknowledged (5.3)."""
+        """Tells whether a produce with `acks=all` may be acknowledged (5.3)."""
         return len(self.proposals.committed.state.isr) >= self.min_insync_replicas
 
     def low_watermark(self) -> int:
@@ -257,7 +258,8 @@ class Leadership:
         return proposals.propose(wanted, {r.broker_id: r.broker_epoch for r in joining})
 
     def _leaves(self, replica: Replica, now_ms: int) -> bool:
-        """5.6."""
+        """Tells whether a member has to leave the ISR: its session is closed, it is silent and unregistered, or it lags
+        (5.6)."""
         closed = replica.closed_since_ms
         if closed is not None and now_ms - closed >= self._settings.session_grace_ms:
             return True
@@ -273,7 +275,8 @@ class Leadership:
         return replica.lags(self._settings.replica_lag_time_max_ms, now_ms)
 
     def _joins(self, replica: Replica) -> bool:
-        """5.6; and 2.3: under the registration that its fetches name, as far as it is known here."""
+        """Tells whether a replica may join the ISR (5.6), under the registration that its fetches name, as far as that
+        is known here (2.3)."""
         return (
             replica.log_end_offset >= max(self.high_watermark, self.epoch_start)
             and replica.fetched_since_leaving

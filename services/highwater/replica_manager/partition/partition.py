@@ -50,7 +50,7 @@ _AWAITING_FENCE = frozenset({Phase.FENCING, Phase.UNFENCED})
 
 
 class Partition:
-    """Invariants: the leader epoch only grows (DESIGN §6: 5); there is a `Leadership` exactly while the phase is LEADER
+    """Invariants: the leader epoch only grows (invariant 5); there is a `Leadership` exactly while the phase is LEADER
     or SETTLING; leadership given up under an epoch is never taken up again under it (3.5)."""
 
     def __init__(self, key: PartitionKey, topic: str, broker_id: int, settings: PartitionSettings) -> None:
@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def leadership(self) -> Leadership | None:
-        """Where this broker answers as the leader: followers, proposals, epoch start. Read only."""
+        """The leader's view, while this broker leads: followers, proposals, epoch start. Read only."""
         return self._leadership
 
     @property
@@ -123,7 +123,7 @@ class Partition:
 
     @property
     def followers(self) -> Mapping[int, Replica]:
-        """What the leader knows of the others; empty where this broker does not lead. Read only."""
+        """The leader's view of the others; empty where this broker does not lead. Read only."""
         return self._leadership.followers if self._leadership is not None else {}
 
     @property

@@ -1,4 +1,4 @@
-"""What the leader knows of one follower, under one leader epoch. A new leader epoch starts with new objects."""
+"""The leader's view of one follower, under one leader epoch. A new leader epoch starts with new objects."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Replica:
         return self.session.broker_epoch if self.session is not None else -1
 
     def is_older(self, session: FetchSession) -> bool:
-        """Whether a newer stream than `session` has fetched this partition: a stream that was overtaken may still
+        """Tells whether a newer stream than `session` has fetched this partition: a stream that was overtaken may still
         deliver what it had sent (RULES 4.1)."""
         mine = self.session
         return mine is not None and (session.broker_epoch, session.number) < (mine.broker_epoch, mine.number)
@@ -114,7 +114,7 @@ class Replica:
         return True
 
     def fetched(self, acked_offset: int, log_start_offset: int, leader_end_offset: int, now_ms: int) -> None:
-        """A fetch that agrees with the leader's log. The seeds' two rules of `updateLogReadResult`, with the acked
+        """A fetch that agrees with the leader's log. Kafka's two rules of `updateLogReadResult`, with the acked
         offset in the fetch offset's place (RULES 4.5, 5.6); and, as a pipelined fetch acknowledges not what the fetch
         before it returned but what an earlier one did, the second rule also for the leader's log end at that earlier
         one. (By the two alone a follower that keeps two fetches in flight under steady load would never have caught
@@ -138,9 +138,10 @@ class Replica:
         self.fetched_since_leaving = True
 
     def silent(self, silent_ms: int, now_ms: int) -> bool:
-        """Whether an ISR member has not fetched for so long, counted from the election or its joining at least."""
+        """Tells whether an ISR member has not fetched for so long, counted from the election or its joining at
+        least."""
         return now_ms - max(self._last_fetch_ms, self.in_sync_since_ms) >= silent_ms
 
     def lags(self, replica_lag_time_max_ms: int, now_ms: int) -> bool:
-        """Whether an ISR member has not been caught up for too long (RULES 5.6)."""
+        """Tells whether an ISR member has not been caught up for too long (RULES 5.6)."""
         return now_ms - max(self.last_caught_up_ms, self.in_sync_since_ms) > replica_lag_time_max_ms

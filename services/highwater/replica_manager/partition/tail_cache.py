@@ -86,7 +86,7 @@ class TailCache:
 
     @property
     def next_offset(self) -> int:
-        """Where the next batch starts: the log end offset as this cache knows it."""
+        """The start of the next batch: the log end offset as this cache knows it."""
         return self._next_offset
 
     @property

@@ -71,7 +71,7 @@ class DamagedLogs:
         self._inquiry = Inquiry("damaged", self._ask, supervisor)
 
     def __contains__(self, key: PartitionKey) -> bool:
-        """Whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""
+        """Tells whether the replica is on its way out of the ISR: it neither leads nor follows meanwhile."""
         return key in self._leaving_since_ms
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class DamagedLogs:
         self._due_ms[key] = self._now_ms() + RETRY_MS
 
     def _may_leave(self, key: PartitionKey) -> bool:
-        """Whether the ISR can spare it, as far as is known here: the leader or the controller decides."""
+        """Tells whether the ISR can spare it, as far as is known here: the leader or the controller decides."""
         hosted = self._hosted.get(key)
         if hosted is None or key in self._leaving_since_ms:
             return False
@@ -168,5 +168,5 @@ class DamagedLogs:
         return None
 
     def _counts(self, state: PartitionState) -> bool:
-        """RULES 7.6."""
+        """Tells whether the replica leads, or is in the ISR or in `elr`: its log may not be cut then (RULES 7.6)."""
         return self._broker_id in (state.leader, *state.isr, *state.elr)

@@ -1,4 +1,5 @@
-"""What this broker's fetcher should be following, and the fetchers that wait to hear of it (WatchFollowing).
+"""The partitions that this broker's fetcher should be following, and the fetchers that wait to hear of it
+(WatchFollowing).
 
 Level-triggered: each watcher gets the whole of it, and where it changes faster than a watcher reads, only the latest.
 """
@@ -47,7 +48,7 @@ class FollowingWatch:
             self._changed = asyncio.Event()
 
     async def watch(self) -> AsyncIterator[Following]:
-        """What is to be followed now (nothing while this broker is not registered), then each change."""
+        """Yields what is to be followed now (nothing while this broker is not registered), then each change."""
         seen: Following | None = None
         while True:
             changed = self._changed

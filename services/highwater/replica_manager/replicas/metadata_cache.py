@@ -1,4 +1,4 @@
-"""What the controller told this broker about the cluster: brokers, topics, leaders. Answers Metadata requests. Pure."""
+"""The cluster as the controller told this broker of it: brokers, topics, leaders. Answers Metadata requests. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
 
 
 class Endpoint(NamedTuple):
-    """Where a broker that is registered under `broker_epoch` is reached."""
+    """The address of a broker that is registered under `broker_epoch`."""
 
     broker_id: int
     broker_epoch: int
@@ -84,7 +84,7 @@ class MetadataCache:
                 self._reached_by = {}
 
     def lacks(self, broker_id: int, broker_epoch: int) -> bool:
-        """Whether this registration is newer than what is known."""
+        """Tells whether this registration is newer than what is known."""
         known = self.brokers.get(broker_id)
         return known is None or known.broker_epoch < broker_epoch
 

@@ -1,4 +1,4 @@
-"""What the replica-manager counts. Kafka's names where it has one."""
+"""The replica-manager's metrics. Kafka's names where it has one."""
 
 from __future__ import annotations
 

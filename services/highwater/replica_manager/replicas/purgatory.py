@@ -157,8 +157,8 @@ class FetchPurgatory(Generic[T]):
         return key in self._by_key
 
     def grown(self, key: PartitionKey, end_offset: int, size_bytes: int) -> list[T]:
-        """What can be read of the partition grew by about `size_bytes` and now ends at `end_offset`: the tokens that
-        have enough. A fetch from beyond the end has got nothing by it."""
+        """Takes note that what can be read of the partition grew by about `size_bytes` and now ends at `end_offset`:
+        the tokens that have enough. A fetch from beyond the end has got nothing by it."""
         waiting_here = self._by_key.get(key)
         if waiting_here is None:
             return []

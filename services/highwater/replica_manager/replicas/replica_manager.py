@@ -248,7 +248,7 @@ class ReplicaManager:
         return self._live.epochs.keys()
 
     def others_may_lead(self) -> bool:
-        """Whether another broker is registered that is not shutting down."""
+        """Tells whether another broker is registered that is not shutting down."""
         return any(
             broker_id != self.broker_id and broker_id not in self._live.shutting_down for broker_id in self._live.epochs
         )
@@ -277,7 +277,7 @@ class ReplicaManager:
             self.perform(hosted, hosted.partition.session_closed(session, now_ms))
 
     def brokers_changed(self, brokers: Mapping[int, LiveBroker]) -> None:
-        """Who is registered, from etcd."""
+        """Takes the registered brokers, from etcd."""
         self.metadata.set_brokers(
             Endpoint(
                 broker_id,

@@ -1,5 +1,4 @@
-"""What each request does, without protobuf: produce, fetch, offsets, delete records, log directories, and the
-controller's instructions.
+"""Requests without protobuf: produce, fetch, offsets, delete records, log directories, the controller's instructions.
 
 May import `membership/`, `replicas/` and what those may import.
 """

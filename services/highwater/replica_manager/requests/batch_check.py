@@ -1,4 +1,4 @@
-"""What a produced partition's bytes must be before they are appended: whole, known, allowed by the topic. Pure.
+"""The demands on a produced partition's bytes before they are appended: whole, known, allowed by the topic. Pure.
 
 Headers only, except on compacted topics, where a record without a key must be found (RULES 10.3). The CRC is for
 log-storage to check, which writes the bytes.

@@ -32,7 +32,7 @@ _PREPARING = StorageError(
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who instructs, and whom it means."""
+    """The controller that instructs, and the registration that it means."""
 
     controller_id: int
     controller_epoch: int
@@ -247,9 +247,10 @@ class Control:
     async def _prepared(
         self, key: PartitionKey, prepare: Callable[[], Awaitable[StorageError | None]], deadline: float
     ) -> StorageError | None:
-        """What `prepare` answers, None if the log can be made or taken up. It waits for etcd and for deletions, so it
-        goes on by itself where it is not done by the `deadline` (of the event loop): the other partitions of the batch,
-        and the instructions behind it, must be answered within 5 s (RULES 7.7). This one comes again every second."""
+        """Returns what `prepare` answers, None if the log can be made or taken up. It waits for etcd and for deletions,
+        so it goes on by itself where it is not done by the `deadline` (of the event loop): the other partitions of the
+        batch, and the instructions behind it, must be answered within 5 s (RULES 7.7). This one comes again every
+        second."""
         done = self._preparing.get(key)
         if done is None:
             done = self._preparing[key] = asyncio.get_running_loop().create_future()
@@ -270,7 +271,7 @@ class Control:
         return done.result() if done.done() else _PREPARING
 
     async def _mend(self, instruction: PartitionInstruction) -> StorageError | None:
-        """RULES 7.6."""
+        """Has a damaged log mended (RULES 7.6)."""
         return await self._replica_manager.damaged_logs.mend(
             instruction.topic, instruction.key, instruction.state.state
         )
@@ -326,7 +327,7 @@ class Control:
         return StorageError(error)
 
     def _complain(self, instruction: PartitionInstruction, error: StorageError) -> None:
-        """When it begins: the instruction is sent again every second."""
+        """Logs it once, when it begins: the instruction is sent again every second."""
         if self._complaints.get(instruction.key) == error:
             return
         self._complaints[instruction.key] = error

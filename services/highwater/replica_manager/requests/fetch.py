@@ -70,7 +70,7 @@ class FetchedPart:
 
 
 class FetchRead(NamedTuple):
-    """What one look at all partitions of a fetch has found."""
+    """The findings of one look at all partitions of a fetch."""
 
     parts: list[FetchedPart]  # one for each that was asked for, in their order
     complete: bool  # to be answered now: enough bytes, or something that waiting does not mend

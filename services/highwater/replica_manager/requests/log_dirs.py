@@ -39,7 +39,7 @@ class LogDirsHandler:
         return response
 
     async def alter(self, moves: Sequence[tuple[PartitionKey, str]]) -> Sequence[StorageError]:
-        """What became of each move, in their order."""
+        """Returns the outcome of each move, in their order."""
         try:
             return await self._replica_manager.storage.alter_log_dirs(moves)
         except StorageUnavailableError as error:

@@ -1,4 +1,4 @@
-"""What a reader that knows row payloads only may be given (RULES 10.1). Pure."""
+"""The part of a log that a reader of row payloads only may be given (RULES 10.1). Pure."""
 
 from __future__ import annotations
 

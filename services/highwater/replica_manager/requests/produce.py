@@ -230,7 +230,7 @@ class _Request:
                 self._settled_one()
 
     def completed(self, index: int, error: ErrorCode) -> None:
-        """What waited for the high watermark has it, or will not get it."""
+        """Takes the outcome for a partition that waited for the high watermark."""
         if error is ErrorCode.REQUEST_TIMED_OUT:
             self.refuse(index, error, "not all in-sync replicas had the records in time")
         elif error is not ErrorCode.NONE:

@@ -133,9 +133,9 @@ class AppendPipeline:
             self._resume()
 
     def _holds(self, item: _Item, answer: AppendAnswer) -> bool:
-        """Whether nothing more is sent until all in flight is answered: those behind it expect another offset. Not
-        where the log ends just where a refused append would have ended: they may be written before it (sequences keep a
-        producer's order), but what comes now is not."""
+        """Tells whether nothing more is sent until all in flight is answered: those behind it expect another offset.
+        Not where the log ends just where a refused append would have ended: they may be written before it (sequences
+        keep a producer's order), but what comes now is not."""
         wrote_nothing = answer.error is ErrorCode.OFFSET_MISMATCH
         return wrote_nothing or self._log_end_offset != item.expected_offset + item.offsets
 

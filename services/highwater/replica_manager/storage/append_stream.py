@@ -41,7 +41,7 @@ class StorageUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AppendAnswer:
-    """What log-storage answered for one append. Offsets are -1 where `error` is set, those of the log excepted."""
+    """log-storage's answer for one append. Offsets are -1 where `error` is set, those of the log excepted."""
 
     error: ErrorCode
     message: str
@@ -109,7 +109,7 @@ class AppendStream:
 
     @property
     def connected(self) -> bool:
-        """Whether this stream has been answered at least once since it was opened."""
+        """Tells whether this stream has been answered at least once since it was opened."""
         return self._connected
 
     def start(self) -> None:

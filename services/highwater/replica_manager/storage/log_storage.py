@@ -33,7 +33,7 @@ _ROLES = {Role.LEADER: log_storage_pb2.LEADER, Role.FOLLOWER: log_storage_pb2.FO
 
 @dataclass(frozen=True, slots=True)
 class StorageError:
-    """What log-storage refused, and its sentence about it."""
+    """A refusal of log-storage, and its sentence about it."""
 
     code: ErrorCode
     message: str = ""

@@ -1,4 +1,4 @@
-"""Which of this broker's logs are offline, as log-storage says (RULES 7.7).
+"""This broker's logs that are offline, as log-storage says (RULES 7.7).
 
 A log that went offline takes nothing until log-storage is started again, so the set only grows under one incarnation.
 It is learned from whichever answer says so first: an append, a read or a fence of the log itself, or the number of
