@@ -20,8 +20,6 @@ from highwater.replica_manager.replicas.metadata_cache import CachedPartition, C
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler
-from highwater.replica_manager.requests.list_batches import list_batches
-from highwater.replica_manager.requests.log_dirs import LogDirsHandler
 from highwater.replica_manager.requests.offsets import CONSUMER, EpochQuery, ListedOffset, OffsetQuery, OffsetsHandler
 from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.server.fetch_stream import (
@@ -31,6 +29,8 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_refusal,
     fetch_response,
 )
+from highwater.replica_manager.server.list_batches import list_batches
+from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error, unknown_topic_id
 from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.errors import to_proto
