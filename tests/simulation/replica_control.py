@@ -275,7 +275,8 @@ class Control:
         return False
 
     async def shut_down(self) -> bool:
-        """As `shutdown.py`: whether the controller has let it go; else the time is up, or it is not registered."""
+        """As `controlled_shutdown.py`. Tells whether the controller has let it go; else the time is up, or it is not
+        registered."""
         owner = self.owner
         self.shutting_down = True
         deadline_ms = owner.now_ms + owner.world.settings.shutdown_wait_ms

@@ -16,12 +16,12 @@ RETRY_S = 0.5
 
 class Inquiry:
     """One question at a time. `ask` raises `StorageUnavailableError` where it has no answer: it is asked again after
-    `RETRY_S`. `trouble`, "offline" or "damaged", is what the log speaks of."""
+    `RETRY_S`. `condition`, "offline" or "damaged", is what the log speaks of."""
 
     def __init__(
-        self, trouble: str, ask: Callable[[], Awaitable[None]], supervisor: TaskSupervisor | None = None
+        self, condition: str, ask: Callable[[], Awaitable[None]], supervisor: TaskSupervisor | None = None
     ) -> None:
-        self._trouble = trouble
+        self._condition = condition
         self._supervisor = supervisor or TaskSupervisor()
         self._ask = ask
         self._asking: asyncio.Task[None] | None = None
@@ -31,7 +31,7 @@ class Inquiry:
         """Asks, once more where a question is under way already: its answer may be older than what has changed."""
         self._ask_again = True
         if self._asking is None:
-            self._asking = self._supervisor.run_once(f"{self._trouble}-logs", self._run, self._failed)
+            self._asking = self._supervisor.run_once(f"{self._condition}-logs", self._run, self._failed)
 
     async def stop(self) -> None:
         if self._asking is not None:
@@ -49,7 +49,7 @@ class Inquiry:
                 try:
                     await self._ask()
                 except StorageUnavailableError as error:
-                    logger.warning("which logs are %s is not known yet: %s", self._trouble, error)
+                    logger.warning("which logs are %s is not known yet: %s", self._condition, error)
                     self._ask_again = True
                     await asyncio.sleep(RETRY_S)
         finally:
