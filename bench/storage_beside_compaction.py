@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bench.storage_logs import BASE_TIMESTAMP_MS, batch_of
 from bench.storage_process import Appender, connected, log_storage_process
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import Codec, encode_arrays
 
 SETTINGS = {"log.cleaner.backoff.ms": "100", "log.cleaner.min.cleanable.ratio": "0.01"}

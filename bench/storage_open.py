@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.storage_logs import CONFIG, append, batch_of, opened, run_of
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 RECOVERED_BYTES = 4 << 30
 RECOVERED_BATCH_BYTES = 64 << 10

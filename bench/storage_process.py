@@ -11,8 +11,8 @@ from typing import Self
 
 from highwater.cli.child_process import ChildProcess
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import read_header
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.append_stream import AppendAnswer

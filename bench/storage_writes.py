@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.storage_logs import append, batch_of, opened
 from bench.storage_process import Appender, connected, log_storage_process
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 BATCH_BYTES = (1 << 20) - 4096
 BATCHES_A_TURN = 64

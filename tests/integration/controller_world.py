@@ -15,9 +15,10 @@ from highwater.metadata.controller_election import ControllerElection
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionKey, PartitionState
+from highwater.metadata.models import PartitionState
 from highwater.metadata.partition_states import IsrChange, IsrWriter, read_states
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import ControllerSettings

@@ -12,9 +12,10 @@ import grpc.aio
 
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import BrokerRegistration, PartitionKey
+from highwater.metadata.models import BrokerRegistration
 from highwater.metadata.registration import BrokerRegistrar
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.server import RpcServer
 from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc

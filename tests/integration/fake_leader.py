@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import Record, encode_rows
 from highwater.rpc.errors import to_proto
 from highwater.rpc.server import RpcServer

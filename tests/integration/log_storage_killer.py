@@ -27,7 +27,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import Record, decode, encode_rows, iter_batches
 
 KEY = PartitionKey(b"t" * 16, 0)

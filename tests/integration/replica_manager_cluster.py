@@ -15,8 +15,9 @@ from typing import Any, Self
 from highwater.fetcher.service import FetcherService
 from highwater.log_storage.service import LogStorageService
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.models import PartitionState, TopicAssignment, VersionedState
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.rpc.channel import open_channel

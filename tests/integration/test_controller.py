@@ -18,10 +18,11 @@ from fake_broker import FakeBroker, eventually, eventually_async
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment
+from highwater.metadata.models import PartitionState, TopicAssignment
 from highwater.metadata.partition_states import StateWrite, write_states
 from highwater.metadata.store import Store
 from highwater.metadata.topics import create_topic, mark_for_deletion, read_topics
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 

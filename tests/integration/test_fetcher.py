@@ -18,7 +18,7 @@ from fake_leader import FakeLeader, FakeReplicaControl, LeaderLog
 from highwater.errors import ErrorCode
 from highwater.fetcher.service import FetcherService
 from highwater.log_storage.service import LogStorageService
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import FetcherSettings, LogStorageSettings, load

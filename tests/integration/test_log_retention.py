@@ -12,8 +12,8 @@ from replica_manager_cluster import TestCluster, eventually, rows, to_key
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.v1 import broker_pb2
 
 EARLIEST = -2

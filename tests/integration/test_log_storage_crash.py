@@ -16,10 +16,11 @@ from typing import NamedTuple
 import pytest
 
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import decode, iter_batches
 
 KEY = PartitionKey(b"t" * 16, 0)

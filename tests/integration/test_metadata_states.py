@@ -13,7 +13,7 @@ from highwater.metadata.etcd_errors import ControllerDeposed, Unavailable
 from highwater.metadata.isr_notifications import remove_notifications
 from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration, PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import BrokerRegistration, PartitionState, VersionedState
 from highwater.metadata.partition_states import (
     IsrChange,
     IsrWriter,
@@ -24,6 +24,7 @@ from highwater.metadata.partition_states import (
 )
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Delete
+from highwater.model.partition import PartitionKey
 
 TOPIC_ID = b"\7" * 16
 STATE = PartitionState(leader=1, leader_epoch=3, leader_broker_epoch=9, isr=(1, 2, 3))

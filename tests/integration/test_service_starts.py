@@ -17,7 +17,7 @@ from replica_manager_cluster import eventually
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.v1 import (
     common_pb2,

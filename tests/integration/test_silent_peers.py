@@ -16,7 +16,7 @@ from flapping_link import FlappingLink
 from test_fetcher import FLIGHTS, LEADER, Broker, bytes_of
 
 from highwater.fetcher import log_storage as fetchers_storage
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage import append_stream
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, AppendStream
 from highwater.rpc.channel import open_channel

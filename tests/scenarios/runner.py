@@ -39,9 +39,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import LeaderEpochCache
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import PartitionState, VersionedState
+from highwater.model.fence_role import Role
+from highwater.model.leader_epochs import LeaderEpochCache
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (
     Action,
     Fence,

@@ -60,12 +60,12 @@ from highwater.metadata.cluster_view import ClusterSnapshot
 from highwater.metadata.models import (
     BrokerRegistration,
     LiveBroker,
-    PartitionKey,
     PartitionState,
     TopicAssignment,
     VersionedState,
     VersionedTopic,
 )
+from highwater.model.partition import PartitionKey
 
 SCENARIOS = sorted(Path(__file__).parent.glob("elections-*.txt"))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.client.delivery import BatchDelivery
 from highwater.client.partition_queue import PartitionQueue, ProduceAnswer, ProducerBatch, RetryPolicy
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 from .network import Stream
 from .replica_manager import Produced, ReplicaManagerProcess

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower.actions import FetchPosition
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRead, FetchRole
 

@@ -12,8 +12,8 @@ from highwater.errors import ErrorCode
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower, FollowerState
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.following import Following
 from highwater.replica_manager.requests.fetch import FetchedPart
 

@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from highwater.log_storage.fence import Fence, Role
-from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
+from highwater.log_storage.fence import Fence
+from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 if TYPE_CHECKING:
     from .storage import Batch, Disk, Log

@@ -20,13 +20,14 @@ from highwater.controller.state_machines.controlled_shutdown import ControlledSh
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower import actions as fetcher_actions
 from highwater.fetcher.follower.follower import Follower, FollowerState
-from highwater.log_storage.fence import Fence, FenceVerdict, Role
+from highwater.log_storage.fence import Fence, FenceVerdict
 from highwater.log_storage.fence import propose as real_propose
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
 from highwater.metadata import etcd_errors
 from highwater.metadata.models import PartitionState
+from highwater.model.fence_role import Role
 from highwater.replica_manager.partition.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.partition.isr import IsrProposals
 from highwater.replica_manager.partition.leadership import Leadership

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from highwater.controller.topics.assignment import assign_replicas
-from highwater.metadata.models import PartitionKey, TopicAssignment
+from highwater.metadata.models import TopicAssignment
+from highwater.model.partition import PartitionKey
 
 from .clients import CLIENT, Consumer, Producer
 from .controllers import Controller

@@ -1,4 +1,4 @@
-"""The rooms of a service: each imports itself and those before it, none behind, as its package's `__init__` says."""
+"""Who may import whom: the packages; and within one its rooms, each itself and those before it (its `__init__`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,38 @@ import highwater
 ROOT = Path(highwater.__file__).parent
 
 OWN_FILES = ""  # what stands in the package itself: the service, which wires the rooms together
+# What everybody may import: values, the batch, what all servers share.
+COMMON = frozenset(
+    {"atomic_file", "errors", "extras", "model", "records", "rpc", "supervision", "telemetry", "v1", "validation"}
+)
+# What else a package may. Services know each other by their contracts alone, and nobody opens segments but log-storage,
+# and who looks at them through its room `inspect`.
+ARROWS = {
+    "client": frozenset[str](),
+    "metadata": frozenset[str](),
+    "log_storage": frozenset[str](),
+    "fetcher": frozenset[str](),
+    "replica_manager": frozenset({"metadata"}),
+    "controller": frozenset({"metadata"}),
+    "console": frozenset({"client"}),
+    # An inventory of a broker's volumes recovers their logs as its log-storage would.
+    "kube": frozenset({"client", "metadata", "log_storage"}),
+    "spark": frozenset({"client", "console", "log_storage.inspect"}),
+    "cli": frozenset({"client", "console", "kube", "metadata", "log_storage.inspect"}),
+}
 ROOMS = {
+    "log_storage": (
+        *("files", "segment", "producers", "log", "recovery", "log_manager", "scrubbing", "compaction", "server"),
+        *("inspect", OWN_FILES),
+    ),
     "replica_manager": ("partition", "storage", "replicas", "membership", "requests", "server", OWN_FILES),
     "fetcher": ("follower", OWN_FILES),
     "controller": ("state_machines", "topics", "sending", "term", "administration", OWN_FILES),
 }
+# Of log-storage itself, and every room's.
+SHARED = {"log_storage": {"clock", "config", "errors", "fence", "thread_work", "throttle"}}
 # Decisions: no I/O, no clock (docs/architecture.md).
-PURE = ("replica_manager/partition", "fetcher/follower", "controller/state_machines", "controller/topics")
+PURE = ("model", "replica_manager/partition", "fetcher/follower", "controller/state_machines", "controller/topics")
 IMPURE = {"aetcd", "asyncio", "grpc", "random", "socket", "time"}
 MOST_FILES = 16
 
@@ -40,6 +65,38 @@ def room_of(package: str, module: str) -> str:
     return first if (ROOT / package / first).is_dir() else OWN_FILES
 
 
+def test_every_package_is_listed() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages == set(ARROWS) | {"model", "records", "rpc", "telemetry", "v1"}
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_a_package_imports_what_it_may(package: str) -> None:
+    wrong, used = [], set()
+    for path in (ROOT / package).rglob("*.py"):
+        for module in imported(path):
+            top, _, rest = module.partition(".")
+            inner = rest.split(".")
+            if top != "highwater" or inner[0] in COMMON | {package} or not (ROOT / inner[0]).is_dir():
+                continue
+            arrow = next((name for name in (inner[0], ".".join(inner[:2])) if name in ARROWS[package]), None)
+            used.add(arrow)
+            if arrow is None:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+    assert used == ARROWS[package], "an arrow that nobody uses any more"
+
+
+@pytest.mark.parametrize(
+    "package", ["errors.py", "model", "records", "rpc", "telemetry", "supervision.py", "validation.py"]
+)
+def test_what_everybody_imports_imports_no_package(package: str) -> None:
+    files = [ROOT / package] if package.endswith(".py") else [*(ROOT / package).rglob("*.py")]
+    for path in files:
+        foreign = {module.split(".")[1] for module in imported(path) if module.startswith("highwater.")} & set(ARROWS)
+        assert not foreign, path.relative_to(ROOT)
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_every_room_is_listed(package: str) -> None:
     folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
@@ -57,7 +114,9 @@ def test_no_room_imports_one_behind_it(package: str) -> None:
         wrong += [
             f"{inner} imports {module}"
             for module in imported(path)
-            if module.startswith(prefix) and rank[room_of(package, module.removeprefix(prefix))] > own
+            if module.startswith(prefix)
+            and module.removeprefix(prefix).split(".")[0] not in SHARED.get(package, ())
+            and rank[room_of(package, module.removeprefix(prefix))] > own
         ]
     assert not wrong
 

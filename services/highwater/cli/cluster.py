@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
+from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 Check = Annotated[
     bool,

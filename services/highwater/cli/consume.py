@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
 from highwater.cli.record_fields import record_fields
+from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
 
 if TYPE_CHECKING:
     from highwater.client import ConsumerRecord

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from highwater.cli.output import AsJson, errors, json_line, screen
 from highwater.cli.record_fields import record_fields
+from highwater.console.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from highwater.cli.output import (
+from highwater.console.output import (
     DEFAULT_BOOTSTRAP,
     MAX_BLOCK_MS,
     AsJson,

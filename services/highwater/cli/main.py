@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from highwater.cli import INTERRUPTED
+from highwater.console import INTERRUPTED
 from highwater.extras import MissingExtraError, needing
 
 
@@ -29,7 +29,7 @@ def main() -> None:
                 sys.exit(health.main(sys.argv[2:]))
             with needing("cli", "highwater"):
                 from highwater.cli.app import app
-                from highwater.cli.exit_status import exit_status
+                from highwater.console.exit_status import exit_status
     except MissingExtraError as error:
         sys.exit(f"highwater: {error}")
     sys.exit(exit_status(app))

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.cli.read_ahead import ReadAhead
+from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.errors import UserError
 
 if TYPE_CHECKING:

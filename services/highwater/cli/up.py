@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from highwater.cli.output import errors, screen, table
+from highwater.console.output import errors, screen, table
 from highwater.extras import needing
 
 

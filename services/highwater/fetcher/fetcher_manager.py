@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from highwater.fetcher.follower.actions import Action
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 class PartitionFetcher(Protocol):

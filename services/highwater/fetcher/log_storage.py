@@ -31,7 +31,7 @@ from highwater.fetcher.wire import (
     to_truncate_fully,
     to_truncate_to,
 )
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.append_request import APPEND_METHOD
 from highwater.rpc.channel import open_channel
 from highwater.supervision import TaskSupervisor

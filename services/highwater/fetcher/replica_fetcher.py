@@ -37,7 +37,7 @@ from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
 from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.settings import FetcherSettings

@@ -18,9 +18,9 @@ from highwater.fetcher.follower.actions import (
     TruncateTo,
 )
 from highwater.fetcher.follower.following import FollowedPartition, Following, LeaderEndpoint
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.log_state import LogState
-from highwater.metadata.models import PartitionKey
+from highwater.model.leader_epochs import EpochEntry
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError, iter_batches
 from highwater.rpc.append_request import append_request
 from highwater.rpc.errors import from_proto

@@ -3,6 +3,6 @@ them through `inspect/`.
 
 The rooms, each of which imports only what stands before it: `files/`, `segment/`, `producers/`, `log/`, `recovery/`,
 `log_manager/`, `scrubbing/`; then, side by side, `compaction/` and `server/`, which `service` ties together. `inspect/`
-stands beside `log/`. What all of them speak of is here at the top: `config`, `epochs`, `errors`, `fence`, `log_state`,
-`clock`, `throttle`, `thread_work`.
+stands beside `log/`. What all of them speak of is here at the top: `config`, `errors`, `fence`, `clock`,
+`throttle`, `thread_work`.
 """

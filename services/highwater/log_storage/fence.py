@@ -4,17 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum
+from enum import Enum
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import NO_EPOCH
-
-
-class Role(IntEnum):
-    """The numbers are those of `Role` in `proto/highwater/v1/log_storage.proto`."""
-
-    LEADER = 1
-    FOLLOWER = 2
+from highwater.model.fence_role import Role
+from highwater.model.leader_epochs import NO_EPOCH
 
 
 class FenceVerdict(Enum):

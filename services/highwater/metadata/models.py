@@ -8,24 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
+
+from highwater.model.leader_epochs import NO_EPOCH
 
 NO_LEADER = -1
-NO_EPOCH = -1
-TOPIC_ID_BYTES = 16
-
-
-class PartitionKey(NamedTuple):
-    """Names a partition below the client API (RULES 1.1)."""
-
-    topic_id: bytes  # 16 bytes
-    partition: int
-
-    def __str__(self) -> str:
-        # A peer may name a topic id of any length, and the sentence that refuses it says which.
-        topic_id = UUID(bytes=self.topic_id) if len(self.topic_id) == TOPIC_ID_BYTES else self.topic_id.hex() or "''"
-        return f"{topic_id}-{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)

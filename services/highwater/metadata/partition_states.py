@@ -11,9 +11,10 @@ from highwater.metadata.cluster_view import versioned_state
 from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import IsrNotification, PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import IsrNotification, PartitionState, VersionedState
 from highwater.metadata.store import Store
 from highwater.metadata.transactions import Operation, Put, created_at, modified_at
+from highwater.model.partition import PartitionKey
 
 __all__ = ["IsrChange", "IsrWriter", "Outcome", "StateWrite", "StateWriteResult", "read_states", "write_states"]
 

@@ -13,9 +13,9 @@ from highwater.metadata.cluster_watch import watch_brokers
 from highwater.metadata.controller_election import read_controller_epoch
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey
 from highwater.metadata.producer_ids import ProducerIdAllocator
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.controlled_shutdown import await_release
 from highwater.replica_manager.membership.controller_client import ask_standing

@@ -8,9 +8,9 @@ from typing import Any, Self
 import pytest
 
 from highwater.cli.app import app
-from highwater.cli.exit_status import exit_status
 from highwater.client import blocking
 from highwater.client.descriptions import BrokerReach
+from highwater.console.exit_status import exit_status
 
 
 class AdminDouble:

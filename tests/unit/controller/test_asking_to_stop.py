@@ -17,12 +17,12 @@ from highwater.metadata.keys import Keys
 from highwater.metadata.models import (
     BrokerRegistration,
     LiveBroker,
-    PartitionKey,
     PartitionState,
     TopicAssignment,
     VersionedState,
     VersionedTopic,
 )
+from highwater.model.partition import PartitionKey
 from highwater.rpc.settings import ControllerSettings
 
 TOPIC_ID = b"t" * 16

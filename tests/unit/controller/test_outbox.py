@@ -5,7 +5,7 @@ from __future__ import annotations
 from highwater.controller.sending.outbox import InstructionBatch, MetadataBatch, Outbox, StopBatch
 from highwater.controller.sending.redelivery import MAX_BACKOFF_MS, Redelivery
 from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendMetadata, SendStopReplica, StopPartition
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 A, B, C = (PartitionKey(b"t" * 16, number) for number in range(3))
 

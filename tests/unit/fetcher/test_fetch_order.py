@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.fetcher.follower.fetch_order import FetchOrder
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 def key(partition: int) -> PartitionKey:

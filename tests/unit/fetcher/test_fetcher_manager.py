@@ -12,8 +12,8 @@ from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.follower.actions import Action, Fence, FenceAnswer, Followed
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
-from highwater.log_storage.log_state import LogState
-from highwater.metadata.models import PartitionKey
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 
 TOPIC_ID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8").bytes
 

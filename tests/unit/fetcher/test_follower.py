@@ -24,9 +24,9 @@ from highwater.fetcher.follower.actions import (
     WentOffline,
 )
 from highwater.fetcher.follower.follower import Follower, FollowerState
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.log_state import LogState
-from highwater.metadata.models import PartitionKey
+from highwater.model.leader_epochs import EpochEntry
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(bytes(range(16)), 0)
 FOLLOWED = Followed(leader=1, leader_epoch=5, unclean_epoch=-1, log_storage_incarnation="a")

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from highwater.kube.lost_etcd.inventory import Replica
-from highwater.log_storage.epochs import NO_EPOCH, EpochEntry
+from highwater.model.leader_epochs import NO_EPOCH, EpochEntry
 
 TOPIC_ID = b"t" * 16
 NOBODY = -1

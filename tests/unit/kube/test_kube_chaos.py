@@ -17,7 +17,7 @@ import pytest
 from fake_kubernetes import FakeKubernetes, pod
 
 from highwater.cli.app import app
-from highwater.cli.exit_status import exit_status
+from highwater.console.exit_status import exit_status
 from highwater.errors import UserError
 from highwater.kube.chaos import injection, run
 from highwater.kube.chaos.deck import DEFAULT, Fault, Kind, Victim, checked, draw

@@ -13,7 +13,7 @@ import pytest
 from fake_kubernetes import FakeKubernetes
 
 from highwater.cli.app import app
-from highwater.cli.exit_status import exit_status
+from highwater.console.exit_status import exit_status
 from highwater.kube import debug_bundle
 from highwater.kube.redaction import REDACTED, redact, redact_text
 from highwater.kube.release import Release

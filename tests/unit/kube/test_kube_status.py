@@ -12,7 +12,7 @@ import pytest
 from fake_kubernetes import FakeKubernetes, pod
 
 from highwater.cli.app import app
-from highwater.cli.exit_status import exit_status
+from highwater.console.exit_status import exit_status
 from highwater.kube.in_pod import etcd_report, pod_report
 from highwater.kube.pod import COMPONENT, Pod
 from highwater.kube.release import REMEMBERED, Release

@@ -22,9 +22,9 @@ from highwater.kube.lost_etcd.plan import (
     PlannedPartition,
     plan,
 )
-from highwater.log_storage.epochs import EpochEntry
 from highwater.metadata.keys import Keys
 from highwater.metadata.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
+from highwater.model.leader_epochs import EpochEntry
 
 CLUSTER_ID = "the-cluster"
 ORDERS, OTHER = b"o" * 16, b"x" * 16

@@ -10,7 +10,7 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.log.log import Appended, Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import BatchHeader, Record, encode_rows, iter_batches, read_header
 
 

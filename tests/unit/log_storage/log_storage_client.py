@@ -12,7 +12,7 @@ from log_storage_batches import produced
 
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.service import LogStorageService
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc

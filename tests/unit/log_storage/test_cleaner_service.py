@@ -18,7 +18,7 @@ from highwater.log_storage.files.checkpoints import CLEANER_OFFSETS, read_offset
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX, LOG_SUFFIX
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import Record, decode, encode_rows, iter_batches
 from highwater.v1 import log_storage_pb2
 

@@ -13,11 +13,12 @@ from log_storage_batches import batch, lead
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.servicer import LogStorageServicer
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.telemetry.metrics import Metrics
 
 KEYS = [PartitionKey(b"t" * 16, partition) for partition in range(2)]

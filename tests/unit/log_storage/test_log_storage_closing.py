@@ -20,7 +20,7 @@ from highwater.log_storage.log.flusher import Sync
 from highwater.log_storage.log_manager.log_manager import CLOSED_AT_ONCE, LogManager
 from highwater.log_storage.log_manager.side_by_side import side_by_side
 from highwater.log_storage.service import THREADS, LogStorageService
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.settings import LogStorageSettings, load
 
 KEY = PartitionKey(b"t" * 16, 0)

@@ -12,13 +12,14 @@ from log_storage_batches import batch, lead, produced
 from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.log_state import LogState
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
 AGAIN = PartitionKey(b"u" * 16, 0)  # the topic made again under its old name

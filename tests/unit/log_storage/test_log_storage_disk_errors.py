@@ -13,11 +13,12 @@ from log_storage_batches import lead, produced, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100, retention_bytes=500, retention_ms=-1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.log_storage.epochs import NO_EPOCH, NO_EPOCH_END, EpochEnd, LeaderEpochCache
+from highwater.model.leader_epochs import NO_EPOCH, NO_EPOCH_END, EpochEnd, LeaderEpochCache
 
 
 def test_an_epoch_is_assigned_once() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
+from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
 from highwater.log_storage.files.fence_journal import FenceJournal, FenceJournalError
-from highwater.metadata.models import NO_EPOCH, PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.leader_epochs import NO_EPOCH
+from highwater.model.partition import PartitionKey
 from highwater.records.header import crc32c
 
 KEY = PartitionKey(b"t" * 16, 0)

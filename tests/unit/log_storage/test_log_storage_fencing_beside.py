@@ -13,12 +13,13 @@ from log_storage_batches import batch, lead
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files.fence_journal import FILE_NAME, read_fences
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

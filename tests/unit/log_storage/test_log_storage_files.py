@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
 from highwater.log_storage.files import partition_metadata
 from highwater.log_storage.files.checkpoints import (
     CheckpointError,
@@ -22,6 +21,7 @@ from highwater.log_storage.files.checkpoints import (
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
 from highwater.log_storage.segment.offset_index import OffsetIndex
 from highwater.log_storage.segment.time_index import TimeIndex
+from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 
 
 def test_an_offset_checkpoint(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from log_storage_batches import batch, hosting, lead, make_log, produced
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery.recovery import Checkpointed
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import HEADER_BYTES, iter_batches
 
 KEY = PartitionKey(b"t" * 16, 0)

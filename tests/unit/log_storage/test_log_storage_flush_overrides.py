@@ -15,12 +15,13 @@ from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, key, running
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
 KEY, OTHER = PartitionKey(b"t" * 16, 0), PartitionKey(b"u" * 16, 0)

@@ -21,12 +21,13 @@ from small_volume import may_mount, mounted
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files.disk import RESERVE_BYTES
 from highwater.log_storage.files.fence_journal import FenceJournal
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
 KEY, OTHER = (PartitionKey(b"t" * 16, partition) for partition in range(2))

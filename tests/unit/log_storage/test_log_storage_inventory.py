@@ -15,12 +15,13 @@ from highwater.kube import inventory as command
 from highwater.kube.lost_etcd.inventory import BrokerInventory, Replica, from_json
 from highwater.kube.lost_etcd.reading import take_inventory
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import boot_record, partition_metadata
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.leader_epochs import EpochEntry
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
 SEGMENT = Path("t-0") / "00000000000000000000.log"

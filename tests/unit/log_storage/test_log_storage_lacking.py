@@ -13,10 +13,11 @@ from log_storage_batches import batch, lead, read_all
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.scrubber import Scrubber
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.telemetry.metrics import Metrics
 
 KEY = PartitionKey(b"t" * 16, 0)

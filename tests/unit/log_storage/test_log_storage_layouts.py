@@ -18,7 +18,7 @@ from highwater.log_storage.compaction.cleaner_selection import CleanableRange
 from highwater.log_storage.compaction.segment_swap import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 
 

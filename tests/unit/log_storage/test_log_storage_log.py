@@ -15,8 +15,8 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Appended
-from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.model.log_state import LogState
 from highwater.records import Record, decode, encode_rows, retain
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)

@@ -12,14 +12,15 @@ from log_storage_batches import batch, follow, hosting, lead, produced, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.recovery import recovery
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
 FENCE = Fence(1, Role.LEADER, "rm", "ls")

@@ -14,7 +14,7 @@ from log_storage_client import filled, running
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.log import append_validation
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.segment_list import SegmentList
@@ -23,7 +23,8 @@ from highwater.log_storage.producers import pending_snapshots, producer_snapshot
 from highwater.log_storage.producers.pending_snapshots import MAX_PENDING, PendingSnapshots
 from highwater.log_storage.producers.producer_states import ProducerBatch, ProducerState, ProducerStates
 from highwater.log_storage.recovery.recovery import Checkpointed
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
 

@@ -21,13 +21,13 @@ from highwater.log_storage.compaction.cleaner_process import run_pass
 from highwater.log_storage.compaction.cleaner_selection import CleanableRange
 from highwater.log_storage.compaction.segment_swap import clean_job, swap_in
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.timestamp_lookup import MAX_TIMESTAMP
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerBatch
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment import Segment
+from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.records import BatchHeader, Record, decode, iter_batches, read_header
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=150, index_max_bytes=120)

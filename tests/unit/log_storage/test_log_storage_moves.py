@@ -17,13 +17,14 @@ from log_storage_client import LEADER, key, running
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import future_files
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server import log_moves
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import decode
 from highwater.v1 import log_storage_pb2
 

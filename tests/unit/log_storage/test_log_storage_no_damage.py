@@ -13,13 +13,14 @@ from test_log_storage_replacing import SMALL, cleaned
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server import list_batches
 from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

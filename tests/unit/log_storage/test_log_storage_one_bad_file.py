@@ -13,14 +13,15 @@ from log_storage_batches import batch, lead, produced
 
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import checkpoints, future_files
 from highwater.log_storage.files.boot_record import FILE_NAME as BOOT
 from highwater.log_storage.files.fence_journal import FILE_NAME as FENCES
 from highwater.log_storage.files.meta_properties import FILE_NAME as META
 from highwater.log_storage.log_manager import log_loader
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 BAD, GOOD = PartitionKey(b"b" * 16, 0), PartitionKey(b"g" * 16, 0)
 CHECKPOINTS = (

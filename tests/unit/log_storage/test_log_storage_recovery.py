@@ -13,9 +13,9 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log import Appended, Log
-from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment_files import file_name
+from highwater.model.log_state import LogState
 from highwater.records import read_header
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)

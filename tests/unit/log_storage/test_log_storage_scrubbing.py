@@ -17,7 +17,7 @@ from log_storage_batches import batch
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files.fence_journal import FILE_NAME, read_fences
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
@@ -30,7 +30,8 @@ from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
 from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

@@ -18,13 +18,14 @@ from log_storage_client import LEADER, Code, running
 from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import meta_properties
 from highwater.log_storage.files.meta_properties import MetaProperties
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.segment.segment import Segment
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.v1 import common_pb2, log_storage_pb2
 
 

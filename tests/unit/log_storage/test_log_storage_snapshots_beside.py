@@ -19,7 +19,7 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.producers import pending_snapshots, producer_snapshots
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment import Segment
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
 SMALL = LogConfig(segment_bytes=300)  # three batches

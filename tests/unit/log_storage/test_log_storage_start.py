@@ -30,7 +30,7 @@ from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import file_name
 from highwater.log_storage.service import SERVICE_NAME, LogStorageService
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc

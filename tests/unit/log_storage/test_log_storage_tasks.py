@@ -13,7 +13,7 @@ from highwater.log_storage import service as service_module
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskSupervisor
 
 TASKS = ["high-watermarks", "recovery-points", "flushes", "retention", "housekeeping", "directories", "moves"]

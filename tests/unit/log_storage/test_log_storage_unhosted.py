@@ -12,12 +12,13 @@ from log_storage_batches import batch, lead
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import checkpoints, future_files
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 KEY = PartitionKey(b"t" * 16, 0)
 CONFIG = LogConfig(segment_bytes=500, index_interval_bytes=100)

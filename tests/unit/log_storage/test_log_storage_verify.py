@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from highwater.cli.app import app
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 CONFIG = LogConfig(segment_bytes=1024, index_interval_bytes=100)
 KEY = PartitionKey(b"t" * 16, 0)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.metadata import keys as names
-from highwater.metadata.keys import Keys, is_legal_topic_name
+from highwater.metadata.keys import Keys
+from highwater.model.topic_name import is_legal_topic_name
 
 KEYS = Keys("test")
 TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=249).filter(is_legal_topic_name)

@@ -9,13 +9,13 @@ from highwater.metadata.models import (
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,
-    PartitionKey,
     PartitionState,
     TopicAssignment,
     config_from_json,
     config_to_json,
     notified_partitions,
 )
+from highwater.model.partition import PartitionKey
 
 BROKERS = st.lists(st.integers(0, 100), max_size=5, unique=True).map(lambda ids: tuple(sorted(ids)))
 STATES = st.builds(

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import PartitionState, VersionedState
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows, read_header
 from highwater.replica_manager.partition.actions import (
     Fence,

@@ -12,7 +12,8 @@ import pytest
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import Unavailable
-from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError

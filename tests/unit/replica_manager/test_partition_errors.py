@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.server.partition_errors import partition_error
 
 KEY = PartitionKey(bytes.fromhex("6f" * 16), 3)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, ProducePurgatory, Waiting
 
 A = PartitionKey(bytes(16), 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 

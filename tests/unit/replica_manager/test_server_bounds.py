@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, PartitionSettings
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import Purgatory

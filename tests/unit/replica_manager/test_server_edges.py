@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey, PartitionState
+from highwater.metadata.models import PartitionState
+from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_columns, encode_rows, iter_batches
 from highwater.records.varint import encode_unsigned_varint
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions

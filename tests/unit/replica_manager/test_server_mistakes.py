@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
 from highwater.replica_manager.storage.fencer import Fencer

@@ -11,7 +11,7 @@ import typer
 
 from highwater.cli.kube.interruption import ended_as_by_ctrl_c
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
-from highwater.cli.output import AsJson, errors, json_line, screen
+from highwater.console.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
-from highwater.cli.output import AsJson, errors, json_line, screen
+from highwater.console.output import AsJson, errors, json_line, screen
 
 if TYPE_CHECKING:
     from highwater.kube.debug_bundle import Entry

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
-from highwater.cli.output import AsJson, errors, json_line, screen
+from highwater.console.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
-from highwater.cli.output import AsJson, json_line, screen, table
+from highwater.console.output import AsJson, json_line, screen, table
 
 
 def status(

@@ -23,7 +23,7 @@ from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, PartitionKey, TopicAssignment, VersionedTopic
+from highwater.metadata.models import NO_LEADER, TopicAssignment, VersionedTopic
 from highwater.metadata.store import Store
 from highwater.metadata.topics import (
     TopicExistsError,
@@ -32,6 +32,7 @@ from highwater.metadata.topics import (
     create_topic,
     mark_for_deletion,
 )
+from highwater.model.partition import PartitionKey
 from highwater.rpc.settings import ControllerSettings
 
 RETRY_PAUSE_S = 0.1

@@ -17,7 +17,7 @@ from highwater.controller.state_machines.actions import (
     SendStopReplica,
     StopPartition,
 )
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 MAX_PARTITIONS = 500  # a request: one call of FenceEpoch carries them all, and 5 s are enough for it
 UNANSWERED_MS = 5_000  # RULES 7.7

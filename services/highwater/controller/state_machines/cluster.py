@@ -30,7 +30,8 @@ from highwater.controller.state_machines.partition_state_machine import BrokerVi
 from highwater.controller.state_machines.topic_deletion import TopicDeletion
 from highwater.controller.state_machines.topic_table import Topic, TopicTable
 from highwater.metadata.cluster_view import ClusterSnapshot
-from highwater.metadata.models import LiveBroker, PartitionKey, VersionedState, VersionedTopic
+from highwater.metadata.models import LiveBroker, VersionedState, VersionedTopic
+from highwater.model.partition import PartitionKey
 
 
 class Cluster:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from highwater.metadata.models import PartitionKey, PartitionState
+from highwater.metadata.models import PartitionState
+from highwater.model.partition import PartitionKey
 
 
 class IsrIndex:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 def led_by_others(partitions: Iterable[PartitionStateMachine], allowed_percent: int) -> list[PartitionKey]:

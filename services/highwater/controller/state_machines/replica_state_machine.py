@@ -8,7 +8,7 @@ from enum import Enum
 from highwater.controller.state_machines.actions import InstructionAnswer
 from highwater.controller.state_machines.election import LogTail
 from highwater.errors import ErrorCode
-from highwater.metadata.models import NO_EPOCH
+from highwater.model.leader_epochs import NO_EPOCH
 
 
 class ReplicaStatus(Enum):

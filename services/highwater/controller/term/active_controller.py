@@ -44,8 +44,9 @@ from highwater.metadata.controller_term import ControllerTerm
 from highwater.metadata.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import LiveBroker, PartitionKey
+from highwater.metadata.models import LiveBroker
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from highwater.controller.topics.assignment import assign_replicas, least_leading
 from highwater.controller.topics.topic_config import problem_with
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import is_internal_topic, is_legal_topic_name
+from highwater.model.topic_name import is_internal_topic, is_legal_topic_name
 
 MAX_PARTITIONS = 10_000  # of a topic; a limit of this implementation, so that a typo is refused
 

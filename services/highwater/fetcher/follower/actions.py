@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.log_state import LogState
+from highwater.model.leader_epochs import EpochEntry
+from highwater.model.log_state import LogState
 
 
 @dataclass(frozen=True, slots=True)

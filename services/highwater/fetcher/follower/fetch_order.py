@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 class FetchOrder:

@@ -33,9 +33,9 @@ from highwater.fetcher.follower.actions import (
     WentOffline,
 )
 from highwater.fetcher.follower.truncation import Cut, cut_for_divergence, cut_for_out_of_range, may_cut
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.log_state import LogState
-from highwater.metadata.models import NO_EPOCH, PartitionKey
+from highwater.model.leader_epochs import NO_EPOCH, EpochEntry
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 
 FIRST_RETRY_MS = 100
 

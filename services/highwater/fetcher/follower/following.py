@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from highwater.fetcher.follower.actions import Followed
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 _HALVES = struct.Struct(">QQ")
 _INT = 1 << 32

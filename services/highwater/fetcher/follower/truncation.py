@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from highwater.fetcher.follower.actions import DivergingEpoch
-from highwater.log_storage.epochs import EpochEntry
-from highwater.log_storage.log_state import LogState
+from highwater.model.leader_epochs import EpochEntry
+from highwater.model.log_state import LogState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from highwater.kube.lost_etcd.inventory import Replica
-from highwater.log_storage.epochs import NO_EPOCH
+from highwater.model.leader_epochs import NO_EPOCH
 
 
 @dataclass(frozen=True)

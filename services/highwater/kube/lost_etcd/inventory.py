@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from highwater.errors import UserError
-from highwater.log_storage.epochs import NO_EPOCH, EpochEntry, LeaderEpochCache
-from highwater.metadata.models import PartitionKey
+from highwater.model.leader_epochs import NO_EPOCH, EpochEntry, LeaderEpochCache
+from highwater.model.partition import PartitionKey
 
 FORMAT = "highwater-inventory"
 VERSION = 1

@@ -18,15 +18,10 @@ from highwater.kube.lost_etcd.choice import choose
 from highwater.kube.lost_etcd.inventory import NO_PRODUCER_ID, BrokerInventory, Replica
 from highwater.metadata.cluster_view import ClusterSnapshot, decode_snapshot
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import (
-    NO_EPOCH,
-    NO_LEADER,
-    PartitionKey,
-    PartitionState,
-    TopicAssignment,
-    config_to_json,
-)
+from highwater.metadata.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
 from highwater.metadata.transactions import Entry, Listing
+from highwater.model.leader_epochs import NO_EPOCH
+from highwater.model.partition import PartitionKey
 
 CONTROLLER_EPOCHS_UNSEEN = 1_000_000
 """More than there were elections of controllers since the backup, or without one ever."""

@@ -17,7 +17,7 @@ from highwater.log_storage.files import boot_record, meta_properties
 from highwater.log_storage.files.disk import LOCK
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import NO_EPOCH
+from highwater.model.leader_epochs import NO_EPOCH
 
 
 def take_inventory(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from highwater.atomic_file import replace_file
-from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
+from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"

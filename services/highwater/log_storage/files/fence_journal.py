@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from highwater.atomic_file import replace_file
-from highwater.log_storage.fence import Fence, Role
-from highwater.metadata.models import PartitionKey
+from highwater.log_storage.fence import Fence
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records.header import crc32c
 
 FILE_NAME = "fence-journal"

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from highwater.atomic_file import replace_file
-from highwater.metadata.models import TOPIC_ID_BYTES
+from highwater.model.partition import TOPIC_ID_BYTES, format_topic_id
 
 FILE_NAME = "partition.metadata"
 
@@ -30,11 +30,6 @@ def parse_directory_name(name: str) -> tuple[str, int] | None:
     """(topic, partition), or None for a directory that is no log's."""
     found = _DIRECTORY_NAME.fullmatch(name)
     return (found["topic"], int(found["partition"])) if found and int(found["partition"]) <= _LARGEST else None
-
-
-def format_topic_id(topic_id: bytes) -> str:
-    """As Kafka prints a UUID: base64 for URLs, without padding."""
-    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
 def read(directory: Path) -> bytes | None:

@@ -12,6 +12,7 @@ from highwater.log_storage.files import boot_record, checkpoints, partition_meta
 from highwater.log_storage.files.checkpoints import CheckpointError, TopicPartition
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
 from highwater.log_storage.segment.segment_files import LOG_SUFFIX
+from highwater.model.partition import format_topic_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +119,4 @@ def _topic_id(directory: Path, problems: list[str]) -> str:
     except PartitionMetadataError as error:
         problems.append(str(error))
         return ""
-    return "" if topic_id is None else partition_metadata.format_topic_id(topic_id)
+    return "" if topic_id is None else format_topic_id(topic_id)

@@ -36,7 +36,7 @@ from highwater.log_storage.segment.segment_files import (
     TIME_INDEX_SUFFIX,
     file_name,
 )
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import BatchHeader
 
 _OF_EVERY_LOG = (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS, checkpoints.LOG_STARTS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log.log_context import LogContext
+from highwater.model.leader_epochs import NO_EPOCH, LeaderEpochCache
 from highwater.records import BatchHeader
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files.disk import Disk
 from highwater.log_storage.log import append_validation
@@ -27,10 +26,11 @@ from highwater.log_storage.log.producer_state_manager import ProducerStateManage
 from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.log.segment_replacement import SegmentReplacement
 from highwater.log_storage.log.truncation import Truncation
-from highwater.log_storage.log_state import LogState
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.damage import KnownDamage
 from highwater.log_storage.segment.segment import Segment
+from highwater.model.leader_epochs import LeaderEpochCache
+from highwater.model.log_state import LogState
 from highwater.records import (
     STAMP_BYTES,
     CorruptBatchError,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import append_validation
 from highwater.log_storage.log.append_validation import NewBatch
 from highwater.log_storage.log.log import Log
+from highwater.model.leader_epochs import NO_EPOCH
 from highwater.records import CorruptBatchError, ReadableBuffer
 
 

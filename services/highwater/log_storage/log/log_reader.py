@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import EpochEnd
 from highwater.log_storage.errors import DamagedError, LogError
 from highwater.log_storage.files.disk import Disk
 from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
@@ -15,6 +14,7 @@ from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.log.timestamp_lookup import FoundOffset, find_offset
 from highwater.log_storage.segment.damage import KnownDamage
 from highwater.log_storage.segment.segment import Segment
+from highwater.model.leader_epochs import EpochEnd
 from highwater.records import BatchHeader, CorruptBatchError
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from highwater.log_storage.epochs import NO_EPOCH, LeaderEpochCache
 from highwater.log_storage.segment.scan import LOOKUP_BYTES
 from highwater.log_storage.segment.segment import Segment
+from highwater.model.leader_epochs import NO_EPOCH, LeaderEpochCache
 from highwater.records import BatchHeader, decode
 
 LATEST = -1

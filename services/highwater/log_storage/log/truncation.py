@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
 from highwater.log_storage.log.log_context import NO_OFFSET, LogContext
@@ -13,6 +12,7 @@ from highwater.log_storage.log.producer_state_manager import ProducerStateManage
 from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.damage import KnownDamage
+from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.records import CorruptBatchError
 
 

@@ -16,7 +16,7 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.cleaning_state import Cleaning, CleaningState
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.segment.damage import DamagedRange
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 @dataclass(slots=True, eq=False)

@@ -21,10 +21,10 @@ from highwater.log_storage.files.disk import LOCK, Disk, is_lacking
 from highwater.log_storage.files.fence_journal import FILE_NAME as FENCE_JOURNAL
 from highwater.log_storage.files.fence_journal import FenceJournal, FenceJournalError
 from highwater.log_storage.files.meta_properties import MetaProperties
-from highwater.log_storage.files.partition_metadata import directory_name, format_topic_id
+from highwater.log_storage.files.partition_metadata import directory_name
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey, format_topic_id
 from highwater.telemetry.log import get_logger
 
 REMEMBER_S = 5.0  # a stop waits so long for a failing disk to take that it failed

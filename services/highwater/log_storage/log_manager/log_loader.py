@@ -20,7 +20,7 @@ from highwater.log_storage.log_manager.log_registry import DELETED, LogRegistry
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log, unflushed_bytes
 from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
 from highwater.log_storage.segment.segment_files import LOG_SUFFIX
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 
 CREATING = ".creating"

@@ -12,7 +12,6 @@ from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.epochs import NO_EPOCH
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.log.log import Log
@@ -25,8 +24,9 @@ from highwater.log_storage.log_manager.log_mover import LogMover
 from highwater.log_storage.log_manager.log_registry import LogRegistry, mark_deleted
 from highwater.log_storage.log_manager.side_by_side import Outcome, side_by_side
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
-from highwater.metadata.keys import is_legal_topic_name
-from highwater.metadata.models import TOPIC_ID_BYTES, PartitionKey
+from highwater.model.leader_epochs import NO_EPOCH
+from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey, format_topic_id
+from highwater.model.topic_name import is_legal_topic_name
 from highwater.telemetry.log import get_logger, pairs
 
 CLOSED_AT_ONCE = 8  # logs of one directory: their threads wait for the disk, which takes several at a time
@@ -220,7 +220,7 @@ class LogManager:
             raise LogError(
                 ErrorCode.LOG_STORAGE_ERROR,
                 f"{hosted.directory} is not deleted: it has batches and no fence under topic id "
-                f"{partition_metadata.format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged "
+                f"{format_topic_id(key.topic_id)}, so its {partition_metadata.FILE_NAME} is damaged "
                 f"or the directory's fence-journal is gone. Remove it by hand if it is not wanted",
             )
         fence = hosted.fence

@@ -18,7 +18,7 @@ from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_loader import CREATING
 from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger("log_storage.log_mover")

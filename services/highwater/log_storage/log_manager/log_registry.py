@@ -18,7 +18,7 @@ from highwater.log_storage.files.checkpoints import TopicPartition
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey, format_topic_id
 
 DELETED = ".deleted"
 
@@ -141,7 +141,7 @@ class LogRegistry:
                 ErrorCode.LOG_STORAGE_ERROR,
                 f"{directory / partition_metadata.FILE_NAME} is damaged or missing, so whose log it is is not known. "
                 f"Stop log-storage; if it is of this topic, write the lines `version: 0` and "
-                f"`topic_id: {partition_metadata.format_topic_id(key.topic_id)}` to the file; else, or once the "
+                f"`topic_id: {format_topic_id(key.topic_id)}` to the file; else, or once the "
                 f"partition's ISR does not list this broker, move the directory away",
             )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.epochs import EpochEntry, LeaderEpochCache
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.files.boot_record import Cut, recovery_shows_loss
@@ -31,6 +30,7 @@ from highwater.log_storage.segment.segment_files import (
     TIME_INDEX_SUFFIX,
     base_offset_of,
 )
+from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 

@@ -12,7 +12,6 @@ import grpc.aio
 from highwater.errors import ErrorCode
 from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log.log import Appended, Log
 from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
@@ -21,6 +20,7 @@ from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import Answering, fill_log, key_of, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
+from highwater.model.fence_role import Role
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2

@@ -9,9 +9,9 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.log_state import LogState
 from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
-from highwater.metadata.models import PartitionKey
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2, log_storage_pb2
 

@@ -7,14 +7,15 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Fence, FenceVerdict, Role, admission, propose
+from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import fill_log, key_of, refuse
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.thread_work import to_its_end
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.telemetry.log import get_logger
 from highwater.v1 import log_storage_pb2
 

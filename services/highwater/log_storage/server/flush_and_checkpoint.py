@@ -7,7 +7,6 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
@@ -15,6 +14,7 @@ from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import key_of, key_proto
 from highwater.log_storage.server.fences import admit
 from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for_each_log
+from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics

@@ -8,7 +8,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.log_storage.server.conversions import Answering, describe, key_of, key_proto, recovery_proto
 from highwater.log_storage.server.log_access import LogAccess
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import log_storage_pb2
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.fence import Role
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.server.conversions import Answering, key_of
 from highwater.log_storage.server.fences import admit, check_decided_on
 from highwater.log_storage.server.log_access import LogAccess
+from highwater.model.fence_role import Role
 from highwater.v1 import log_storage_pb2
 
 

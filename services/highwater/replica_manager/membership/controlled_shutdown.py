@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.controller_client import CALL_TIMEOUT_S, ask_controller
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager

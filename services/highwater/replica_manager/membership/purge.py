@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_EPOCH, PartitionKey
 from highwater.metadata.partition_states import read_states
 from highwater.metadata.store import Store
 from highwater.metadata.topics import TopicsRead, read_topics
+from highwater.model.leader_epochs import NO_EPOCH
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 from highwater.telemetry.log import get_logger, pairs

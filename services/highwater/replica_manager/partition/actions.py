@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
 from highwater.metadata.models import PartitionState, VersionedState
+from highwater.model.fence_role import Role
 
 UNKNOWN_OFFSET = -1
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.epochs import LeaderEpochCache
 from highwater.metadata.models import VersionedState
+from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.replica_manager.partition.actions import (
     NO_ACTIONS,
     Action,

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState, VersionedState
+from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (
     NO_ACTIONS,
     Action,

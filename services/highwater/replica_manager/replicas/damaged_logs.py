@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
+from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import MetadataCache
 from highwater.replica_manager.storage.inquiry import Inquiry

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 
 @dataclass(frozen=True, slots=True)

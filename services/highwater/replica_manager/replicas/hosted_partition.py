@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.records import STAMP_BYTES, BatchHeader, stamp
 from highwater.replica_manager.partition.actions import Action, FenceAnswer
 from highwater.replica_manager.partition.answers import produce_outcome

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from highwater.metadata.cluster_view import versioned_state
 from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionKey, PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.models import PartitionState, TopicAssignment, VersionedState
 from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult, read_states
 from highwater.metadata.store import Store
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import WriteIsr
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.supervision import TaskSupervisor

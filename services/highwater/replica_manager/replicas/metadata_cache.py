@@ -8,7 +8,8 @@ from itertools import count, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
-from highwater.metadata.models import NO_LEADER, PartitionKey, PartitionState
+from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.model.partition import PartitionKey
 
 
 class Endpoint(NamedTuple):

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 
 T = TypeVar("T")
 

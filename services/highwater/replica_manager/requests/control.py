@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import PartitionKey, VersionedState
+from highwater.metadata.models import VersionedState
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.actions import Instruction

@@ -25,8 +25,8 @@ from functools import partial
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import is_internal_topic
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
+from highwater.model.topic_name import is_internal_topic
 from highwater.records import BatchHeader
 from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition

@@ -12,9 +12,9 @@ import grpc.aio
 
 from highwater.errors import ErrorCode
 from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import is_internal_topic
-from highwater.metadata.models import PartitionKey
 from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.model.partition import PartitionKey
+from highwater.model.topic_name import is_internal_topic
 from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import StorageError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import NO_LEADER, PartitionKey
+from highwater.metadata.models import NO_LEADER
+from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 
 _FENCED = frozenset({ErrorCode.STALE_FENCE, ErrorCode.UNKNOWN_FENCE})

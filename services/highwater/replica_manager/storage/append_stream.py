@@ -18,7 +18,7 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.rpc.append_request import APPEND_METHOD, append_request
 from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto

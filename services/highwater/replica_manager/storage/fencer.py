@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage

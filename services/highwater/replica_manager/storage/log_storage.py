@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.fence import Role
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FenceAnswer
 from highwater.replica_manager.storage.append_stream import Append, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel

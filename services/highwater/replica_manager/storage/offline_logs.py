@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from highwater.metadata.models import PartitionKey
+from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.inquiry import Inquiry
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.supervision import TaskSupervisor

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from highwater.cli.output import screen
+from highwater.console.output import screen
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.options import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.common import (

@@ -24,9 +24,9 @@ from uuid import uuid4
 
 import typer
 
-from highwater.cli.output import json_line, screen, table
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
+from highwater.console.output import json_line, screen, table
 from highwater.errors import UserError
 from highwater.log_storage.inspect.segment_walk import Damage
 from highwater.spark.pipelines import audit_scan

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from highwater.cli.exit_status import exit_status
-from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap
+from highwater.console.exit_status import exit_status
+from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap
 from highwater.errors import UserError
 from highwater.extras import how_to_install
 from highwater.spark.pipelines import termination

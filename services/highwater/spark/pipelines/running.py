@@ -10,7 +10,7 @@ from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from highwater.cli.output import errors, screen
+from highwater.console.output import errors, screen
 from highwater.spark.pipelines import termination
 from highwater.spark.pipelines.common import (
     AVAILABLE_NOW,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from highwater.cli.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
 from highwater.client.blocking import Admin
 from highwater.client.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
+from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
 from highwater.errors import UserError
 from highwater.spark.client_settings import client_settings
 from highwater.spark.options import Subscription, lower_case

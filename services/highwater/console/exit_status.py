@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from highwater.cli import INTERRUPTED
-from highwater.cli.output import errors
 from highwater.client.exceptions import HighwaterError
+from highwater.console import INTERRUPTED
+from highwater.console.output import errors
 from highwater.errors import UserError
 from highwater.validation import problem
 
