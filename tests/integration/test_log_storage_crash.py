@@ -31,9 +31,10 @@ CHILD = """
 import random, sys
 from pathlib import Path
 from highwater.log_storage.config import LogConfig
-from highwater.log_storage.fence import Fence, Role
+from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.metadata.models import PartitionKey
+from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 from highwater.records import Record, encode_rows
 
 directory, epoch, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
