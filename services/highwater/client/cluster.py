@@ -40,8 +40,7 @@ SILENT_AFTER_S = 2.0
 # While no broker can be reached at the start: longest pause between tries, and how often the log says so.
 START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
-# A topic that is being made is known to some broker before it is to all. Where not every broker can be asked: how long
-# to look for it.
+# A topic that no broker knows may just have been made: how long to look for it.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
 
 
@@ -186,7 +185,7 @@ class Cluster:
         """The topic, looked for until the deadline.
 
         Raises:
-            UnknownTopicError: no broker knows it; where some cannot be asked, for `UNKNOWN_TOPIC_PATIENCE_S`.
+            UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
             NetworkError: no broker could be reached in `timeout_s`.
         """
         self.track([name])
@@ -203,25 +202,15 @@ class Cluster:
             found = self.metadata.topic(name)
             if found is not None and found.partitions:
                 return found
-            code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            # Asked at once, and not of one broker after the other: who has created it knows that some broker leads it.
-            unknown = error is None and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and await self._nobody_knows(name)
             waited = monotonic() - begun
-            if error is None and (unknown or not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
+            code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
                 self._tracked.discard(name)
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
                 raise error_for(code, f"topic {name!r}: {code.name}")
             if error is not None and waited > timeout_s:
                 raise error
-
-    async def _nobody_knows(self, topic: str) -> bool:
-        """Whether every broker has answered, and each that it does not know the topic."""
-        brokers = len(self.metadata.brokers)
-        answers = await self.confirm()
-        return len(answers) >= max(brokers, 1) and all(
-            answer.missing.get(topic) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for answer in answers
-        )
 
     async def confirm(self) -> list[MetadataAnswer]:
         """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What

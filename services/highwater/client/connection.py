@@ -53,7 +53,7 @@ class NotServedError(HighwaterError):
 class UnreachableError(NetworkError):
     """There is no connection to an address. `reason` says what of it, and what to look at."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str = "") -> None:  # pickle gives the message alone
         super().__init__(message)
         self.reason = reason
 

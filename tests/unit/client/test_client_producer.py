@@ -402,12 +402,16 @@ async def test_headers_that_are_none_are_refused(headers: Any, sentence: str) ->
                 await producer.send("t", b"v", headers=headers)
 
 
-async def test_an_unknown_topic_is_told_as_soon_as_every_broker_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
-    async with ClusterDouble(brokers=3) as cluster, Producer(cluster.bootstrap) as producer:
-        async with asyncio.timeout(5):
-            with pytest.raises(UnknownTopicError, match="'nope' does not exist"):
-                await producer.send("nope", b"v")
+    async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+        first = asyncio.create_task(producer.send_and_wait("t", b"1"))
+        await asyncio.sleep(0.02)
+        second = asyncio.create_task(producer.send_and_wait("t", b"2"))
+        await asyncio.sleep(0.02)
+        cluster.create("t")
+        assert {(await first).offset, (await second).offset} == {0, 1}
+        assert (await producer.send_and_wait("t", b"3")).offset == 2
 
 
 @pytest.mark.parametrize("knows", [1, 2, 3])

@@ -178,7 +178,8 @@ class FetchHandler:
             hosted = self._replica_manager.hosted.get(part.key)
             found = self.admitted(params, index, hosted)
             # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
-            if hosted is not None and found.readable_end > part.fetch_offset and budget > 0:
+            refused = found.error is not ErrorCode.NONE or found.diverging is not None
+            if hosted is not None and not refused and found.readable_end > part.fetch_offset and budget > 0:
                 max_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
                 pieces = hosted.cached(part.fetch_offset, found.readable_end, max_bytes)
                 if pieces is None:
