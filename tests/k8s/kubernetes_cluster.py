@@ -85,9 +85,10 @@ class Release:
         return command("helm", "-n", self.namespace, *arguments, timeout_s=timeout_s)
 
     def install(
-        self, values: Mapping[str, Any], *, verb: str = "install", timeout_s: float = 240, wait: bool = True
+        self, values: Mapping[str, Any], *, verb: str = "install", timeout_s: float = 420, wait: bool = True
     ) -> float:
-        """The seconds until everything is ready, where that is waited for."""
+        """The seconds until everything is ready, where that is waited for: long enough for a scheduler that looks again
+        after five minutes at a pod whose claim it has found unbound."""
         began = time.monotonic()
         given = ("--create-namespace", *(["--wait"] if wait else []), f"--timeout={timeout_s:g}s", "--values=-")
         command(
@@ -144,7 +145,7 @@ class Release:
     def state(self) -> str:
         """For who reads why a test failed."""
         said = []
-        for what in (["pods", "-o", "wide"], ["events", "--sort-by=.lastTimestamp"]):
+        for what in (["pods", "-o", "wide"], ["pvc"], ["events", "--sort-by=.lastTimestamp"]):
             with suppress(CommandError, subprocess.TimeoutExpired):
                 said += [*self.kubectl("get", *what).splitlines()[-30:], ""]
         return "\n".join(said)

@@ -158,8 +158,8 @@ def test_by_time(tmp_path: Path) -> None:
     assert retain(log, 4 * DAY_MS + 1) == 2
     assert (log.log_start_offset, log.log_end_offset) == (6, 10)
     assert [header.base_offset for header in read_all(log)] == [6, 7, 8, 9]
-    assert log.segment_list.removable == [tmp_path / f"{base:020}.log.deleted" for base in (0, 2, 4)]
-    assert sorted(tmp_path.glob("*.deleted")) == log.segment_list.removable
+    assert list(log.segment_list.removable) == [tmp_path / f"{base:020}.log.deleted" for base in (0, 2, 4)]
+    assert sorted(tmp_path.glob("*.deleted")) == list(log.segment_list.removable)
 
 
 def test_a_young_segment_keeps_the_older_ones_behind_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,8 @@ class SegmentList:
         # While another thread renames the files of segments that have replaced others: those that the log lets go of,
         # which that thread then renames in their turn. None: at once.
         self._let_go_meanwhile: list[Segment] | None = None
-        self.removable: list[Path] = []  # renamed to `.deleted`, to be removed
+        # Renamed to `.deleted`, to be removed. Another thread may add to it while it is taken from.
+        self.removable: deque[Path] = deque()
         self._gaps = gaps
         self._names_synced = False  # of all segments' files, and of the mark of gaps
 
@@ -160,12 +162,14 @@ class SegmentList:
 
     def take_removable(self) -> list[Path]:
         """The files that were renamed to `.deleted` since this was last asked: the caller removes them."""
-        paths, self.removable = self.removable, []
+        paths = []
+        while self.removable:
+            paths.append(self.removable.popleft())
         return paths
 
     def move_to(self, directory: Path) -> None:
         """Takes note that the log's directory has been renamed."""
-        self.removable = [directory / path.name for path in self.removable]
+        self.removable = deque(directory / path.name for path in self.removable)
         self._context.directory = directory
         for segment in self.present:
             segment.move_to(directory)
