@@ -17,6 +17,7 @@ from time import monotonic, sleep
 
 import pytest
 import yaml
+from running_cluster import Deployment
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import HighwaterError, TopicAlreadyExistsError
@@ -72,48 +73,54 @@ def values(cluster: LocalCluster, topic: str, count: int) -> list[bytes | None]:
     return found
 
 
+@pytest.fixture
+def whole(deployed: Deployment) -> LocalCluster:
+    """The shared cluster, with what other tests have broken in it mended."""
+    return deployed.cluster
+
+
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) == len(KINDS)
 
 
-def test_an_asyncio_program_ends_on_sigterm(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    with started(example("asyncio", shared_cluster, tmp_path)) as process:
+def test_an_asyncio_program_ends_on_sigterm(whole: LocalCluster, tmp_path: Path) -> None:
+    with started(example("asyncio", whole, tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert len(values(shared_cluster, "handled", 6)) == 6
+        assert len(values(whole, "handled", 6)) == 6
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "all that was sent is acknowledged\n", "")
 
 
-def test_a_plain_program_ends_on_sigterm(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    with started(example("plain", shared_cluster, tmp_path)) as process:
+def test_a_plain_program_ends_on_sigterm(whole: LocalCluster, tmp_path: Path) -> None:
+    with started(example("plain", whole, tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert len(values(shared_cluster, "events", 20)) >= 20
+        assert len(values(whole, "events", 20)) >= 20
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, "told to end\n")
 
 
-def test_positions_are_kept_with_the_results(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    file = example("offsets", shared_cluster, tmp_path)
+def test_positions_are_kept_with_the_results(whole: LocalCluster, tmp_path: Path) -> None:
+    file = example("offsets", whole, tmp_path)
     assert printed(file) == "{b'k0': 3, b'k1': 3}\n" or printed(file) == "{b'k1': 3, b'k0': 3}\n"
-    with Producer(shared_cluster.bootstrap) as producer:
+    with Producer(whole.bootstrap) as producer:
         producer.send("events", b"{}", key=b"k0")
     totals = printed(file)
     assert "b'k0': 4" in totals
     assert "b'k1': 3" in totals
 
 
-def test_processes_share_a_topic(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    out = printed(example("assign", shared_cluster, tmp_path))
+def test_processes_share_a_topic(whole: LocalCluster, tmp_path: Path) -> None:
+    out = printed(example("assign", whole, tmp_path))
     assert re.findall(r"partition=(\d)", out) == ["0", "3"]
 
 
-def test_dead_letters(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    assert sorted(printed(example("dead letters", shared_cluster, tmp_path)).split()) == ["a", "b", "c", "d"]
-    with Consumer("events-bad", bootstrap=shared_cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+def test_dead_letters(whole: LocalCluster, tmp_path: Path) -> None:
+    assert sorted(printed(example("dead letters", whole, tmp_path)).split()) == ["a", "b", "c", "d"]
+    with Consumer("events-bad", bootstrap=whole.bootstrap, auto_offset_reset="earliest") as consumer:
         found = []
         while len(found) < 2:
             found += consumer.poll(5000)
@@ -124,10 +131,10 @@ def test_dead_letters(shared_cluster: LocalCluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed")
-async def test_fastapi(shared_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi(whole: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastapi.testclient import TestClient
 
-    file = example("fastapi", shared_cluster, tmp_path)
+    file = example("fastapi", whole, tmp_path)
     monkeypatch.syspath_prepend(file.parent)
     import application
 
@@ -140,25 +147,25 @@ async def test_fastapi(shared_cluster: LocalCluster, tmp_path: Path, monkeypatch
     assert set(await asyncio.to_thread(posted)) == {"partition", "offset"}
 
 
-def test_the_tutorial(shared_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_the_tutorial(whole: LocalCluster, tmp_path: Path) -> None:
     """Its producer, a killed broker, and its check."""
     page = (ROOT / "docs" / "tutorial.md").read_text()
     for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", page, re.M | re.S):
-        own = code.replace("127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094", shared_cluster.bootstrap)
+        own = code.replace("127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094", whole.bootstrap)
         assert own != code
         (tmp_path / name).write_text(own.replace("time.sleep(0.005)", "time.sleep(0.001)"))
-    with Admin(shared_cluster.bootstrap) as admin:
+    with Admin(whole.bootstrap) as admin:
         if "events" in admin.list_topics():
             admin.delete_topic("events")
         admin.create_topic("events", partitions=3, replication_factor=3, config={"min.insync.replicas": "2"})
     with started(tmp_path / "produce.py") as producer:
         assert producer.stdout is not None
         assert producer.stdout.readline() == "500 acknowledged\n"
-        shared_cluster.kill_broker(2)
+        whole.kill_broker(2)
         try:
             out, err = producer.communicate(timeout=60)
         finally:
-            shared_cluster.start_broker(2)
+            whole.start_broker(2)
     assert (producer.returncode, err) == (0, "")
     assert out.splitlines()[-1] == "6,000 acknowledged"
     assert printed(tmp_path / "check.py") == "6,000 events, each once: True\nin order: True\n"
