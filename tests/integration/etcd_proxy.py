@@ -29,6 +29,7 @@ class EtcdProxy:
         self.swallowing = False
         """Requests reach etcd, answers do not come back."""
         self.swallowed_bytes = 0
+        self.answers_after_s = 0.0
         self._black_holes: set[asyncio.Task[None]] = set()
         self.address = ""
 
@@ -102,6 +103,8 @@ class EtcdProxy:
             if self.swallowing and not requests:
                 self.swallowed_bytes += len(data)
                 continue
+            if self.answers_after_s and not requests:
+                await asyncio.sleep(self.answers_after_s)
             target.write(data)
             await target.drain()
         raise ConnectionResetError
