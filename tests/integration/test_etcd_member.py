@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import trustme
+from cryptography import x509
 from etcd_pods import EtcdPods, Writer, new_network
 
 from highwater.kube.etcd_member.volume import Held
@@ -236,20 +239,43 @@ async def test_a_second_member_killed_before_its_start_is_started_all_the_same(p
     assert len(await pods.named()) == 2
 
 
-async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None:
+def speak_tls(pods: EtcdPods, directory: Path) -> tuple[trustme.CA, TlsSettings]:
+    """From their next start on the members do, with one certificate for all, and want one of whoever connects."""
     authority = trustme.CA()
-    hosts = [urlsplit(pods.peer_url(n)).hostname or "" for n in ALL]
-    certificate = authority.issue_cert(*hosts, "127.0.0.1")  # which loopback connections come from
-    ca, cert, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    ca, cert, key = (directory / name for name in ("ca.pem", "cert.pem", "key.pem"))
     authority.cert_pem.write_to_path(ca)
-    certificate.private_key_pem.write_to_path(key)
-    for part in certificate.cert_chain_pems:
-        part.write_to_path(cert, append=True)
+    write_certificate(authority, pods, cert, key)
     pods.scheme = "https"
     pods.tls = TlsSettings(ca, cert, key)
     for section in ("peer-transport-security", "client-transport-security"):
         pods.extra += [f"--set={section}.trusted-ca-file={ca}", f"--set={section}.cert-file={cert}"]
         pods.extra += [f"--set={section}.key-file={key}", f"--set={section}.client-cert-auth=true"]
+    return authority, pods.tls
+
+
+def write_certificate(authority: trustme.CA, pods: EtcdPods, cert: Path, key: Path) -> int:
+    """Returns its serial number."""
+    hosts = [urlsplit(pods.peer_url(n)).hostname or "" for n in ALL]
+    issued = authority.issue_cert(*hosts, "127.0.0.1")  # which loopback connections come from
+    key.write_bytes(issued.private_key_pem.bytes())
+    cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+    return x509.load_pem_x509_certificate(issued.cert_chain_pems[0].bytes()).serial_number
+
+
+def shown_serial(address: str, context: ssl.SSLContext) -> int:
+    """The serial number of the certificate that a server shows."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as tls,
+    ):
+        shown = tls.getpeercert()
+    assert shown is not None
+    return int(str(shown["serialNumber"]), 16)
+
+
+async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None:
+    authority, files = speak_tls(pods, tmp_path)
 
     async def started() -> set[int]:
         return {member.id for member in await pods.named() if member.name}
@@ -270,6 +296,29 @@ async def test_members_with_certificates(pods: EtcdPods, tmp_path: Path) -> None
 
     await pods.until(replaced, "replaced")
     assert len(await started()) == 3
+
+    # A new certificate in the place of the old one: whoever connects from now on is shown it, and nothing restarts.
+    assert files.certificate_file is not None
+    assert files.key_file is not None
+    serial = write_certificate(authority, pods, files.certificate_file, files.key_file)
+    context = ssl.create_default_context(cafile=files.ca_file)
+    context.load_cert_chain(files.certificate_file, files.key_file)
+    for address in [*(urlsplit(pods.peer_url(n)).netloc for n in ALL), *(pods.address(n) for n in ALL)]:
+        assert await asyncio.to_thread(shown_serial, address, context) == serial
+    assert len(await started()) == 3
+
+
+async def test_an_etcd_that_began_without_tls_is_not_rolled_to_it(cluster: EtcdPods, tmp_path: Path) -> None:
+    speak_tls(cluster, tmp_path)
+    await cluster.kill(2)
+    status, said = await cluster.init(2)
+    assert status == 1
+    assert "Put etcd.tls.memberSecretName back to what it was" in said
+    cluster.scheme, cluster.extra, cluster.tls = "http", [], None
+    assert await entry(cluster) == b"1"
+    cluster.start(2)
+    await cluster.healthy(*ALL)
+    assert len(await cluster.named()) == 3
 
 
 @pytest.mark.timeout(600)

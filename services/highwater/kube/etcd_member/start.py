@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from highwater.errors import UserError
 from highwater.kube.etcd_member.first_start import Answer, Heard, Step, next_step, what_is_missing
@@ -77,6 +78,12 @@ class MemberStart:
     async def _start_as_it_was(self, membership: Membership) -> None:
         settings = self._settings
         note = self._volume.note()
+        if note is not None and urlsplit(note.peer_url).scheme != urlsplit(settings.own_peer_url).scheme:
+            raise UserError(
+                f"this member was {note.peer_url} and is told to be {settings.own_peer_url}: the members of an etcd "
+                "begin with TLS between them or without, and stay so, since the others do not understand the one that "
+                "is restarted first. Put etcd.tls.memberSecretName back to what it was; nothing is lost"
+            )
         urls = {settings.own_peer_url} | ({note.peer_url} if note else set())
         changed = urls - {settings.own_peer_url}
         members = await self._members_to_be_told(membership, CHANGED_URL_WAIT_S if changed else 0)
