@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from highwater.client.partitioner import murmur2, murmur2_column
+from highwater.client.producer.partitioner import murmur2, murmur2_column
 from highwater.records import Codec, Record, decode, encode_arrays, encode_lists, encode_rows, iter_batches, verify
 
 ROUNDS = 7

@@ -38,11 +38,11 @@ from rich.table import Table
 from highwater.cli.local_cluster import CLUSTER, LocalCluster, LocalClusterSettings
 from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicPartition
 from highwater.errors import UserError
-from highwater.metadata.cluster_view import ClusterSnapshot, StateChange
-from highwater.metadata.cluster_watch import watch_cluster
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, PartitionState
-from highwater.metadata.store import Store
+from highwater.metadata.schema.cluster_view import ClusterSnapshot, StateChange
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
+from highwater.metadata.state.cluster_watch import watch_cluster
+from highwater.metadata.store.store import Store
 from highwater.spark.pipelines.common import check_java
 
 TOPIC = "flights"

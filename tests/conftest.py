@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 from hypothesis import settings
 
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 
 # One example may take long on a busy machine; what hangs is found by the time limit of its test.
 settings.register_profile("highwater", deadline=None)

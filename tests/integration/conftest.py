@@ -11,9 +11,9 @@ from controller_world import World
 from running_cluster import Deployment, deployment, running_cluster
 
 from highwater.cli.local_cluster import LocalCluster
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 
 _SHARED: pytest.StashKey[ExitStack] = pytest.StashKey()
 _LAST_USER: pytest.StashKey[pytest.Item | None] = pytest.StashKey()

@@ -11,13 +11,13 @@ from fake_broker import FakeBroker, eventually
 
 from highwater.controller.service import ControllerService
 from highwater.errors import ErrorCode
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionState
-from highwater.metadata.partition_states import IsrChange, IsrWriter, read_states
-from highwater.metadata.store import Store
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState
+from highwater.metadata.state.partition_states import IsrChange, IsrWriter, read_states
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from highwater.metadata.local import etcd_healthy, find_etcd
-from highwater.metadata.store import Store
+from highwater.metadata.store.store import Store
 from highwater.rpc.local_process import free_ports, tied_to_parent
 
 _COUNT = 3

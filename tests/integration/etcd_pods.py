@@ -20,10 +20,10 @@ from aetcd import rpc
 
 from highwater.kube.etcd_member.membership import Membership, NamedMember
 from highwater.kube.etcd_member.volume import MemberVolume
-from highwater.metadata.connections import Member, TlsSettings
-from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.local import etcd_healthy, find_etcd
-from highwater.metadata.store import Store
+from highwater.metadata.store.connections import Member, TlsSettings
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.rpc.local_process import tied_to_parent
 
 _CLIENT_PORT, _PEER_PORT = 2379, 2380

@@ -11,10 +11,10 @@ from typing import Any
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.registration import BrokerRegistrar
-from highwater.metadata.store import Store
+from highwater.metadata.leases.registration import BrokerRegistrar
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.server import RpcServer

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from highwater.fetcher.service import FetcherService
 from highwater.log_storage.service import LogStorageService
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionState, TopicAssignment, VersionedState
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 from highwater.replica_manager.service import ReplicaManagerService
@@ -413,6 +413,6 @@ class TestCluster:
 
 
 def _deletes(keys: Keys, topic: Topic) -> list[Any]:
-    from highwater.metadata.transactions import Delete
+    from highwater.metadata.store.transactions import Delete
 
     return [Delete(keys.topic(topic.name)), Delete(keys.state(topic.name, 0))]

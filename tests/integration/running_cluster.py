@@ -17,14 +17,14 @@ from replica_manager_cluster import eventually
 
 from highwater.cli.local_cluster import CLUSTER, LocalCluster, LocalClusterSettings
 from highwater.client import Admin, Consumer, HighwaterError, NewTopic, Producer, TopicPartition
-from highwater.client.delivery import Delivery
-from highwater.metadata.brokers import read_brokers
-from highwater.metadata.cluster_view import Change, ClusterSnapshot
-from highwater.metadata.cluster_watch import watch_cluster
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, PartitionState
-from highwater.metadata.partition_states import read_states
-from highwater.metadata.store import Store
+from highwater.client.producer.delivery import Delivery
+from highwater.metadata.schema.cluster_view import Change, ClusterSnapshot
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
+from highwater.metadata.state.brokers import read_brokers
+from highwater.metadata.state.cluster_watch import watch_cluster
+from highwater.metadata.state.partition_states import read_states
+from highwater.metadata.store.store import Store
 
 KEYS = Keys(CLUSTER)
 HIGHWATER = str(Path(sys.executable).with_name("highwater"))  # the command

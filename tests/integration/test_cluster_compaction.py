@@ -25,7 +25,7 @@ from highwater.log_storage.inspect.dump import dump_segment
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.log_storage.segment.segment_files import CLEANED_SUFFIX, SWAP_SUFFIX
-from highwater.metadata.models import NO_LEADER
+from highwater.metadata.schema.models import NO_LEADER
 from highwater.records import decode
 
 KEYS = 60

@@ -12,7 +12,7 @@ from replica_manager_cluster import eventually
 from running_cluster import HIGHWATER, Deployment, traffic
 
 from highwater.cli.child_process import ChildProcess
-from highwater.metadata.cluster_view import BrokerChange, StateChange
+from highwater.metadata.schema.cluster_view import BrokerChange, StateChange
 
 ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 

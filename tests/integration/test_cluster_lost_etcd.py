@@ -20,10 +20,10 @@ from highwater.client import Consumer, NewTopic
 from highwater.kube import backup, inventory, rebuild
 from highwater.kube.lost_etcd.plan import UNKNOWN_CONFIG
 from highwater.metadata.local import etcd_healthy
-from highwater.metadata.producer_ids import allocate_block
-from highwater.metadata.store import Store
-from highwater.metadata.topic_configs import read_topic_config
-from highwater.metadata.topics import read_topics
+from highwater.metadata.state.producer_ids import allocate_block
+from highwater.metadata.state.topic_configs import read_topic_config
+from highwater.metadata.state.topics import read_topics
+from highwater.metadata.store.store import Store
 
 BROKERS = (1, 2, 3)
 ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]

@@ -14,9 +14,9 @@ from running_cluster import KEYS, Deployment, deployment, paused, running_cluste
 
 from highwater.cli.local_cluster import LocalCluster, controller_name
 from highwater.errors import ErrorCode
-from highwater.metadata.controller_election import read_controller, read_controller_epoch
-from highwater.metadata.models import ControllerRegistration
-from highwater.metadata.topics import read_topics
+from highwater.metadata.leases.controller_election import read_controller, read_controller_epoch
+from highwater.metadata.schema.models import ControllerRegistration
+from highwater.metadata.state.topics import read_topics
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2

@@ -17,11 +17,11 @@ from controller_world import World, acts, create, elected, joins_isr, new_topic,
 from fake_broker import FakeBroker, eventually, eventually_async
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.models import PartitionState, TopicAssignment
-from highwater.metadata.partition_states import StateWrite, write_states
-from highwater.metadata.store import Store
-from highwater.metadata.topics import create_topic, mark_for_deletion, read_topics
+from highwater.metadata.schema.models import PartitionState, TopicAssignment
+from highwater.metadata.state.partition_states import StateWrite, write_states
+from highwater.metadata.state.topics import create_topic, mark_for_deletion, read_topics
+from highwater.metadata.store.etcd_errors import ControllerDeposed
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc

@@ -13,8 +13,8 @@ from controller_world import World, create, elected, joins_isr, new_topic, only
 from fake_broker import eventually
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import TopicAssignment
-from highwater.metadata.topics import change_assignment, create_topic, read_topics
+from highwater.metadata.schema.models import TopicAssignment
+from highwater.metadata.state.topics import change_assignment, create_topic, read_topics
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2

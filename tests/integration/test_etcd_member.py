@@ -17,7 +17,7 @@ from cryptography import x509
 from etcd_pods import EtcdPods, Writer, new_network
 
 from highwater.kube.etcd_member.volume import Held
-from highwater.metadata.connections import TlsSettings
+from highwater.metadata.store.connections import TlsSettings
 
 ALL = (0, 1, 2)
 

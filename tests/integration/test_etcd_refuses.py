@@ -14,14 +14,14 @@ from etcd_proxy import until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.controller.service import ControllerService
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.etcd_errors import Refused
-from highwater.metadata.keys import Keys
-from highwater.metadata.leased_key import LeasedKey
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.leases.leased_key import LeasedKey
+from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import NO_LEADER, BrokerRegistration, PartitionState, TopicAssignment
-from highwater.metadata.registration import BrokerRegistrar
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, BrokerRegistration, PartitionState, TopicAssignment
+from highwater.metadata.store.etcd_errors import Refused
+from highwater.metadata.store.store import Store
 from highwater.rpc.settings import ControllerSettings
 
 NOSPACE = 1

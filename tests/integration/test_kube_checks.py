@@ -20,7 +20,7 @@ NO_CLUSTER = "127.0.0.1:1"
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, shared_cluster: LocalCluster, tmp_path: Path) -> Run:
     monkeypatch.setenv("HIGHWATER_BOOTSTRAP", shared_cluster.bootstrap)
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.1)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.1)
     return runner(monkeypatch, tmp_path)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from highwater.kube import isr_history
 from highwater.kube.isr_history import current_revision, history
-from highwater.metadata.etcd_errors import Compacted
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionState
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState
+from highwater.metadata.store.etcd_errors import Compacted
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 
 STATE = PartitionState(leader=1, leader_epoch=3, leader_broker_epoch=9, isr=(1, 2, 3))
 

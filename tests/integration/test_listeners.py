@@ -23,14 +23,14 @@ from highwater.client import (
     TopicResult,
     replica_verification,
 )
-from highwater.client.connection import Connection
+from highwater.client.cluster.connection import Connection
 from highwater.errors import ErrorCode, UserError
-from highwater.metadata.brokers import read_brokers
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.state.brokers import read_brokers
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 from highwater.replica_manager.membership import liveness
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto

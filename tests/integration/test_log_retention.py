@@ -10,9 +10,9 @@ import pytest
 from replica_manager_cluster import TestCluster, eventually, rows, to_key
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.v1 import broker_pb2
 

@@ -13,12 +13,12 @@ from highwater.kube.lost_etcd import metadata
 from highwater.kube.lost_etcd.inventory import BrokerInventory, Directory, Replica
 from highwater.kube.lost_etcd.metadata import MARKER, take_backup, write_plan
 from highwater.kube.lost_etcd.plan import Plan, plan
-from highwater.metadata.cluster_id import ensure_cluster_id
-from highwater.metadata.cluster_view import decode_snapshot
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Put
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.schema.cluster_view import decode_snapshot
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.cluster_id import ensure_cluster_id
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Put
 from highwater.model.leader_epochs import EpochEntry
 
 PARTITIONS = 300  # more than a transaction holds

@@ -20,14 +20,14 @@ from etcd_members import ThreeEtcds
 from etcd_proxy import EtcdProxy, until
 from grpc_health.v1 import health_pb2_grpc
 
-from highwater.metadata import connections
-from highwater.metadata.connections import ASK_S, SILENT_S
-from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd, etcd_healthy
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.registration import BrokerRegistrar
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.store import connections
+from highwater.metadata.store.connections import ASK_S, SILENT_S
+from highwater.metadata.store.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.store.store import Store
 
 NOTICED_S = ASK_S + SILENT_S
 SLACK_S = 4.0  # to connect to another member, on a busy machine: gRPC by itself takes 12 s
@@ -166,7 +166,7 @@ async def test_a_write_on_its_way_keeps_its_time(monkeypatch: pytest.MonkeyPatch
 
 PROGRAM = """
 import asyncio, contextlib, logging, sys
-from highwater.metadata.store import Store
+from highwater.metadata.store.store import Store
 
 async def main():
     async with Store([sys.argv[1]]) as store, contextlib.aclosing(store.watch_prefix("/w/", 1)) as batches:

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from etcd_proxy import EtcdProxy, until
 
-from highwater.metadata.controller_election import ControllerElection, read_controller, read_controller_epoch
-from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.controller_election import ControllerElection, read_controller, read_controller_epoch
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import ControllerRegistration, PartitionState
-from highwater.metadata.partition_states import Outcome, StateWrite, read_states, write_states
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import ControllerRegistration, PartitionState
+from highwater.metadata.state.partition_states import Outcome, StateWrite, read_states, write_states
+from highwater.metadata.store.etcd_errors import ControllerDeposed
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 
 STATE = PartitionState(1, 0, 5, (1,))
 

@@ -14,9 +14,9 @@ import pytest
 from etcd_members import ThreeEtcds
 
 from highwater.metadata import local
-from highwater.metadata.etcd_errors import OutcomeUnknown, Unavailable
 from highwater.metadata.local import EtcdMissingError, EtcdStartError, LocalEtcd, etcd_healthy, find_etcd
-from highwater.metadata.store import Store
+from highwater.metadata.store.etcd_errors import OutcomeUnknown, Unavailable
+from highwater.metadata.store.store import Store
 
 
 def program(path: Path, text: str = "\x7fELF") -> Path:

@@ -11,16 +11,16 @@ import pytest
 from etcd_members import settle
 from etcd_proxy import EtcdProxy, until
 
-from highwater.metadata.brokers import expel_broker, read_brokers
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.keys import Keys
-from highwater.metadata.leased_key import LeasedKey, boottime_ms
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.leases.leased_key import LeasedKey, boottime_ms
+from highwater.metadata.leases.registration import BrokerRegistrar, DuplicateBrokerIdError
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration, LiveBroker
-from highwater.metadata.registration import BrokerRegistrar, DuplicateBrokerIdError
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
+from highwater.metadata.state.brokers import expel_broker, read_brokers
+from highwater.metadata.store.etcd_errors import ControllerDeposed
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 
 SESSION_MS = 1_000
 FIRST_START = BrokerRegistration(1, "h:1", "first start", "storage a")

@@ -13,13 +13,13 @@ import grpc.aio
 import pytest
 from aetcd import rpc
 
-from highwater.metadata.connections import Member
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.etcd_errors import OutcomeUnknown
-from highwater.metadata.keys import Keys
-from highwater.metadata.leased_key import LeasedKey
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Entry, Put, WatchBatch
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.leases.leased_key import LeasedKey
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.connections import Member
+from highwater.metadata.store.etcd_errors import OutcomeUnknown
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Entry, Put, WatchBatch
 from highwater.rpc.local_process import free_ports
 
 _GRACE_S = 20.0

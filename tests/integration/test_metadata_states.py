@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from etcd_proxy import EtcdProxy
 
-from highwater.metadata.cluster_view import ClusterSnapshot, decode_snapshot
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import ControllerDeposed, Unavailable
-from highwater.metadata.isr_notifications import remove_notifications
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration, PartitionState, VersionedState
-from highwater.metadata.partition_states import (
+from highwater.metadata.schema.cluster_view import ClusterSnapshot, decode_snapshot
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration, PartitionState, VersionedState
+from highwater.metadata.state.isr_notifications import remove_notifications
+from highwater.metadata.state.partition_states import (
     IsrChange,
     IsrWriter,
     Outcome,
@@ -22,8 +21,9 @@ from highwater.metadata.partition_states import (
     read_states,
     write_states,
 )
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.store.etcd_errors import ControllerDeposed, Unavailable
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 from highwater.model.partition import PartitionKey
 
 TOPIC_ID = b"\7" * 16

@@ -14,12 +14,12 @@ import pytest
 import trustme
 from etcd_proxy import EtcdProxy, until
 
-from highwater.metadata import store as store_module
-from highwater.metadata.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, Refused, Unavailable
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store, TlsSettings
-from highwater.metadata.transactions import (
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store import store as store_module
+from highwater.metadata.store.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.store.store import Store, TlsSettings
+from highwater.metadata.store.transactions import (
     Delete,
     DeletePrefix,
     Get,

@@ -16,14 +16,14 @@ from etcd_proxy import until
 from tls_etcd import TlsEtcd, write_client
 
 from highwater.controller.service import ControllerService
-from highwater.metadata import tls
-from highwater.metadata.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.registration import BrokerRegistrar
-from highwater.metadata.store import Store
-from highwater.metadata.tls import TlsSettings
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.store import tls
+from highwater.metadata.store.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.tls import TlsSettings
 from highwater.rpc.settings import ControllerSettings, load
 
 PREFIX = "/highwater/flights/"

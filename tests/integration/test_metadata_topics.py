@@ -8,18 +8,16 @@ from dataclasses import replace
 import pytest
 from etcd_proxy import EtcdProxy
 
-from highwater.metadata.cluster_id import ensure_cluster_id
-from highwater.metadata.cluster_view import ClusterSnapshot, decode_snapshot
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionState, TopicAssignment
-from highwater.metadata.partition_states import Outcome, StateWrite
-from highwater.metadata.producer_ids import ProducerIdAllocator, allocate_block
-from highwater.metadata.store import Store
-from highwater.metadata.topic_configs import VersionedConfig, read_topic_config, write_topic_config
-from highwater.metadata.topics import (
+from highwater.metadata.schema.cluster_view import ClusterSnapshot, decode_snapshot
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState, TopicAssignment
+from highwater.metadata.state.cluster_id import ensure_cluster_id
+from highwater.metadata.state.partition_states import Outcome, StateWrite
+from highwater.metadata.state.producer_ids import ProducerIdAllocator, allocate_block
+from highwater.metadata.state.topic_configs import VersionedConfig, read_topic_config, write_topic_config
+from highwater.metadata.state.topics import (
     TopicExistsError,
     TopicMarkedForDeletionError,
     change_assignment,
@@ -30,7 +28,9 @@ from highwater.metadata.topics import (
     mark_for_deletion,
     read_topics,
 )
-from highwater.metadata.transactions import Delete
+from highwater.metadata.store.etcd_errors import ControllerDeposed
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 
 TOPIC = TopicAssignment("t", b"\1" * 16, ((1, 2), (2, 1)))
 NAMESAKE = replace(TOPIC, topic_id=b"\2" * 16)

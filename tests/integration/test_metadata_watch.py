@@ -11,14 +11,14 @@ import pytest
 from etcd_members import ThreeEtcds, settle
 from etcd_proxy import EtcdProxy, until
 
-from highwater.metadata.cluster_view import BrokerChange, ClusterChanges, ClusterSnapshot
-from highwater.metadata.cluster_watch import watch_brokers, watch_cluster
-from highwater.metadata.etcd_errors import Compacted, OutcomeUnknown, StoreClosed, Unavailable
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration, LiveBroker
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete, Event, Put, modified_at
+from highwater.metadata.schema.cluster_view import BrokerChange, ClusterChanges, ClusterSnapshot
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
+from highwater.metadata.state.cluster_watch import watch_brokers, watch_cluster
+from highwater.metadata.store.etcd_errors import Compacted, OutcomeUnknown, StoreClosed, Unavailable
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete, Event, Put, modified_at
 
 
 def registration(broker_id: int, incarnation: str = "a") -> BrokerRegistration:

@@ -18,11 +18,11 @@ import pytest
 from name_server import NameServer
 from replica_manager_cluster import eventually
 
-from highwater.client.connection import Connection
+from highwater.client.cluster.connection import Connection
 from highwater.client.exceptions import HighwaterError
-from highwater.metadata.etcd_errors import StoreError
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.rpc.channel import open_channel
 from highwater.rpc.local_process import free_ports
 from highwater.rpc.server import RpcServer

@@ -13,9 +13,9 @@ from etcd_proxy import EtcdProxy, until
 from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows, to_key
 
 from highwater.errors import ErrorCode, UserError
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.records import decode
 from highwater.v1 import broker_pb2, replica_control_pb2
 
@@ -427,6 +427,6 @@ async def told_of_everything(cluster: TestCluster, topic: Topic) -> None:
 
 
 def _delete(key: str) -> object:
-    from highwater.metadata.transactions import Delete
+    from highwater.metadata.store.transactions import Delete
 
     return Delete(key)

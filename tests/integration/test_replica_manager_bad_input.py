@@ -15,9 +15,9 @@ import pytest
 from replica_manager_cluster import TestCluster, Topic, rows, to_key
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.records import Record, encode_columns, encode_rows
 from highwater.v1 import broker_pb2, common_pb2
 

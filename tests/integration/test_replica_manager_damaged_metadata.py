@@ -10,10 +10,10 @@ import pytest
 from replica_manager_cluster import TestCluster, rows
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import VersionedState
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import VersionedState
+from highwater.metadata.store.store import Store
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from replica_manager_cluster import TestCluster, eventually, rows, to_key
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.storage.log_storage import CreateAnswer, LogStorage, StorageError

@@ -12,10 +12,10 @@ import pytest
 from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows, to_key
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import PartitionState, VersionedState
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState, VersionedState
+from highwater.metadata.store.store import Store
 from highwater.records import Codec, encode_columns, iter_batches
 from highwater.v1 import broker_pb2
 

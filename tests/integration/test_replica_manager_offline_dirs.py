@@ -8,10 +8,10 @@ from pathlib import Path
 from replica_manager_cluster import TestCluster, Trio, eventually
 
 from highwater.log_storage.service import LogStorageService
-from highwater.metadata.doubted_dirs import doubted_dirs, remember_doubted
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.doubted_dirs import doubted_dirs, remember_doubted
+from highwater.metadata.store.store import Store
 from highwater.rpc.settings import LogStorageSettings, load
 
 

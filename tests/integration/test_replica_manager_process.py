@@ -15,14 +15,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replica_manager_cluster import Trio, eventually
 
-from highwater.metadata.brokers import read_brokers
-from highwater.metadata.cluster_watch import watch_brokers
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.keys import Keys
+from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration, LiveBroker
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
+from highwater.metadata.state.brokers import read_brokers
+from highwater.metadata.state.cluster_watch import watch_brokers
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 from highwater.rpc.channel import open_channel
 from highwater.rpc.server import RpcServer
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc

@@ -11,9 +11,9 @@ from etcd_proxy import until
 from replica_manager_cluster import TestCluster, Topic, eventually, fetch_request, rows
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.records import iter_batches
 from highwater.v1 import broker_pb2
 

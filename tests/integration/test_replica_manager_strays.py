@@ -11,9 +11,9 @@ import pytest
 from replica_manager_cluster import TestCluster, Topic, eventually, rows
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.requests.control import Sender

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from replica_manager_cluster import TestCluster, eventually
 
-from highwater.metadata.keys import Keys
 from highwater.metadata.local import LocalEtcd
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.service import ReplicaManagerService
 

@@ -15,8 +15,8 @@ from aetcd import rpc
 from etcd_proxy import until
 
 from highwater.metadata.local import etcd_healthy, find_etcd
-from highwater.metadata.tls import TlsSettings
-from highwater.metadata.watch_stream import prefix_end
+from highwater.metadata.store.tls import TlsSettings
+from highwater.metadata.store.watch_stream import prefix_end
 from highwater.rpc.local_process import free_ports, tied_to_parent
 
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState, VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.model.partition import PartitionKey

@@ -56,8 +56,8 @@ from highwater.controller.state_machines.actions import (
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy, LogTail
 from highwater.errors import ErrorCode
-from highwater.metadata.cluster_view import ClusterSnapshot
-from highwater.metadata.models import (
+from highwater.metadata.schema.cluster_view import ClusterSnapshot
+from highwater.metadata.schema.models import (
     BrokerRegistration,
     LiveBroker,
     PartitionState,

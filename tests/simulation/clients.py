@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from highwater.client.delivery import BatchDelivery
-from highwater.client.partition_queue import PartitionQueue, ProduceAnswer, ProducerBatch, RetryPolicy
+from highwater.client.producer.delivery import BatchDelivery
+from highwater.client.producer.partition_queue import PartitionQueue, ProduceAnswer, ProducerBatch, RetryPolicy
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 

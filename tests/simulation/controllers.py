@@ -21,15 +21,15 @@ from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy, LogTail
 from highwater.controller.term.broker_liveness import FastPath
 from highwater.errors import ErrorCode
-from highwater.metadata import etcd_errors
-from highwater.metadata.cluster_view import ClusterSnapshot
-from highwater.metadata.etcd_errors import Refused
-from highwater.metadata.models import (
+from highwater.metadata.schema.cluster_view import ClusterSnapshot
+from highwater.metadata.schema.models import (
     ControllerRegistration,
     LiveBroker,
     VersionedState,
     VersionedTopic,
 )
+from highwater.metadata.store import etcd_errors
+from highwater.metadata.store.etcd_errors import Refused
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic
 
 from .etcd import Compare, Delete, Entry, Event, Key, Put, Watch

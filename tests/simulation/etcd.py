@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from highwater.metadata.etcd_errors import Refused
+from highwater.metadata.store.etcd_errors import Refused
 
 from .network import Network
 from .scheduler import Future, Process, Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from highwater.metadata.models import PartitionState
+from highwater.metadata.schema.models import PartitionState
 from highwater.model.partition import PartitionKey
 
 from .controllers import Controller

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.log_storage.fence import Fence
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 

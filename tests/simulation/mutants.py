@@ -25,8 +25,8 @@ from highwater.log_storage.fence import propose as real_propose
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
-from highwater.metadata import etcd_errors
-from highwater.metadata.models import PartitionState
+from highwater.metadata.schema.models import PartitionState
+from highwater.metadata.store import etcd_errors
 from highwater.model.fence_role import Role
 from highwater.replica_manager.partition.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.partition.isr import IsrProposals

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import Refused, Unavailable
-from highwater.metadata.models import PartitionState
-from highwater.metadata.partition_states import Outcome, StateWriteResult
+from highwater.metadata.schema.models import PartitionState
+from highwater.metadata.state.partition_states import Outcome, StateWriteResult
+from highwater.metadata.store.etcd_errors import Refused, Unavailable
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition import actions as act
 from highwater.replica_manager.partition.answers import (

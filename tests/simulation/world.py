@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from highwater.controller.topics.assignment import assign_replicas
-from highwater.metadata.models import TopicAssignment
+from highwater.metadata.schema.models import TopicAssignment
 from highwater.model.partition import PartitionKey
 
 from .clients import CLIENT, Consumer, Producer

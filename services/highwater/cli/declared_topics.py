@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from highwater.client.admin.descriptions import NewTopic, TopicDescription
 from highwater.client.blocking import Admin
-from highwater.client.descriptions import NewTopic, TopicDescription
 from highwater.client.exceptions import HighwaterError, UnknownTopicError
 from highwater.errors import UserError
 from highwater.validation import problem

@@ -22,8 +22,8 @@ from highwater.console.output import (
 from highwater.errors import UserError
 
 if TYPE_CHECKING:
+    from highwater.client.admin.descriptions import LogDirDescription, LogDirReplica
     from highwater.client.blocking import Admin
-    from highwater.client.descriptions import LogDirDescription, LogDirReplica
 
 app = typer.Typer(no_args_is_help=True, help="Log directories: what is in them, and moves between them.")
 

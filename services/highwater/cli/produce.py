@@ -19,7 +19,7 @@ from highwater.errors import UserError
 
 if TYPE_CHECKING:
     from highwater.client import Delivery
-    from highwater.client.options import ProducerOptions
+    from highwater.client.blocking.options import ProducerOptions
 
 _PENDING = 50_000
 

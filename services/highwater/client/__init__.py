@@ -1,6 +1,17 @@
 """The SDK: `Producer`, `Consumer` and `Admin` for asyncio; the same names in `highwater.client.blocking` for plain
 code.
 
+The rooms, each of which imports only what stands before it; `producer/`, `consumer/` and `admin/` do not know each
+other:
+
+    cluster/   brokers, topics and leaders as this client knows them, and the connections to brokers
+    producer/  from `send` to the leader: accumulators, batches, the partitions' queues, the sender
+    consumer/  from the leader to `poll`: the fetcher and the records that wait
+    admin/     topics, configurations, log directories, replicas
+    blocking/  the same clients for plain code, over a thread with an event loop
+
+What all of them speak of is here at the top: `exceptions`, `topic_partition`, and `notebook`, which shows values.
+
 Importing it starts nothing: channels, threads and event loops come with `start` or the first call, so that a process
 may fork before. A name is imported when it is first used: gRPC, protobuf and Arrow's functions take a third of a
 second, and many a process needs a `TopicPartition` only.
@@ -12,11 +23,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from highwater.client.admin import Admin
-    from highwater.client.consumer import Consumer
-    from highwater.client.consumer_record import ConsumerRecord
-    from highwater.client.delivery import BatchMetadata, Delivery, RecordMetadata, TableDelivery, TableMetadata
-    from highwater.client.descriptions import (
+    from highwater.client.admin.admin import Admin
+    from highwater.client.admin.descriptions import (
         BrokerDescription,
         ClusterDescription,
         ConfigValue,
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
         TopicDescription,
         TopicResult,
     )
+    from highwater.client.admin.replica_verification import DamagedRange, PartitionVerification, ReplicaVerification
+    from highwater.client.consumer.consumer import Consumer
+    from highwater.client.consumer.consumer_record import ConsumerRecord
     from highwater.client.exceptions import (
         BufferExhaustedError,
         ClientClosedError,
@@ -45,8 +56,8 @@ if TYPE_CHECKING:
         TopicAlreadyExistsError,
         UnknownTopicError,
     )
-    from highwater.client.producer import Producer
-    from highwater.client.replica_verification import DamagedRange, PartitionVerification, ReplicaVerification
+    from highwater.client.producer.delivery import BatchMetadata, Delivery, RecordMetadata, TableDelivery, TableMetadata
+    from highwater.client.producer.producer import Producer
     from highwater.client.topic_partition import (
         EARLIEST_TIMESTAMP,
         LATEST_TIMESTAMP,
@@ -101,22 +112,22 @@ __all__ = [
 ]
 
 _NAMES = {  # of each module
-    "admin": "Admin",
-    "consumer": "Consumer",
-    "consumer_record": "ConsumerRecord",
-    "delivery": "BatchMetadata Delivery RecordMetadata TableDelivery TableMetadata",
-    "descriptions": (
+    "admin.admin": "Admin",
+    "admin.descriptions": (
         "BrokerDescription ClusterDescription ConfigValue LogDirDescription LogDirReplica NewTopic "
         "PartitionDescription TopicDescription TopicResult"
     ),
+    "admin.replica_verification": "DamagedRange PartitionVerification ReplicaVerification",
+    "consumer.consumer": "Consumer",
+    "consumer.consumer_record": "ConsumerRecord",
     "exceptions": (
         "BufferExhaustedError ClientClosedError CorruptRecordError DeliveryTimeoutError HighwaterError "
         "InvalidRequestError InvalidTimestampError LeaderNotAvailableError NetworkError OffsetOutOfRangeError "
         "RecordTooLargeError RequestTimedOutError RetriableError SequenceBrokenError TopicAlreadyExistsError "
         "UnknownTopicError"
     ),
-    "producer": "Producer",
-    "replica_verification": "DamagedRange PartitionVerification ReplicaVerification",
+    "producer.delivery": "BatchMetadata Delivery RecordMetadata TableDelivery TableMetadata",
+    "producer.producer": "Producer",
     "topic_partition": "EARLIEST_TIMESTAMP LATEST_TIMESTAMP MAX_TIMESTAMP OffsetAndTimestamp TopicPartition",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

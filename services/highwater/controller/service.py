@@ -13,15 +13,15 @@ from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.term.active_controller import ActiveController, Rebalancing
-from highwater.metadata.cluster_id import ensure_cluster_id
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import ControllerDeposed, StoreError
-from highwater.metadata.etcd_version import known_flaws
-from highwater.metadata.isr_notifications import QUIET_MS
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, ControllerRegistration
-from highwater.metadata.store import Store
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
+from highwater.metadata.state.cluster_id import ensure_cluster_id
+from highwater.metadata.state.isr_notifications import QUIET_MS
+from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
+from highwater.metadata.store.etcd_version import known_flaws
+from highwater.metadata.store.store import Store
 from highwater.rpc.server import RpcServer
 from highwater.rpc.settings import ControllerSettings
 from highwater.supervision import TaskSupervisor

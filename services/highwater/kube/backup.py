@@ -16,7 +16,7 @@ from highwater.kube import etcd_arguments
 from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.backup_file import Backup
 from highwater.kube.lost_etcd.metadata import take_backup
-from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.store.etcd_errors import StoreError
 
 
 def main(arguments: Sequence[str]) -> int:

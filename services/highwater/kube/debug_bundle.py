@@ -33,7 +33,7 @@ from highwater.kube.release import BROKER, CONTROLLER, ETCD, REPLICA_MANAGER, Re
 from highwater.kube.status.assembly import assemble
 from highwater.kube.status.observation import container_to_ask, observe
 from highwater.kube.status.values import metrics_urls
-from highwater.metadata.keys import ROOT
+from highwater.metadata.schema.keys import ROOT
 
 LOG_BYTES = 2 * 2**20
 """Of each container's log, and of each one before the last restart: the end of it."""

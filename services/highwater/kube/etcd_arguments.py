@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from highwater.errors import UserError
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
-from highwater.metadata.tls import TlsSettings
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.tls import TlsSettings
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from highwater.errors import UserError
-from highwater.metadata.cluster_view import StateChange, decode_event
-from highwater.metadata.etcd_errors import Compacted, StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Put, WatchBatch
+from highwater.metadata.schema.cluster_view import StateChange, decode_event
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.etcd_errors import Compacted, StoreError
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Put, WatchBatch
 from highwater.rpc.settings import EtcdSettings, load, read_properties
 
 SILENT_S = 30.0

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from highwater.client import Admin, Consumer, Producer, TopicPartition
-from highwater.client.delivery import Delivery
 from highwater.client.exceptions import HighwaterError
+from highwater.client.producer.delivery import Delivery
 from highwater.kube.history import Checker, History, record_value
 
 TABLE_ROWS = 50

@@ -18,8 +18,8 @@ from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.inventory import BrokerInventory, from_lines
 from highwater.kube.lost_etcd.metadata import write_plan
 from highwater.kube.lost_etcd.plan import Plan, cluster_id_of, plan
-from highwater.metadata.cluster_view import CorruptMetadataError
-from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.schema.cluster_view import CorruptMetadataError
+from highwater.metadata.store.etcd_errors import StoreError
 
 REFUSED = 3
 """The exit status where acknowledged records may be missing."""

@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from highwater.client.admin.descriptions import TopicDescription
 from highwater.client.blocking import Admin
-from highwater.client.descriptions import TopicDescription
 from highwater.client.exceptions import HighwaterError
 
 _NAMED = 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from highwater.errors import UserError
-from highwater.metadata.registration import DuplicateBrokerIdError
+from highwater.metadata.leases.registration import DuplicateBrokerIdError
 from highwater.replica_manager.service import ReplicaManagerService
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import ReplicaManagerSettings, from_command_line

@@ -9,12 +9,12 @@ import time
 import uuid
 from collections.abc import Callable
 
-from highwater.metadata.cluster_watch import watch_brokers
-from highwater.metadata.controller_election import read_controller_epoch
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.producer_ids import ProducerIdAllocator
-from highwater.metadata.store import Store
+from highwater.metadata.leases.controller_election import read_controller_epoch
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.cluster_watch import watch_brokers
+from highwater.metadata.state.producer_ids import ProducerIdAllocator
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.controlled_shutdown import await_release

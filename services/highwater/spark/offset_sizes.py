@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from highwater.client.event_loop_thread import event_loop_thread
+from highwater.client.blocking.event_loop_thread import event_loop_thread
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.range_reader import BatchConsumer
 

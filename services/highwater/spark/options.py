@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.exceptions import InvalidRequestError
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.client_settings import PREFIXES, check_client_settings

@@ -9,15 +9,15 @@ from time import monotonic
 
 import pyarrow as pa
 
-from highwater.client.consumer import Consumer
-from highwater.client.event_loop_thread import event_loop_thread
+from highwater.client.blocking.event_loop_thread import event_loop_thread
+from highwater.client.consumer.consumer import Consumer
+from highwater.client.consumer.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.exceptions import (
     HighwaterError,
     LeaderNotAvailableError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
 )
-from highwater.client.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.columns import read_columns
 from highwater.spark.ranges import OffsetRange

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from highwater.client.delivery import BatchMetadata
+from highwater.client.producer.delivery import BatchMetadata
 from highwater.client.topic_partition import TopicPartition
 
 NO_OFFSET = -1

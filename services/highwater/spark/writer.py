@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from highwater.client.blocking import Producer as BlockingProducer
-from highwater.client.delivery import BatchMetadata, TableDelivery, TableMetadata
+from highwater.client.producer.delivery import BatchMetadata, TableDelivery, TableMetadata
 from highwater.spark.client_settings import client_settings
 from highwater.spark.mistakes import OneSentence
 from highwater.spark.options import WriteOptions, lower_case, parse_write_options

@@ -13,11 +13,11 @@ from time import monotonic
 from replica_manager_cluster import eventually
 from running_cluster import KEYS, Deployment
 
-from highwater.metadata.brokers import read_brokers
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import NO_LEADER
-from highwater.metadata.partition_states import read_states
-from highwater.metadata.topics import read_topics
+from highwater.metadata.schema.models import NO_LEADER
+from highwater.metadata.state.brokers import read_brokers
+from highwater.metadata.state.partition_states import read_states
+from highwater.metadata.state.topics import read_topics
+from highwater.metadata.store.etcd_errors import StoreError
 from soak.cluster import BROKERS
 from soak.faults import Fault, Faults
 from soak.state import NUMBERED_REPLICAS, SETTLE_S, Soak

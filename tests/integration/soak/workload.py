@@ -16,7 +16,7 @@ from highwater.client import (
     Producer,
     TopicPartition,
 )
-from highwater.client.delivery import Delivery
+from highwater.client.producer.delivery import Delivery
 from soak.state import (
     COMPACTED,
     COMPACTED_REPLICAS,

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.cli.app import app
 from highwater.client import blocking
-from highwater.client.descriptions import BrokerReach
+from highwater.client.admin.descriptions import BrokerReach
 from highwater.console.exit_status import exit_status
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.cli import log_dirs
-from highwater.client.descriptions import LogDirDescription, LogDirReplica
+from highwater.client.admin.descriptions import LogDirDescription, LogDirReplica
 from highwater.errors import UserError
 
 REPLICA = LogDirReplica("orders", 0, 100, is_future=False, offset_lag=0, error=None)

@@ -24,8 +24,8 @@ from pathlib import Path
 import highwater.client
 from highwater.client import ClientClosedError
 from highwater.client.blocking import Admin, Consumer, Producer
-from highwater.client.connection import Connection
-from highwater.client.event_loop_thread import event_loop_thread
+from highwater.client.blocking.event_loop_thread import event_loop_thread
+from highwater.client.cluster.connection import Connection
 from highwater.v1 import broker_pb2
 
 CHILD_TIMEOUT_S = 20

@@ -28,7 +28,7 @@ from highwater.v1 import broker_pb2
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that nobody knows is not looked for as long as in earnest."""
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
 
 
 @pytest.fixture

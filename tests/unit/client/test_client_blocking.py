@@ -17,7 +17,7 @@ import pytest
 from highwater import client
 from highwater.client import ClientClosedError, HighwaterError, InvalidRequestError, TopicPartition, UnknownTopicError
 from highwater.client.blocking import Admin, Consumer, Producer
-from highwater.client.options import AdminOptions, ConsumerOptions, ProducerOptions
+from highwater.client.blocking.options import AdminOptions, ConsumerOptions, ProducerOptions
 from highwater.errors import ErrorCode
 
 SERVER = """

@@ -33,7 +33,7 @@ T0 = TopicPartition("t", 0)
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that nobody knows is not looked for as long as in earnest."""
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
 
 
 def fill(partition: PartitionDouble, first: int, count: int, batch: int = 50) -> None:
@@ -309,9 +309,9 @@ async def test_a_waiting_fetch_does_not_hold_up_another_partition(cluster: Clust
 async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 0.2)
-    monkeypatch.setattr("highwater.client.offset_lookup._ATTEMPT_S", 0.2)
-    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.offset_lookup._ATTEMPT_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.cluster.METADATA_TIMEOUT_S", 0.2)
     fill(cluster.topics["t"].partitions[0], 0, 50)
     async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=100) as consumer:
         consumer.assign([T0])
@@ -330,7 +330,7 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(
 async def test_a_slow_broker_is_waited_for_at_the_start(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("highwater.client.cluster.cluster.METADATA_TIMEOUT_S", 0.1)
     slow = cluster.brokers[1]
     slow.awake.clear()
     starting = asyncio.create_task(Consumer(bootstrap=[slow.address]).start())
@@ -346,7 +346,7 @@ async def test_a_slow_broker_is_waited_for_at_the_start(
 async def test_a_topic_not_asked_for_before_does_not_wait_between_refreshes(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.cluster.MIN_REFRESH_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("highwater.client.cluster.cluster.MIN_REFRESH_INTERVAL_S", 3600.0)
     async with Consumer(bootstrap=cluster.bootstrap) as consumer:
         async with asyncio.timeout(30):
             assert await consumer.end_offsets([("t", 0)]) == {TopicPartition("t", 0): 0}

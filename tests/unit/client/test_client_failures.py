@@ -11,13 +11,13 @@ import pytest
 from cluster_double import ClusterDouble
 
 from highwater.client import Consumer, HighwaterError, Producer, TopicPartition, blocking
-from highwater.client.cluster import Cluster
-from highwater.client.connection import Connection
+from highwater.client.cluster.cluster import Cluster
+from highwater.client.cluster.connection import Connection
+from highwater.client.consumer.fetch_buffer import FetchBuffer
+from highwater.client.consumer.fetcher import Fetcher
 from highwater.client.exceptions import NetworkError
-from highwater.client.fetch_buffer import FetchBuffer
-from highwater.client.fetcher import Fetcher
-from highwater.client.partition_queue import PartitionQueue
-from highwater.client.sender import Sender
+from highwater.client.producer.partition_queue import PartitionQueue
+from highwater.client.producer.sender import Sender
 from highwater.v1 import broker_pb2
 
 T0 = TopicPartition("t", 0)

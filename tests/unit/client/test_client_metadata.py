@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.client.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.errors import ErrorCode
 
 

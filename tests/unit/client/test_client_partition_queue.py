@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.client.delivery import BatchDelivery
 from highwater.client.exceptions import DeliveryTimeoutError, HighwaterError, SequenceBrokenError
-from highwater.client.partition_queue import (
+from highwater.client.producer.delivery import BatchDelivery
+from highwater.client.producer.partition_queue import (
     MAX_PRODUCER_EPOCH,
     PartitionQueue,
     ProduceAnswer,

@@ -24,7 +24,7 @@ from highwater.client import (
     SequenceBrokenError,
     UnknownTopicError,
 )
-from highwater.client.partitioner import partition_for_key
+from highwater.client.producer.partitioner import partition_for_key
 from highwater.errors import ErrorCode
 from highwater.records import Codec
 from highwater.rpc.errors import to_proto
@@ -34,7 +34,7 @@ from highwater.v1 import broker_pb2
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that nobody knows is not looked for as long as in earnest."""
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
 
 
 def numbered(count: int) -> list[bytes]:
@@ -122,7 +122,7 @@ async def test_the_new_leader_is_found_after_the_old_one_died() -> None:
 
 
 async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 0.2)
+    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 0.2)
     async with ClusterDouble(brokers=2) as cluster:
         cluster.create("t")
         async with Producer(cluster.bootstrap) as producer:
@@ -138,7 +138,7 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(mo
 
 async def test_a_leader_that_falls_silent_after_its_successor_is_known_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut from etcd and from its followers: the client hears of the successor before the silence is long."""
-    monkeypatch.setattr("highwater.client.cluster.SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 1.0)
     async with ClusterDouble(brokers=2) as cluster:
         cluster.create("t")
         cluster.create("other")
@@ -403,7 +403,7 @@ async def test_headers_that_are_none_are_refused(headers: Any, sentence: str) ->
 
 
 async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
     async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
         first = asyncio.create_task(producer.send_and_wait("t", b"1"))
         await asyncio.sleep(0.02)
@@ -417,7 +417,7 @@ async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monke
 @pytest.mark.parametrize("knows", [1, 2, 3])
 async def test_a_topic_that_one_broker_knows_is_waited_for(knows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has just been created: the others have not heard of it yet."""
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
     async with ClusterDouble(brokers=3) as cluster:
         cluster.create("t")
         lagging = {1, 2, 3} - {knows}
@@ -441,8 +441,8 @@ async def test_a_topic_that_one_broker_knows_is_waited_for(knows: int, monkeypat
 
 
 async def test_a_topic_is_not_unknown_where_a_broker_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("highwater.client.cluster.UNKNOWN_TOPIC_PATIENCE_S", 1.5)
-    monkeypatch.setattr("highwater.client.cluster.METADATA_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 1.5)
+    monkeypatch.setattr("highwater.client.cluster.cluster.METADATA_TIMEOUT_S", 0.5)
     async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer:
         cluster.brokers[2].awake.clear()
         began = time.monotonic()

@@ -73,7 +73,7 @@ async def told(caplog: pytest.LogCaptureFixture, times: int) -> None:
 async def test_start_waits_for_the_first_broker_and_says_so(
     client: Callable[[str, float], Client], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("highwater.client.cluster.STILL_TRYING_EVERY_S", 0.3)
+    monkeypatch.setattr("highwater.client.cluster.cluster.STILL_TRYING_EVERY_S", 0.3)
     address = free_address()
     starting = asyncio.create_task(client(address, 30_000).start())
     await told(caplog, 2)

@@ -14,7 +14,7 @@ from cluster_double import ClusterDouble
 
 from highwater.cli.consume import _fields
 from highwater.client import Consumer, InvalidTimestampError, Producer, blocking
-from highwater.client.table_batches import TableColumns, normalised
+from highwater.client.producer.table_batches import TableColumns, normalised
 from highwater.errors import ErrorCode
 from highwater.records import Record, decode, encode_columns, encode_rows, iter_batches
 from highwater.spark.columns import arrow_schema, read_columns

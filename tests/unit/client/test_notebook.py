@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.client import ClusterDescription, PartitionDescription, TopicDescription
-from highwater.client.consumer_record import ConsumerRecord
+from highwater.client.consumer.consumer_record import ConsumerRecord
 from highwater.client.notebook import MAX_ROWS, RowList
 
 

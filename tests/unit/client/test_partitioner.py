@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.client.partitioner import NO_PARTITION, murmur2, murmur2_column, partition_column, partition_for_key
+from highwater.client.producer.partitioner import (
+    NO_PARTITION,
+    murmur2,
+    murmur2_column,
+    partition_column,
+    partition_for_key,
+)
 
 KEYS = st.lists(st.none() | st.binary(max_size=40), max_size=60)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from highwater.client.replica_comparison import MAX_PROBLEMS, Batch, BatchSource, Findings, compare
+from highwater.client.admin.replica_comparison import MAX_PROBLEMS, Batch, BatchSource, Findings, compare
 
 
 class Replica:

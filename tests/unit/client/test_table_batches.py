@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from highwater.client import InvalidRequestError
-from highwater.client.partitioner import partition_for_key
-from highwater.client.table_batches import MOST_OF_BATCH, TableColumns, as_table, chunks, normalised
+from highwater.client.producer.partitioner import partition_for_key
+from highwater.client.producer.table_batches import MOST_OF_BATCH, TableColumns, as_table, chunks, normalised
 
 
 def cut(rows: int, about: int, *, partitions: int = 3, keyed: bool = True) -> dict[int, list[pa.RecordBatch]]:

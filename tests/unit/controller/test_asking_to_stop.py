@@ -13,8 +13,8 @@ from highwater.controller.administration.administration import Administration, H
 from highwater.controller.state_machines.actions import Action, WriteState
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import (
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import (
     BrokerRegistration,
     LiveBroker,
     PartitionState,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.controller.sending.wire import Endpoints
-from highwater.metadata.models import BrokerRegistration, LiveBroker
+from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 
 
 def live(broker_id: int, address: str, epoch: int = 1) -> LiveBroker:

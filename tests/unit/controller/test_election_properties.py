@@ -17,7 +17,7 @@ from highwater.controller.state_machines.election import (
     leader_failed,
     leave_isr,
 )
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
 
 BROKERS = (1, 2, 3, 4, 5)
 subsets = st.frozensets(st.sampled_from(BROKERS))

@@ -17,7 +17,7 @@ from highwater.controller.sending.sender import BrokerSender
 from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendMetadata
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
-from highwater.metadata.models import BrokerRegistration, LiveBroker
+from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 from highwater.model.partition import PartitionKey
 from highwater.rpc.local_process import free_ports
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc

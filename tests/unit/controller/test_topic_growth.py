@@ -10,7 +10,7 @@ from highwater.controller.topics.assignment import assign_replicas
 from highwater.controller.topics.topic_admin import MAX_PARTITIONS, Refusal
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
-from highwater.metadata.models import TopicAssignment
+from highwater.metadata.schema.models import TopicAssignment
 
 BROKERS = [1, 2, 3]
 CURRENT = TopicAssignment("t", bytes(16), ((1, 2), (2, 3)))

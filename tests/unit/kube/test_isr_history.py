@@ -10,8 +10,8 @@ import pytest
 
 from highwater.errors import UserError
 from highwater.kube import isr_history
-from highwater.metadata.keys import Keys
-from highwater.metadata.transactions import TxnResult, WatchBatch
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.transactions import TxnResult, WatchBatch
 
 
 class GoneStore:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from highwater.client.descriptions import PartitionDescription, TopicDescription
+from highwater.client.admin.descriptions import PartitionDescription, TopicDescription
 from highwater.kube.scale_down import refusal
 
 

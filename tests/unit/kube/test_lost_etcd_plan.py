@@ -22,8 +22,8 @@ from highwater.kube.lost_etcd.plan import (
     PlannedPartition,
     plan,
 )
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
 from highwater.model.leader_epochs import EpochEntry
 
 CLUSTER_ID = "the-cluster"

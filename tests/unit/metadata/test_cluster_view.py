@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.metadata.cluster_view import (
+from highwater.metadata.schema.cluster_view import (
     BrokerChange,
     CorruptMetadataError,
     DeletionChange,
@@ -10,8 +10,8 @@ from highwater.metadata.cluster_view import (
     decode_event,
     decode_snapshot,
 )
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import (
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import (
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,
@@ -22,7 +22,7 @@ from highwater.metadata.models import (
     VersionedTopic,
     config_to_json,
 )
-from highwater.metadata.transactions import Entry, Event, Listing
+from highwater.metadata.store.transactions import Entry, Event, Listing
 
 KEYS = Keys("test")
 BROKER = BrokerRegistration(1, "h:1", "a", "b")

@@ -4,8 +4,8 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
-from highwater.metadata.connections import Connections
-from highwater.metadata.etcd_errors import (
+from highwater.metadata.store.connections import Connections
+from highwater.metadata.store.etcd_errors import (
     Compacted,
     LeaseNotFound,
     OutcomeUnknown,
@@ -14,7 +14,7 @@ from highwater.metadata.etcd_errors import (
     Unavailable,
     classify,
 )
-from highwater.metadata.tls import TlsSettings
+from highwater.metadata.store.tls import TlsSettings
 
 
 def answer(code: grpc.StatusCode, details: str) -> AioRpcError:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.metadata.etcd_version import known_flaws
+from highwater.metadata.store.etcd_version import known_flaws
 
 
 @pytest.mark.parametrize(

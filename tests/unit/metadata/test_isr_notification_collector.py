@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from highwater.metadata.isr_notifications import IsrNotificationCollector
-from highwater.metadata.models import IsrNotification
+from highwater.metadata.schema.models import IsrNotification
+from highwater.metadata.state.isr_notifications import IsrNotificationCollector
 
 FIRST, SECOND = (IsrNotification(1, 2, number, (("t", number),)) for number in (1, 2))
 

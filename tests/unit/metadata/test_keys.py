@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.metadata import keys as names
-from highwater.metadata.keys import Keys
+from highwater.metadata.schema import keys as names
+from highwater.metadata.schema.keys import Keys
 from highwater.model.topic_name import is_legal_topic_name
 
 KEYS = Keys("test")

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.metadata.models import (
+from highwater.metadata.schema.models import (
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,

@@ -9,8 +9,8 @@ import pytest
 import trustme
 
 from highwater.errors import UserError
-from highwater.metadata.connections import Connections
-from highwater.metadata.tls import LOOK_S, Certificates, TlsSettings
+from highwater.metadata.store.connections import Connections
+from highwater.metadata.store.tls import LOOK_S, Certificates, TlsSettings
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.metadata.batches import BATCH_WRITES, COMPANION_OPERATIONS, ConditionalWrite, pack
-from highwater.metadata.transactions import (
+from highwater.metadata.store.batches import BATCH_WRITES, COMPANION_OPERATIONS, ConditionalWrite, pack
+from highwater.metadata.store.transactions import (
     MAX_TXN_OPERATIONS,
     Entry,
     Put,

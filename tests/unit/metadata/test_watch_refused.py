@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aetcd import rpc
 
-from highwater.metadata.etcd_errors import GuardFailed, Refused, StoreClosed, Unavailable, may_pass
-from highwater.metadata.refusals import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, LONGEST_PAUSE_S, Refusals
-from highwater.metadata.watch_stream import watch_range
+from highwater.metadata.store.etcd_errors import GuardFailed, Refused, StoreClosed, Unavailable, may_pass
+from highwater.metadata.store.refusals import FIRST_PAUSE_S, FORGOTTEN_AFTER_S, LONGEST_PAUSE_S, Refusals
+from highwater.metadata.store.watch_stream import watch_range
 
 
 class Stream:

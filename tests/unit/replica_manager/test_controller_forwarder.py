@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError, Unavailable
-from highwater.metadata.models import ControllerRegistration
+from highwater.metadata.schema.models import ControllerRegistration
+from highwater.metadata.store.etcd_errors import StoreError, Unavailable
 from highwater.replica_manager.membership import active_controller
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.replicas.metadata_cache import Endpoint

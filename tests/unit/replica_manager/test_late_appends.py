@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState, VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows, read_header

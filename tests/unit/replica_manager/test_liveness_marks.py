@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import BrokerRegistration
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
 from highwater.replica_manager.membership.liveness import Liveness
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState
+from highwater.metadata.schema.models import PartitionState
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.errors import from_proto

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import Unavailable
-from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
+from highwater.metadata.store.etcd_errors import Unavailable
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState, VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from highwater.errors import UserError
-from highwater.metadata.registration import DuplicateBrokerIdError
+from highwater.metadata.leases.registration import DuplicateBrokerIdError
 from highwater.replica_manager import process
 from highwater.rpc.settings import ReplicaManagerSettings
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState
+from highwater.metadata.schema.models import PartitionState
 from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_columns, encode_rows, iter_batches
 from highwater.records.varint import encode_unsigned_varint

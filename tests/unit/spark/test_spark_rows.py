@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from highwater.client.fetch_buffer import FetchBuffer
+from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.topic_partition import TopicPartition
 from highwater.records import Batch, Record, TimestampType, decode, encode_columns, encode_rows
 from highwater.spark.columns import arrow_schema, read_columns

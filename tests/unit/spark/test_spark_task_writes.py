@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.client.delivery import BatchMetadata
+from highwater.client.producer.delivery import BatchMetadata
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.task_writes import NO_OFFSET, RangesWritten, WrittenRange, left_behind
 

@@ -21,17 +21,17 @@ from highwater.controller.term.active_controller import ActiveController, Standi
 from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, TopicAssignment, VersionedTopic
-from highwater.metadata.store import Store
-from highwater.metadata.topics import (
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, TopicAssignment, VersionedTopic
+from highwater.metadata.state.topics import (
     TopicExistsError,
     TopicMarkedForDeletionError,
     change_assignment,
     create_topic,
     mark_for_deletion,
 )
+from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.rpc.settings import ControllerSettings
 

@@ -14,10 +14,10 @@ from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import OutcomeUnknown, Refused, Unavailable
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
-from highwater.metadata.topic_configs import read_topic_config, write_topic_config
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.topic_configs import read_topic_config, write_topic_config
+from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.store.store import Store
 from highwater.rpc.settings import ControllerSettings
 
 RETRY_PAUSE_S = 0.1

@@ -13,8 +13,8 @@ from highwater.controller.sending import wire
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.topics.topic_admin import Refusal
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import ControllerDeposed
-from highwater.metadata.models import NO_LEADER, ControllerRegistration
+from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
+from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 

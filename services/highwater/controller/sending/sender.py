@@ -13,7 +13,7 @@ from highwater.controller.sending.outbox import InstructionBatch, MetadataBatch,
 from highwater.controller.state_machines.actions import InstructionAnswer, PartitionInstruction
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.errors import ErrorCode
-from highwater.metadata.models import LiveBroker
+from highwater.metadata.schema.models import LiveBroker
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto

@@ -9,7 +9,7 @@ from highwater.controller.state_machines.election import LogTail
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.topics.topic_admin import NewTopic
 from highwater.controller.topics.topic_growth import NewPartitions
-from highwater.metadata.models import LiveBroker, VersionedState
+from highwater.metadata.schema.models import LiveBroker, VersionedState
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import common_pb2, controller_pb2, replica_control_pb2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from highwater.controller.state_machines.election import LogTail
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState, VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.partition import PartitionKey
 
 

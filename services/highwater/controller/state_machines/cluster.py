@@ -29,8 +29,8 @@ from highwater.controller.state_machines.lost_tails import LostTails
 from highwater.controller.state_machines.partition_state_machine import BrokerView, PartitionStateMachine
 from highwater.controller.state_machines.topic_deletion import TopicDeletion
 from highwater.controller.state_machines.topic_table import Topic, TopicTable
-from highwater.metadata.cluster_view import ClusterSnapshot
-from highwater.metadata.models import LiveBroker, VersionedState, VersionedTopic
+from highwater.metadata.schema.cluster_view import ClusterSnapshot
+from highwater.metadata.schema.models import LiveBroker, VersionedState, VersionedTopic
 from highwater.model.partition import PartitionKey
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.model.partition import PartitionKey
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.model.leader_epochs import NO_EPOCH
 
 

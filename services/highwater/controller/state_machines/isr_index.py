@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from highwater.metadata.models import PartitionState
+from highwater.metadata.schema.models import PartitionState
 from highwater.model.partition import PartitionKey
 
 

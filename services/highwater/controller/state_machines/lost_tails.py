@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from highwater.controller.state_machines.actions import RecordTail
-from highwater.metadata.models import LiveBroker
+from highwater.metadata.schema.models import LiveBroker
 from highwater.model.partition import PartitionKey
 
 

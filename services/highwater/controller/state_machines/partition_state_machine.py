@@ -24,7 +24,7 @@ from highwater.controller.state_machines.election import (
     leave_isr,
 )
 from highwater.controller.state_machines.replica_state_machine import ReplicaStateMachine, ReplicaStatus
-from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
 from highwater.model.partition import PartitionKey
 
 

@@ -10,7 +10,7 @@ from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.state_machines.isr_index import IsrIndex
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.state_machines.topic_deletion import TopicDeletion
-from highwater.metadata.models import VersionedState, VersionedTopic
+from highwater.metadata.schema.models import VersionedState, VersionedTopic
 from highwater.model.partition import PartitionKey
 
 

@@ -25,8 +25,7 @@ from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.broker_liveness import BrokerProbe, FastPath
 from highwater.controller.term.etcd_writer import EtcdWriter
-from highwater.metadata.brokers import expel_broker
-from highwater.metadata.cluster_view import (
+from highwater.metadata.schema.cluster_view import (
     BrokerChange,
     BrokerTailChange,
     Change,
@@ -39,13 +38,14 @@ from highwater.metadata.cluster_view import (
     TopicChange,
     TopicConfigChange,
 )
-from highwater.metadata.cluster_watch import watch_cluster
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import ControllerDeposed, StoreError, may_pass
-from highwater.metadata.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import LiveBroker
-from highwater.metadata.store import Store
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import LiveBroker
+from highwater.metadata.state.brokers import expel_broker
+from highwater.metadata.state.cluster_watch import watch_cluster
+from highwater.metadata.state.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
+from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError, may_pass
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs

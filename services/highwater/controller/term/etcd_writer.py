@@ -9,13 +9,13 @@ from typing import TypeVar
 
 from highwater.controller.state_machines.actions import Action, RecordTail, RemoveStates, RemoveTopic, Write, WriteState
 from highwater.controller.state_machines.cluster import Cluster
-from highwater.metadata.brokers import record_tail
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import StoreError, may_pass
-from highwater.metadata.keys import Keys
-from highwater.metadata.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
-from highwater.metadata.store import Store
-from highwater.metadata.topics import create_states, delete_states, finish_deletion
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.brokers import record_tail
+from highwater.metadata.state.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
+from highwater.metadata.state.topics import create_states, delete_states, finish_deletion
+from highwater.metadata.store.etcd_errors import StoreError, may_pass
+from highwater.metadata.store.store import Store
 from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 

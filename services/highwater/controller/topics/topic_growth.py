@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from highwater.controller.topics.assignment import assign_replicas, continuation
 from highwater.controller.topics.topic_admin import MAX_PARTITIONS, Refusal, brokers_away
 from highwater.errors import ErrorCode
-from highwater.metadata.models import TopicAssignment
+from highwater.metadata.schema.models import TopicAssignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from highwater.errors import UserError
 from highwater.kube.etcd_member.peer_word import PeerTls
-from highwater.metadata.tls import TlsSettings
+from highwater.metadata.store.tls import TlsSettings
 
 _OURS = frozenset(
     {

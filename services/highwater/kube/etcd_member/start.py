@@ -25,7 +25,7 @@ from highwater.kube.etcd_member.membership import Membership, NamedMember
 from highwater.kube.etcd_member.peer_word import PeerTls, Word, answering, ask
 from highwater.kube.etcd_member.settings import MemberSettings, from_command_line
 from highwater.kube.etcd_member.volume import Held, MemberVolume, write_durably
-from highwater.metadata.etcd_errors import StoreError, Unavailable
+from highwater.metadata.store.etcd_errors import StoreError, Unavailable
 from highwater.telemetry.log import configure, get_logger
 
 ROUND_S = 0.5

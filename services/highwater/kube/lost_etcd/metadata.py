@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from highwater.errors import UserError
 from highwater.kube.lost_etcd.backup_file import Backup
 from highwater.kube.lost_etcd.plan import Plan
-from highwater.metadata.batches import ConditionalWrite, Outcome, write_in_batches
-from highwater.metadata.controller_election import ControllerElection
-from highwater.metadata.controller_term import ControllerTerm
-from highwater.metadata.etcd_errors import GuardFailed, OutcomeUnknown
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
-from highwater.metadata.transactions import Delete, DeletePrefix, Entry, Operation, Put, modified_at, value_is
+from highwater.metadata.leases.controller_election import ControllerElection
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.batches import ConditionalWrite, Outcome, write_in_batches
+from highwater.metadata.store.etcd_errors import GuardFailed, OutcomeUnknown
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Delete, DeletePrefix, Entry, Operation, Put, modified_at, value_is
 
 MARKER = "/rebuilding"
 NOBODY = -1  # the controller id of who writes here

@@ -16,10 +16,10 @@ from highwater.errors import UserError
 from highwater.kube.lost_etcd.backup_file import Backup
 from highwater.kube.lost_etcd.choice import choose
 from highwater.kube.lost_etcd.inventory import NO_PRODUCER_ID, BrokerInventory, Replica
-from highwater.metadata.cluster_view import ClusterSnapshot, decode_snapshot
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
-from highwater.metadata.transactions import Entry, Listing
+from highwater.metadata.schema.cluster_view import ClusterSnapshot, decode_snapshot
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
+from highwater.metadata.store.transactions import Entry, Listing
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
 

@@ -9,11 +9,11 @@ from time import monotonic
 
 import grpc.aio
 
-from highwater.metadata.controller_election import read_controller
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import ControllerRegistration
-from highwater.metadata.store import Store
+from highwater.metadata.leases.controller_election import read_controller
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import ControllerRegistration
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.rpc.channel import open_channel
 from highwater.v1 import controller_pb2_grpc
 

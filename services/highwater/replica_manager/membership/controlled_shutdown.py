@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.controller_client import CALL_TIMEOUT_S, ask_controller
 from highwater.replica_manager.membership.liveness import Liveness

@@ -9,10 +9,10 @@ from typing import TypeVar
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.metadata.controller_election import read_controller
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
+from highwater.metadata.leases.controller_election import read_controller
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.replica_manager.membership.readiness import Standing
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto

@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.errors import UserError
-from highwater.metadata.brokers import read_addresses
-from highwater.metadata.cluster_id import ensure_cluster_id
-from highwater.metadata.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.leased_key import boottime_ms
-from highwater.metadata.models import BrokerRegistration
-from highwater.metadata.registration import BrokerRegistrar
-from highwater.metadata.store import Store
+from highwater.metadata.leases.leased_key import boottime_ms
+from highwater.metadata.leases.registration import BrokerRegistrar
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.state.brokers import read_addresses
+from highwater.metadata.state.cluster_id import ensure_cluster_id
+from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import Description

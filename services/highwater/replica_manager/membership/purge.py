@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.partition_states import read_states
-from highwater.metadata.store import Store
-from highwater.metadata.topics import TopicsRead, read_topics
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.state.partition_states import read_states
+from highwater.metadata.state.topics import TopicsRead, read_topics
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError

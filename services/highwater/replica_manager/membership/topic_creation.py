@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.metadata.keys import Keys
-from highwater.metadata.store import Store
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.store import Store
 from highwater.replica_manager.membership.controller_client import ask_controller
 from highwater.rpc.errors import from_proto
 from highwater.telemetry.log import get_logger, pairs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import PartitionState, VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 
 UNKNOWN_OFFSET = -1

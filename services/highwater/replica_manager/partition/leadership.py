@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import VersionedState
+from highwater.metadata.schema.models import VersionedState
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.replica_manager.partition.actions import (
     NO_ACTIONS,

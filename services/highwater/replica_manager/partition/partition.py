@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import NO_LEADER, PartitionState, VersionedState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (

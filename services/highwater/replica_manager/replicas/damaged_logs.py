@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
+from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import MetadataCache

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from highwater.metadata.cluster_view import versioned_state
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.keys import Keys
-from highwater.metadata.models import PartitionState, TopicAssignment, VersionedState
-from highwater.metadata.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult, read_states
-from highwater.metadata.store import Store
+from highwater.metadata.schema.cluster_view import versioned_state
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.state.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult, read_states
+from highwater.metadata.store.etcd_errors import StoreError
+from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import WriteIsr
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics

@@ -8,7 +8,7 @@ from itertools import count, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
-from highwater.metadata.models import NO_LEADER, PartitionState
+from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.model.partition import PartitionKey
 
 

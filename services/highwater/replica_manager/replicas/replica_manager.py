@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import LiveBroker, VersionedState
-from highwater.metadata.partition_states import Outcome, StateWriteResult
+from highwater.metadata.schema.models import LiveBroker, VersionedState
+from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition import actions as act
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions

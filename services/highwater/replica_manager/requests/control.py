@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.models import VersionedState
+from highwater.metadata.schema.models import VersionedState
+from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError
-from highwater.metadata.producer_ids import ProducerIdAllocator
+from highwater.metadata.state.producer_ids import ProducerIdAllocator
+from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
 from highwater.model.topic_name import is_internal_topic
 from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from highwater.errors import ErrorCode
-from highwater.metadata.etcd_errors import StoreError
+from highwater.metadata.store.etcd_errors import StoreError
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.rpc.errors import from_proto, to_proto

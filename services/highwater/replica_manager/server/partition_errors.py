@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.metadata.models import NO_LEADER
+from highwater.metadata.schema.models import NO_LEADER
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2

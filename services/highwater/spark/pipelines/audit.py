@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import typer
 
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import json_line, screen, table
 from highwater.errors import UserError

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.client.blocking import Admin
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.client_settings import PREFIXES, client_settings
 from highwater.spark.options import Subscription, lower_case

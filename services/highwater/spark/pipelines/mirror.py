@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.client import TopicPartition
+from highwater.client.admin.descriptions import TopicDescription
 from highwater.client.blocking import Admin
-from highwater.client.bootstrap import bootstrap_addresses
-from highwater.client.descriptions import TopicDescription
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.exceptions import TopicAlreadyExistsError
 from highwater.errors import UserError
 from highwater.spark.client_settings import client_settings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from highwater.client.blocking import Admin
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap, screen
 from highwater.errors import UserError

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from highwater.client.blocking import Admin
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
 from highwater.spark.options import Subscription

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlparse
 
-from highwater.client.bootstrap import bootstrap_addresses
+from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.errors import UserError
 from highwater.spark.client_settings import PREFIXES, client_settings
 from highwater.spark.options import Subscription, lower_case, parse_read_options

@@ -1,0 +1,370 @@
+"""The cluster as a client reaches it: metadata that is refreshed when it must be, and a connection a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
+
+from highwater.client.cluster.bootstrap import bootstrap_addresses
+from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError
+from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.exceptions import (
+    ClientClosedError,
+    HighwaterError,
+    NetworkError,
+    RequestTimedOutError,
+    RetriableError,
+    UnknownTopicError,
+    error_for,
+)
+from highwater.errors import ErrorCode
+from highwater.rpc import forking
+from highwater.rpc.errors import from_proto
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger
+from highwater.v1 import broker_pb2
+
+_log = get_logger(__name__)
+
+# One broker's time for a metadata request. The next one is asked long before: the first may be gone without a word, and
+# whoever looks for the successors of a lost node has less than a second (RULES 8.9).
+METADATA_TIMEOUT_S = 2.0
+METADATA_PATIENCE_S = 0.5
+# How long a broker that was not patiently waited for is asked last.
+ASKED_LAST_S = 10.0
+# Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
+MIN_REFRESH_INTERVAL_S = 0.1
+# An answer so much later than it should be makes a client ask whether the leader has changed.
+SILENT_AFTER_S = 2.0
+# While no broker can be reached at the start: longest pause between tries, and how often the log says so.
+START_PAUSE_MAX_S = 1.0
+STILL_TRYING_EVERY_S = 5.0
+# A topic that no broker knows may just have been made: how long to look for it.
+UNKNOWN_TOPIC_PATIENCE_S = 3.0
+
+
+class Cluster:
+    """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged. With
+    `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_id: str,
+        request_timeout_ms: float,
+        max_age_ms: float = 300_000,
+        max_block_ms: float = 60_000,
+        on_change: Callable[[], None] = lambda: None,
+        allow_auto_topic_creation: bool = False,
+    ) -> None:
+        self.metadata = Metadata()
+        self.client_id = client_id
+        self.request_timeout_s = request_timeout_ms / 1000
+        self._bootstrap = bootstrap_addresses(bootstrap)
+        self._max_age_s = max_age_ms / 1000
+        self._max_block_s = max_block_ms / 1000
+        self._on_change = on_change
+        self._allow_auto_topic_creation = allow_auto_topic_creation
+        self._tracked: set[str] = set()
+        self._asked_for: set[str] = set()  # topics of the last refresh
+        self._connections: dict[str, Connection] = {}
+        self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
+        self._asked_last_until: dict[str, float] = {}  # by address: of brokers that did not answer in time
+        self._closing: set[asyncio.Task[None]] = set()
+        self._asked = asyncio.Event()
+        self._refreshed: asyncio.Future[None] | None = None
+        self._last_refresh = float("-inf")
+        self._last_error: HighwaterError | None = None
+        self._turn = 0
+        self._answering = self._bootstrap[0]
+        self._tasks = TaskSupervisor()
+
+    async def start(self) -> None:
+        """Tries for `max_block_ms`, and says in the log that it does. Then raises `NetworkError` where no bootstrap
+        broker is there, `RequestTimedOutError` where one is and stays silent, and the client may be started again.
+        Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
+        self.check_process()
+        self._tasks = TaskSupervisor()
+        self._tasks.run_forever("metadata", self._keep_fresh)
+        try:
+            await self._first_answer()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _first_answer(self) -> None:
+        began = monotonic()
+        told, pause_s = float("-inf"), MIN_REFRESH_INTERVAL_S
+        while True:
+            try:
+                return await self.refresh()
+            except RetriableError as error:
+                now = monotonic()
+                left_s = began + self._max_block_s - now
+                if left_s <= 0:
+                    raise
+                if now - told >= STILL_TRYING_EVERY_S:
+                    told = now
+                    _log.warning("%s: %s; trying for another %.0f s", self.client_id, error, left_s)
+                await asyncio.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, START_PAUSE_MAX_S)
+
+    async def close(self) -> None:
+        await self._tasks.stop()
+        if self._refreshed is not None and not self._refreshed.done():
+            self._last_error = ClientClosedError(f"{self.client_id} was stopped")
+            self._refreshed.set_result(None)
+        self._refreshed = None
+        connections, self._connections = list(self._connections.values()), {}
+        await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
+
+    def check_process(self) -> None:
+        """Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
+        refusal = forking.refusal()
+        if refusal is not None:
+            raise ClientClosedError(refusal)
+
+    # Connections
+
+    def connection(self, address: str) -> Connection:
+        found = self._connections.get(address)
+        if found is None:
+            found = self._connections[address] = Connection(address)
+        return found
+
+    @property
+    def answering(self) -> Connection:
+        """To the broker that answered last; where it does not any more, a refresh finds another."""
+        return self.connection(self._answering)
+
+    def leader(self, topic: str, partition: int) -> tuple[Connection, PartitionInfo] | None:
+        """The leader's connection and what is known of the partition; None: ask for a refresh and try later."""
+        info = self.metadata.partition(topic, partition)
+        address = self.metadata.leader_address(topic, partition)
+        return None if info is None or address is None else (self.connection(address), info)
+
+    def fail_overdue(self, timeout_s: float) -> None:
+        """See `Connection.fail_overdue`, for every connection."""
+        for connection in list(self._connections.values()):
+            connection.fail_overdue(timeout_s)
+
+    def leave_silent_leaders(self, expected_wait_s: float = 0.0) -> None:
+        """To be called again and again. A leader that is paused or cut off answers nothing: when an answer is
+        `SILENT_AFTER_S` late its successor is asked for, and the stream is ended as soon as there is one, whichever
+        came first. `expected_wait_s` is how long a broker may hold a request by design."""
+        for connection in list(self._connections.values()):
+            for stream in connection.overdue(expected_wait_s + SILENT_AFTER_S):
+                leaders = (self.leader(topic, partition) for topic, partition in stream.partitions())
+                if any(leader is not None and leader[0] is not connection for leader in leaders):
+                    stream.fail(NetworkError(f"the broker at {connection.address} no longer leads and does not answer"))
+                else:
+                    self.request_refresh()
+
+    # Metadata
+
+    def track(self, topics: Iterable[str]) -> None:
+        """These topics are part of every refresh from now on."""
+        self._tracked.update(topics)
+
+    def request_refresh(self) -> None:
+        """Soon, and at most every `MIN_REFRESH_INTERVAL_S`. Does not wait."""
+        self._asked.set()
+
+    async def refresh(self) -> None:
+        """A refresh that begins after this call. Raises the last error where no broker answered."""
+        if self._refreshed is None:
+            self._refreshed = asyncio.get_running_loop().create_future()
+        self._asked.set()
+        await asyncio.shield(self._refreshed)
+        if self._last_error is not None:
+            raise self._last_error
+
+    async def topic(self, name: str, timeout_s: float) -> TopicInfo:
+        """The topic, looked for until the deadline.
+
+        Raises:
+            UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
+            NetworkError: no broker could be reached in `timeout_s`.
+        """
+        self.track([name])
+        begun = monotonic()
+        while True:
+            found = self.metadata.topic(name)
+            if found is not None and found.partitions:
+                return found
+            error: HighwaterError | None = None
+            try:
+                await self.refresh()
+            except RetriableError as failure:
+                error = failure
+            found = self.metadata.topic(name)
+            if found is not None and found.partitions:
+                return found
+            waited = monotonic() - begun
+            code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
+                self._tracked.discard(name)
+                if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
+                raise error_for(code, f"topic {name!r}: {code.name}")
+            if error is not None and waited > timeout_s:
+                raise error
+
+    async def confirm(self) -> list[MetadataAnswer]:
+        """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What
+        those say that answer."""
+        addresses = {broker.address for broker in self.metadata.brokers.values()} or set(self._bootstrap)
+        answers = await asyncio.gather(*(self._ask(address) for address in addresses), return_exceptions=True)
+        found = []
+        for answer in answers:
+            if isinstance(answer, MetadataAnswer):
+                self._merge(answer)
+                found.append(answer)
+            elif not isinstance(answer, HighwaterError):
+                raise answer
+        return found
+
+    async def answer_of_all_topics(self) -> MetadataAnswer:
+        """Every topic there is, from the first broker that answers; for administration."""
+        return await self._ask_in_turn(broker_pb2.MetadataRequest(all_topics=True))
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._max_age_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            if self._tracked <= self._asked_for:
+                await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
+            self._asked.clear()
+            self._asked_for = set(self._tracked)
+            waiting, self._refreshed = self._refreshed, None
+            self._last_refresh = monotonic()
+            try:
+                self._merge(await self._ask_in_turn(self._request()))
+                self._last_error = None
+            except HighwaterError as error:
+                self._last_error = error
+            except asyncio.CancelledError:
+                self._last_error = ClientClosedError(f"{self.client_id} was stopped")
+                raise
+            except Exception as error:
+                self._last_error = HighwaterError(f"metadata could not be refreshed: {error!r}")
+                raise  # to the supervisor, which begins anew
+            finally:
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+            self._on_change()
+
+    def _request(self) -> broker_pb2.MetadataRequest:
+        return broker_pb2.MetadataRequest(
+            topics=sorted(self._tracked), allow_auto_topic_creation=self._allow_auto_topic_creation
+        )
+
+    async def _ask_in_turn(self, request: broker_pb2.MetadataRequest) -> MetadataAnswer:
+        known = [broker.address for broker in self.metadata.brokers.values()]
+        self._turn += 1
+        start = self._turn % max(len(known), 1)
+        addresses = list(dict.fromkeys([*known[start:], *known[:start], *self._bootstrap]))
+        now = monotonic()
+        addresses.sort(key=lambda address: self._asked_last_until.get(address, now) > now)
+        failures: list[HighwaterError] = []
+        reasons: dict[str, list[str]] = {}  # addresses by why they cannot be reached
+        asking: set[asyncio.Task[MetadataAnswer]] = set()
+        asked: dict[asyncio.Task[MetadataAnswer], str] = {}
+        left = iter(addresses)
+        try:
+            while (address := next(left, None)) is not None or asking:
+                if address is not None:
+                    task = asyncio.create_task(self._ask(address, request))
+                    asking.add(task)
+                    asked[task] = address
+                patience_s = METADATA_PATIENCE_S if address is not None else None
+                done, asking = await asyncio.wait(asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and address is not None:
+                    self._asked_last_until[address] = monotonic() + ASKED_LAST_S
+                errors = {task: task.exception() for task in done}
+                for task, error in errors.items():
+                    if not isinstance(error, HighwaterError):
+                        return task.result()
+                    failures.append(error)
+                    if isinstance(error, UnreachableError):
+                        reasons.setdefault(error.reason, []).append(asked[task])
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        if all(isinstance(failure, RetriableError) for failure in failures):
+            if any(isinstance(failure, RequestTimedOutError) for failure in failures):
+                raise RequestTimedOutError(f"no broker answered in time (tried {', '.join(addresses)})")
+            raise NetworkError(f"no broker could be reached (tried {', '.join(addresses)}){_why(reasons)}")
+        raise next(failure for failure in failures if not isinstance(failure, RetriableError))
+
+    async def _ask(self, address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
+        connection = self.connection(address)
+        response = await connection.call(
+            connection.stub.Metadata, request or self._request(), min(METADATA_TIMEOUT_S, self.request_timeout_s)
+        )
+        self._answering = address
+        return metadata_answer(response)
+
+    def _merge(self, answer: MetadataAnswer) -> None:
+        former = {broker.address for broker in self.metadata.brokers.values()}
+        self.metadata.merge(answer)
+        if self.metadata.began_anew:  # all are other registrations
+            self._broker_epochs = dict.fromkeys(self._broker_epochs, 0)
+        present = {broker.address: broker.broker_epoch for broker in self.metadata.brokers.values()}
+        gone = former - present.keys() - set(self._bootstrap)
+        # RULES 8.8: a registration may be another process's, on another host of the same name. What a host that was
+        # lost is asked over a connection that still seems to stand is never answered.
+        anew = {address for address, epoch in present.items() if self._broker_epochs.get(address, epoch) < epoch}
+        for address, epoch in present.items():
+            self._broker_epochs[address] = max(epoch, self._broker_epochs.get(address, epoch))
+        for address in gone:
+            self._broker_epochs.pop(address, None)
+            self._asked_last_until.pop(address, None)
+        for address in (gone | anew) & self._connections.keys():
+            task = self._tasks.run_once("closing", self._connections.pop(address).close)
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+def _why(reasons: Mapping[str, Sequence[str]]) -> str:
+    """The rest of the sentence that no broker could be reached: addresses by why, and what to look at."""
+    if list(reasons) == [UNRESOLVED]:
+        return f": {UNRESOLVED}; is it spelt right?"
+    told = "; ".join(
+        f"{', '.join(tried)}: {reason}" if len(reasons) > 1 else reason for reason, tried in reasons.items()
+    )
+    return f"{told and ': '}{told}; is the cluster up?"
+
+
+def metadata_answer(response: broker_pb2.MetadataResponse) -> MetadataAnswer:
+    topics = []
+    missing = {}
+    for topic in response.topics:
+        code = from_proto(topic.error)
+        if code is not ErrorCode.NONE:
+            missing[topic.topic] = code
+            continue
+        found = [
+            PartitionInfo(
+                partition.partition,
+                partition.leader,
+                partition.leader_epoch,
+                tuple(partition.replicas),
+                tuple(partition.isr),
+                tuple(partition.offline_replicas),
+            )
+            for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
+        ]
+        topics.append(TopicInfo(topic.topic, topic.topic_id, tuple(found), dict(topic.config), topic.internal))
+    brokers = tuple(
+        BrokerInfo(broker.broker_id, broker.broker_epoch, broker.address, broker.rack) for broker in response.brokers
+    )
+    return MetadataAnswer(
+        response.cluster_id, brokers, tuple(topics), missing, response.controller_id, response.controller_address
+    )

@@ -1,0 +1,447 @@
+"""The consumer: records one by one, in lists, or as Arrow tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
+from highwater.client.cluster.cluster import Cluster
+from highwater.client.cluster.offset_lookup import lookup_offsets
+from highwater.client.consumer.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
+from highwater.client.consumer.fetch_buffer import FetchBuffer
+from highwater.client.consumer.fetcher import Fetcher, FetcherSettings
+from highwater.client.exceptions import (
+    ClientClosedError,
+    HighwaterError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+)
+from highwater.client.notebook import RowList
+from highwater.client.topic_partition import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    OffsetAndTimestamp,
+    TopicPartition,
+)
+from highwater.rpc import forking
+
+Partition = TopicPartition | tuple[str, int]
+
+_MAX_ROWS = 1 << 62
+_LOOK_S = 0.5  # how often a wait for a position looks whether it is still worth it
+
+
+class Seeking:
+    """A seek that has begun. Await it to know that the positions have been looked up; or poll, which waits for that.
+
+    Awaiting raises `RequestTimedOutError` where a partition has no leader that answers.
+    """
+
+    __slots__ = ("_looked_up", "_seeking")
+
+    def __init__(
+        self,
+        looked_up: Callable[[Sequence[tuple[FetchBuffer, int]]], Coroutine[Any, Any, None]],
+        seeking: Sequence[tuple[FetchBuffer, int]],
+    ) -> None:
+        self._looked_up = looked_up
+        self._seeking = seeking
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._looked_up(self._seeking).__await__()
+
+
+class Consumer:
+    """Reads assigned partitions, each in its order. No group: what is read is decided by `assign` or `subscribe`.
+
+        async with Consumer("events", bootstrap="127.0.0.1:9092", auto_offset_reset="earliest") as consumer:
+            async for record in consumer:
+                ...
+
+    Args:
+        topics: subscribed to at `start`.
+        bootstrap: `host:port` or `unix:/path`, one or several (a list, or separated by commas).
+        auto_offset_reset: where a partition without a position begins, and where one goes whose position is no longer
+            in the log: `earliest`, `latest`, `error` (raise `OffsetOutOfRangeError`), or a timestamp in ms.
+        fetch_min_bytes, fetch_max_wait_ms: a broker answers when it has so much, or after so long.
+        fetch_max_bytes: of one answer, and of all that is buffered here.
+        max_partition_fetch_bytes: of one partition in one answer; twice that may be buffered.
+        max_poll_records: the default of `poll`.
+        check_crcs: off only where speed matters more than finding bytes that were damaged on the way.
+        include_headers: tables get a `headers` column; records always have their headers.
+        max_block_ms: how long `start` may wait for a broker.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP,
+        client_id: str = "highwater-consumer",
+        auto_offset_reset: Literal["earliest", "latest", "error"] | int = "latest",
+        fetch_min_bytes: int = 1,
+        fetch_max_wait_ms: int = 500,
+        fetch_max_bytes: int = 50 * 1024 * 1024,
+        max_partition_fetch_bytes: int = 1024 * 1024,
+        max_poll_records: int = 500,
+        check_crcs: bool = True,
+        include_headers: bool = False,
+        max_block_ms: float = 60_000,
+        request_timeout_ms: float = 30_000,
+        retry_backoff_ms: float = 50,
+        retry_backoff_max_ms: float = 1000,
+        metadata_max_age_ms: float = 300_000,
+    ) -> None:
+        self._topics = tuple(map(_topic_name, topics))
+        self._max_poll_records = max_poll_records
+        self._check_crcs = check_crcs
+        self._include_headers = include_headers
+        self._reset_timestamp = _reset_timestamp(auto_offset_reset)
+        self._cluster = Cluster(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            max_age_ms=metadata_max_age_ms,
+            max_block_ms=max_block_ms,
+            on_change=self._metadata_changed,
+        )
+        settings = FetcherSettings(
+            client_id=client_id,
+            min_bytes=fetch_min_bytes,
+            max_wait_ms=fetch_max_wait_ms,
+            max_bytes=fetch_max_bytes,
+            max_partition_bytes=max_partition_fetch_bytes,
+            request_timeout_ms=request_timeout_ms,
+            backoff_ms=retry_backoff_ms,
+            backoff_max_ms=retry_backoff_max_ms,
+            reset_timestamp=self._reset_timestamp,
+        )
+        self._changed = asyncio.Event()
+        self._subscribed: dict[str, int] = {}  # topic -> how many of its partitions were assigned
+        self._fetcher = Fetcher(self._cluster, settings, self._changed.set)
+        self._running = False
+        self._stopped = False
+
+    # Life
+
+    async def start(self) -> Self:
+        """Connects and subscribes. Raises `NetworkError` where no broker answers within `max_block_ms`, and
+        `UnknownTopicError`; it may then be called again."""
+        if self._stopped:
+            raise ClientClosedError("this consumer was stopped; make another")
+        if not self._running:
+            self._running = True
+            self._cluster.track(self._topics)  # known with the first answer, not with the next one
+            try:
+                await self._cluster.start()
+                if self._topics:
+                    await self.subscribe(self._topics)
+                self._cluster.track(partition.topic for partition in self._fetcher.buffers)
+            except BaseException:
+                self._running = False
+                await self._cluster.close()
+                raise
+            self._fetcher.start()
+        return self
+
+    async def stop(self) -> None:
+        if self._running and forking.refusal() is None:
+            self._running = False
+            self._stopped = True
+            await self._fetcher.close()
+            await self._cluster.close()
+            self._changed.set()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    def _metadata_changed(self) -> None:
+        for topic, known in self._subscribed.items():
+            info = self._cluster.metadata.topic(topic)
+            if info is not None and len(info.partitions) > known:
+                self._add_partitions(topic, len(info.partitions))
+        self._fetcher.wake()
+
+    def _add_partitions(self, topic: str, total: int) -> None:
+        """To a subscription. They begin with their first record, whatever `auto_offset_reset` says: nothing in them is
+        older than the subscription, and what came before they were noticed would be passed over otherwise."""
+        added = [TopicPartition(topic, index) for index in range(self._subscribed[topic], total)]
+        self._subscribed[topic] = total
+        self._fetcher.add(self._new_buffer(partition, EARLIEST_TIMESTAMP) for partition in added)
+
+    def _check_running(self) -> None:
+        self._cluster.check_process()
+        if not self._running:
+            state = "was stopped" if self._stopped else "is not started: await start(), or use `async with`"
+            raise ClientClosedError(f"the consumer {state}")
+
+    # What is read
+
+    def assign(self, partitions: Iterable[Partition]) -> None:
+        """Reads these partitions and no others. Those that were assigned before keep their positions."""
+        self._subscribed = {}
+        wanted = list(dict.fromkeys(TopicPartition(*partition) for partition in partitions))
+        self._cluster.track(partition.topic for partition in wanted)
+        kept = self._fetcher.buffers
+        reset = self._reset_timestamp
+        self._fetcher.assign([kept.get(partition) or self._new_buffer(partition, reset) for partition in wanted])
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """`assign` of all partitions of these topics, and of those that are added later: they are noticed within
+        `metadata_max_age_ms` and read from their first record. Raises `UnknownTopicError`."""
+        self._check_running()
+        topics = [_topic_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
+        infos = [await self._cluster.topic(topic, self._cluster.request_timeout_s) for topic in topics]
+        self.assign(TopicPartition(info.topic, index) for info in infos for index in range(len(info.partitions)))
+        self._subscribed = {info.topic: len(info.partitions) for info in infos}
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self._fetcher.buffers)
+
+    def pause(self, *partitions: Partition) -> None:
+        """Nothing is handed out or fetched of these until `resume`; what is buffered stays."""
+        for buffer in self._buffers(partitions):
+            buffer.paused = True
+
+    def resume(self, *partitions: Partition) -> None:
+        for buffer in self._buffers(partitions):
+            buffer.paused = False
+        self._changed.set()
+        self._fetcher.wake()
+
+    def _new_buffer(self, partition: TopicPartition, reset_timestamp: int | None) -> FetchBuffer:
+        buffer = FetchBuffer(partition, check_crcs=self._check_crcs)
+        if reset_timestamp is not None:
+            buffer.reset(reset_timestamp)
+        else:
+            where = f"{partition.topic}-{partition.partition}"
+            buffer.fail(OffsetOutOfRangeError(f"{where} has no position and auto_offset_reset is error; seek first"))
+        return buffer
+
+    def _buffers(self, partitions: Iterable[Partition]) -> list[FetchBuffer]:
+        """Of these partitions; none named: of all."""
+        named = [TopicPartition(*partition) for partition in partitions]
+        for partition in named:
+            if partition not in self._fetcher.buffers:
+                raise InvalidRequestError(f"{partition.topic}-{partition.partition} is not assigned to this consumer")
+        return [self._fetcher.buffers[partition] for partition in named or self._fetcher.buffers]
+
+    # Positions
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """The next record handed out of this partition is the one at `offset`, or the first after it."""
+        if offset < 0:
+            raise InvalidRequestError(f"offset {offset} is negative; use seek_to_beginning or seek_to_end")
+        (buffer,) = self._buffers([partition])
+        buffer.seek(offset)
+        self._fetcher.wake()
+
+    def seek_to_beginning(self, *partitions: Partition) -> Seeking:
+        """To the first record there is; none named: all assigned partitions. As with `seek`, what is handed out from
+        now on comes from there; await the result to know that the positions have been looked up."""
+        return self._seek_all(partitions, EARLIEST_TIMESTAMP)
+
+    def seek_to_end(self, *partitions: Partition) -> Seeking:
+        """To what comes next, the high watermark as it is when the partition's leader is asked; none named: all
+        assigned partitions. What is sent before that is passed over: await the result to know that it is behind."""
+        return self._seek_all(partitions, LATEST_TIMESTAMP)
+
+    def _seek_all(self, partitions: Sequence[Partition], timestamp: int) -> Seeking:
+        self._check_running()
+        buffers = self._buffers(partitions)
+        for buffer in buffers:
+            buffer.reset(timestamp)
+        self._fetcher.wake()
+        return Seeking(self._looked_up, [(buffer, buffer.generation) for buffer in buffers])
+
+    async def _looked_up(self, seeking: Sequence[tuple[FetchBuffer, int]]) -> None:
+        """Until each has a position, or was sent elsewhere meanwhile."""
+        deadline = monotonic() + self._cluster.request_timeout_s
+        for buffer, generation in seeking:
+            # Found is a seek, one generation later.
+            while buffer.position is None and buffer.generation == generation:
+                self._check_running()
+                if buffer.error is not None:
+                    raise buffer.error
+                if monotonic() > deadline:
+                    where = f"{buffer.partition.topic}-{buffer.partition.partition}"
+                    raise RequestTimedOutError(
+                        f"the position of {where} could not be looked up in {self._cluster.request_timeout_s:g} s: has "
+                        "it a leader? The seek is still being tried"
+                    )
+                await self._change(min(_LOOK_S, self._cluster.request_timeout_s))
+
+    async def position(self, partition: Partition) -> int:
+        """Offset of the next record; waits where it is still being looked up. Raises what `poll` would raise."""
+        self._check_running()
+        (buffer,) = self._buffers([partition])
+        while (position := buffer.position) is None:
+            if buffer.error is not None:
+                raise buffer.error
+            await self._change(self._cluster.request_timeout_s)
+        return position
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time; None: there is none. The partitions need not be assigned."""
+        wanted = {TopicPartition(*partition): timestamp for partition, timestamp in timestamps_ms.items()}
+        found = await self._lookup(wanted)
+        return {partition: answer if answer.offset >= 0 else None for partition, answer in found.items()}
+
+    async def beginning_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
+        """Of the first record there is. The partitions need not be assigned."""
+        found = await self._lookup({TopicPartition(*partition): EARLIEST_TIMESTAMP for partition in partitions})
+        return {partition: answer.offset for partition, answer in found.items()}
+
+    async def end_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
+        """The high watermarks: of the record that comes next. The partitions need not be assigned."""
+        found = await self._lookup({TopicPartition(*partition): LATEST_TIMESTAMP for partition in partitions})
+        return {partition: answer.offset for partition, answer in found.items()}
+
+    async def _lookup(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        self._check_running()
+        return await lookup_offsets(self._cluster, timestamps, self._cluster.request_timeout_s)
+
+    # Reading
+
+    async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """What is at hand, up to `max_records` records, each partition's in order. Empty after `timeout_ms`.
+
+        Raises:
+            OffsetOutOfRangeError: the position is not in the log, and `auto_offset_reset` is `error`.
+            CorruptRecordError: what stands at the position is damaged; names topic, partition and offset.
+            HighwaterError: the brokers refused the fetch. All three come again until a `seek`.
+        """
+        limit = self._max_poll_records if max_records is None else max_records
+        deadline = monotonic() + timeout_ms / 1000
+        found: list[ConsumerRecord] = RowList()
+        while not found:
+            if await self._next_ready(deadline) is None:
+                return found
+            for buffer in list(self._fetcher.buffers.values()):
+                while len(found) < limit and buffer.ready:
+                    try:
+                        records, index = buffer.current()
+                    except HighwaterError:
+                        if not found:
+                            raise
+                        break  # what was found first; the error comes with the next call
+                    end = min(index + limit - len(found), len(records))
+                    found += records[index:end]
+                    buffer.handed_out(end)
+                    if end == len(records):
+                        self._turn(buffer)
+        return found
+
+    async def poll_batches(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[pa.RecordBatch]:
+        """All that is buffered, up to `max_records`: one Arrow batch for each batch of the log, without copying.
+
+        Columns topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC], key, value: binary
+        [, headers: list<struct<key: string, value: binary>>]. Empty after `timeout_ms`. Raises as `poll`.
+        """
+        left = _MAX_ROWS if max_records is None else max_records
+        deadline = monotonic() + timeout_ms / 1000
+        found: list[pa.RecordBatch] = []
+        while not found:
+            if await self._next_ready(deadline) is None:
+                return []
+            for buffer in list(self._fetcher.buffers.values()):
+                while left > 0 and buffer.ready:
+                    try:
+                        columns = buffer.take_columns(left, include_headers=self._include_headers)
+                    except HighwaterError:
+                        if not found:
+                            raise
+                        break  # what was taken first; the error comes with the next call
+                    if columns is None:
+                        break
+                    found.append(columns)
+                    left -= columns.num_rows
+                self._turn(buffer)
+        return found
+
+    async def poll_table(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.Table:
+        """`poll_batches` as one table; without rows after `timeout_ms`."""
+        schema = TABLE_SCHEMA_WITH_HEADERS if self._include_headers else TABLE_SCHEMA
+        return pa.Table.from_batches(await self.poll_batches(timeout_ms, max_records), schema)
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """Records for ever, until the consumer is stopped. Leaving the loop loses none: the position stands behind the
+        last record that was given."""
+        while self._running:
+            buffer = await self._next_ready(monotonic() + 3600)
+            if buffer is None:
+                continue
+            records, index = buffer.current()
+            generation = buffer.generation
+            for position in range(index, len(records)):
+                buffer.handed_out(position + 1)
+                yield records[position]
+                if buffer.generation != generation or buffer.paused:
+                    break
+            self._turn(buffer)
+
+    async def _next_ready(self, deadline: float) -> FetchBuffer | None:
+        """A partition with something to hand out (or to raise); None at the deadline.
+
+        Lets the event loop run once, so that fetching goes on beside a caller that only reads.
+        """
+        self._check_running()
+        self._fetcher.wake()
+        await asyncio.sleep(0)
+        while True:
+            for buffer in self._fetcher.buffers.values():
+                if buffer.ready:
+                    return buffer
+            remaining = deadline - monotonic()
+            if remaining <= 0 or not self._running:
+                return None
+            await self._change(remaining)
+
+    async def _change(self, timeout_s: float) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _turn(self, buffer: FetchBuffer) -> None:
+        """To the end of the line, so that a full partition starves no other."""
+        buffers = self._fetcher.buffers
+        if buffers.get(buffer.partition) is buffer:
+            del buffers[buffer.partition]
+            buffers[buffer.partition] = buffer
+
+
+def _topic_name(topic: object) -> str:
+    """Raises `InvalidRequestError` for what no topic can be called; a broker's address above all."""
+    if not isinstance(topic, str):
+        raise InvalidRequestError(f"a topic is a str, not {type(topic).__name__}; several: Consumer('a', 'b')")
+    if ":" in topic or "/" in topic:
+        raise InvalidRequestError(f"{topic!r} is no topic; brokers are named by bootstrap={topic!r}")
+    if "," in topic:
+        raise InvalidRequestError(f"{topic!r} is no topic; several are several arguments: Consumer('a', 'b')")
+    return topic
+
+
+def _reset_timestamp(auto_offset_reset: str | int) -> int | None:
+    named = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "error": None}
+    if isinstance(auto_offset_reset, str):
+        if auto_offset_reset not in named:
+            raise InvalidRequestError(
+                f"auto_offset_reset is {auto_offset_reset!r}; it can be earliest, latest, error or a time in ms"
+            )
+        return named[auto_offset_reset]
+    if auto_offset_reset < 0:
+        raise InvalidRequestError(f"auto_offset_reset is {auto_offset_reset}; a time in ms is not negative")
+    return auto_offset_reset

@@ -1,0 +1,226 @@
+"""What was fetched of one partition and not handed out yet, and where it stands. Pure.
+
+`fetch_offset` runs ahead of `position` by what is buffered. A `generation` counts seeks: an answer that was asked for
+under an earlier one is dropped, as is one whose offset is no longer the one to fetch (RULES 4.7).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from highwater.client.consumer.consumer_record import (
+    ConsumerRecord,
+    columns_of_records,
+    consumer_columns,
+    consumer_records,
+)
+from highwater.client.exceptions import CorruptRecordError, HighwaterError
+from highwater.client.topic_partition import TopicPartition
+from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatch:
+    """A batch in the bytes of an answer; decoded when it is handed out."""
+
+    buffer: bytes
+    start: int
+    header: BatchHeader
+
+
+class FetchBuffer:
+    def __init__(self, partition: TopicPartition, *, check_crcs: bool = True) -> None:
+        self.partition = partition
+        self.topic_id: bytes | None = None  # of the only topic to read, where another one may have the same name by now
+        self.generation = 0
+        self.fetch_offset: int | None = None  # None: the position is not known yet
+        self.reset_timestamp: int | None = None  # where the position is to come from: a time, earliest or latest
+        self.paused = False
+        self.busy = False  # somebody finds out where to fetch from
+        self.error: HighwaterError | None = None  # raised once what is before it was handed out
+        self.retry_at_ms = 0.0
+        self.failures = 0
+        self.high_watermark = -1
+        self.log_start_offset = -1
+        self.highest_epoch = -1  # of the batches seen
+        self.buffered_bytes = 0
+        self.last_data = 0  # when it last returned data, as a count: the others are served first (RULES 4.8)
+        self._check_crcs = check_crcs
+        self._batches: deque[FetchedBatch] = deque()
+        self._decoded: tuple[FetchedBatch, Batch] | None = None  # the batch decoded last; some of it may be left
+        self._records: list[ConsumerRecord] = []  # of the batch handed out last
+        self._index = 0  # into it: the next record
+        self._next_position: int | None = None  # where the position is once `_records` is done
+
+    # Position
+
+    @property
+    def position(self) -> int | None:
+        """Offset of the next record to hand out; None: not known yet."""
+        if self._index < len(self._records):
+            return self._records[self._index].offset
+        return self._next_position
+
+    def seek(self, offset: int) -> None:
+        """From `offset` on; whatever was buffered, asked for or wrong is dropped."""
+        self._drop()
+        self.fetch_offset = self._next_position = offset
+
+    def reset(self, timestamp: int) -> None:
+        """The position is looked up: the first offset at or after `timestamp`, or `EARLIEST_TIMESTAMP`, ..."""
+        self._drop()
+        self.fetch_offset = self._next_position = None
+        self.reset_timestamp = timestamp
+
+    def fail(self, error: HighwaterError) -> None:
+        """Nothing more can be fetched until a seek; `error` is raised behind what is buffered."""
+        self.error = error
+
+    def _drop(self) -> None:
+        self.generation += 1
+        self.reset_timestamp = None
+        self.error = None
+        self.busy = False
+        self.retry_at_ms = 0.0
+        self.failures = 0
+        self.buffered_bytes = 0
+        self._batches.clear()
+        self._records = []
+        self._index = 0
+
+    # Fetching
+
+    def fetchable(self, now_ms: float, enough_bytes: int) -> bool:
+        return (
+            self.fetch_offset is not None
+            and not (self.paused or self.busy)
+            and self.error is None
+            and self.buffered_bytes < enough_bytes
+            and now_ms >= self.retry_at_ms
+        )
+
+    def wants(self, generation: int, fetch_offset: int) -> bool:
+        """Whether an answer for this is still of use."""
+        return self.generation == generation and self.fetch_offset == fetch_offset and self.error is None
+
+    def accept(self, buffer: bytes, high_watermark: int, log_start_offset: int) -> None:
+        """An answer that `wants` said yes to. A broken batch header becomes `error`, behind the batches before it."""
+        assert self.fetch_offset is not None
+        self.failures = 0
+        self.high_watermark = high_watermark
+        self.log_start_offset = log_start_offset
+        try:
+            for start, header in iter_batches(buffer, partial_ok=True):
+                self.highest_epoch = max(self.highest_epoch, header.partition_leader_epoch)
+                if header.next_offset <= self.fetch_offset:
+                    continue  # the log answers with the whole batch, or segment part, that holds the offset
+                self._batches.append(FetchedBatch(buffer, start, header))
+                self.buffered_bytes += header.size_bytes
+                self.fetch_offset = header.next_offset
+        except CorruptBatchError as error:
+            self.error = self._corrupt(self.fetch_offset, error)
+
+    # Handing out
+
+    @property
+    def ready(self) -> bool:
+        return not self.paused and (self._index < len(self._records) or bool(self._batches) or self.error is not None)
+
+    def current(self) -> tuple[list[ConsumerRecord], int]:
+        """Decoded records and the index of the first that was not handed out; empty: none at hand.
+
+        Raises:
+            HighwaterError: what stands at the position cannot be read, or fetched.
+        """
+        while self._index >= len(self._records):
+            batch = self._next_batch()
+            if batch is None:
+                return [], 0
+            self._remove_first()
+            position = self._next_position
+            assert position is not None
+            self._records = consumer_records(batch, *self.partition, position)
+            self._index = 0
+            self._next_position = batch.header.next_offset
+        return self._records, self._index
+
+    def handed_out(self, index: int) -> None:
+        """Of the `current` records all before `index`."""
+        self._index = index
+
+    def take_columns(self, max_records: int, *, include_headers: bool) -> pa.RecordBatch | None:
+        """One batch as columns, or its first `max_records` records; None: none at hand. Raises as `current`."""
+        while True:
+            position = self.position
+            if self._index < len(self._records):
+                # A batch that was handed out record by record up to here.
+                rest = self._records[self._index : self._index + max_records]
+                self._index += len(rest)
+                return columns_of_records(rest, include_headers=include_headers)
+            batch = self._next_batch()
+            if batch is None:
+                return None
+            assert position is not None
+            columns = consumer_columns(batch, *self.partition, position, include_headers=include_headers)
+            if columns.num_rows > max_records:
+                self._next_position = columns.column(2)[max_records].as_py()
+                return columns.slice(0, max_records)
+            self._remove_first()
+            self._next_position = batch.header.next_offset
+            if columns.num_rows:
+                return columns
+
+    def take_encoded(self) -> tuple[FetchedBatch, int] | None:
+        """One batch and the first offset of it to look at; None: none at hand. Raises `error`.
+
+        For readers that take whole batches and decode them (`decoded`) where and when they need them: what `current`
+        gave and was not handed out is passed over.
+        """
+        self._decoded = None
+        while self._batches:
+            position = self.position
+            assert position is not None
+            fetched = self._batches[0]
+            self._remove_first()
+            self._next_position = fetched.header.next_offset
+            if not fetched.header.control:
+                return fetched, position
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def decoded(self, fetched: FetchedBatch) -> Batch:
+        """In any thread. Raises `CorruptRecordError`."""
+        try:
+            return decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
+        except CorruptBatchError as error:
+            raise self._corrupt(fetched.header.base_offset, error) from error
+
+    def _next_batch(self) -> Batch | None:
+        """The first batch, decoded and left where it is. Raises `CorruptRecordError`, or `error` where none is left."""
+        while self._batches:
+            fetched = self._batches[0]
+            if fetched.header.control:
+                self._remove_first()  # markers of transactions are not for users
+                self._next_position = fetched.header.next_offset
+                continue
+            if self._decoded is None or self._decoded[0] is not fetched:
+                self._decoded = (fetched, self.decoded(fetched))
+            return self._decoded[1]
+        self._decoded = None
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def _remove_first(self) -> None:
+        fetched = self._batches.popleft()
+        self.buffered_bytes -= fetched.header.size_bytes
+
+    def _corrupt(self, offset: int, error: CorruptBatchError) -> CorruptRecordError:
+        topic, partition = self.partition
+        return CorruptRecordError(
+            f"{topic}-{partition} at offset {offset}: {error.reason}; seek past the batch to go on without it"
+        )

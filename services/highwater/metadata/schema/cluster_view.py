@@ -1,0 +1,244 @@
+"""The cluster as etcd holds it: a snapshot, and the changes after it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from highwater.metadata.schema.keys import (
+    BrokerIdKey,
+    BrokerTailKey,
+    ControllerEpochKey,
+    ControllerKey,
+    DeleteTopicKey,
+    IsrChangeKey,
+    Keys,
+    ParsedKey,
+    StateKey,
+    TopicConfigKey,
+    TopicKey,
+)
+from highwater.metadata.schema.models import (
+    BrokerRegistration,
+    ControllerRegistration,
+    IsrNotification,
+    LiveBroker,
+    PartitionState,
+    TopicAssignment,
+    VersionedState,
+    VersionedTopic,
+    config_from_json,
+    notified_partitions,
+)
+from highwater.metadata.store.transactions import Entry, Event, Listing
+
+
+class CorruptMetadataError(Exception):
+    """A key of ours holds what we cannot read: somebody edited etcd by hand, or a newer version wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChange:
+    broker_id: int
+    broker: LiveBroker | None  # None: no longer registered. Another broker epoch than before: it restarted (RULES 1.5)
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTailChange:
+    broker_id: int
+    broker_epoch: int | None  # RULES 7.2
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChange:
+    topic: str
+    value: VersionedTopic | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    topic: str
+    partition: int
+    value: VersionedState | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigChange:
+    topic: str
+    config: dict[str, str] | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionChange:
+    """The deletion marker of a topic was put (`topic_id`) or removed (None)."""
+
+    topic: str
+    topic_id: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrNotificationChange:
+    notification: IsrNotification | None  # None: one was removed
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChange:
+    controller: ControllerRegistration | None
+    create_revision: int  # 0 where there is none
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEpochChange:
+    controller_epoch: int
+    revision: int
+
+
+Change = (
+    BrokerChange
+    | BrokerTailChange
+    | TopicChange
+    | StateChange
+    | TopicConfigChange
+    | DeletionChange
+    | IsrNotificationChange
+    | ControllerChange
+    | ControllerEpochChange
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """Everything as of `revision`. It replaces whatever was known before."""
+
+    revision: int
+    brokers: dict[int, LiveBroker]
+    broker_tails: dict[int, int]  # broker epoch (RULES 7.2)
+    topics: dict[str, VersionedTopic]
+    states: dict[tuple[str, int], VersionedState]
+    topic_configs: dict[str, dict[str, str]]
+    deletions: dict[str, bytes]  # topic id
+    isr_notifications: tuple[IsrNotification, ...]
+    controller: ControllerRegistration | None
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChanges:
+    """What changed since the snapshot or the changes before, in the order of the revisions."""
+
+    revision: int
+    changes: tuple[Change, ...]
+
+
+def decode_event(keys: Keys, event: Event) -> Change | None:
+    """The change that an event is; None for a key that this view does not hold. Raises `CorruptMetadataError`."""
+    parsed = keys.parse(event.key)
+    if parsed is None:
+        return None
+    try:
+        return _decode(parsed, event.entry, event.revision)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptMetadataError(f"etcd's key {event.key} cannot be read ({error!r}): mend or delete it") from error
+
+
+def decode_events(keys: Keys, events: Iterable[Event]) -> tuple[Change, ...]:
+    changes = (decode_event(keys, event) for event in events)
+    return tuple(change for change in changes if change is not None)
+
+
+def decode_snapshot(keys: Keys, listing: Listing) -> ClusterSnapshot:
+    """The view of a listing of `keys.everything`. Raises `CorruptMetadataError`."""
+    snapshot = ClusterSnapshot(listing.revision, {}, {}, {}, {}, {}, {}, (), None, 0)
+    notifications: list[IsrNotification] = []
+    controller: ControllerRegistration | None = None
+    controller_epoch = 0
+    for change in decode_events(keys, (Event(each.key, each, each.mod_revision) for each in listing.entries)):
+        match change:
+            case BrokerChange(broker_id, LiveBroker() as broker):
+                snapshot.brokers[broker_id] = broker
+            case BrokerTailChange(broker_id, int(epoch)):
+                snapshot.broker_tails[broker_id] = epoch
+            case TopicChange(topic, VersionedTopic() as versioned):
+                snapshot.topics[topic] = versioned
+            case StateChange(topic, partition, VersionedState() as state):
+                snapshot.states[topic, partition] = state
+            case TopicConfigChange(topic, dict(config)):
+                snapshot.topic_configs[topic] = config
+            case DeletionChange(topic, bytes(topic_id)):
+                snapshot.deletions[topic] = topic_id
+            case IsrNotificationChange(IsrNotification() as notification):
+                notifications.append(notification)
+            case ControllerChange(ControllerRegistration() as found):
+                controller = found
+            case ControllerEpochChange(epoch):
+                controller_epoch = epoch
+    return ClusterSnapshot(
+        listing.revision,
+        snapshot.brokers,
+        snapshot.broker_tails,
+        snapshot.topics,
+        snapshot.states,
+        snapshot.topic_configs,
+        snapshot.deletions,
+        tuple(notifications),
+        controller,
+        controller_epoch,
+    )
+
+
+def _decode(parsed: ParsedKey, entry: Entry | None, revision: int) -> Change:
+    match parsed:
+        case BrokerIdKey(broker_id):
+            return BrokerChange(broker_id, _of(entry, live_broker), revision)
+        case BrokerTailKey(broker_id):
+            return BrokerTailChange(broker_id, _of(entry, lambda each: int(each.value)), revision)
+        case TopicKey(topic):
+            return TopicChange(topic, _of(entry, versioned_topic), revision)
+        case StateKey(topic, partition):
+            return StateChange(topic, partition, _of(entry, versioned_state), revision)
+        case TopicConfigKey(topic):
+            return TopicConfigChange(topic, _of(entry, lambda each: config_from_json(each.value)), revision)
+        case DeleteTopicKey(topic):
+            return DeletionChange(topic, _of(entry, marked_topic_id), revision)
+        case IsrChangeKey(broker_id, epoch, sequence):
+            return IsrNotificationChange(
+                _of(entry, lambda each: IsrNotification(broker_id, epoch, sequence, notified_partitions(each.value))),
+                revision,
+            )
+        case ControllerKey():
+            controller = _of(entry, lambda each: ControllerRegistration.from_json(each.value))
+            return ControllerChange(controller, 0 if entry is None else entry.create_revision, revision)
+        case ControllerEpochKey():
+            return ControllerEpochChange(0 if entry is None else int(entry.value), revision)
+
+
+_Value = TypeVar("_Value")
+
+
+def _of(entry: Entry | None, decode: Callable[[Entry], _Value]) -> _Value | None:
+    return None if entry is None else decode(entry)
+
+
+def live_broker(entry: Entry) -> LiveBroker:
+    return LiveBroker(BrokerRegistration.from_json(entry.value), entry.create_revision, entry.mod_revision)
+
+
+def versioned_topic(entry: Entry) -> VersionedTopic:
+    return VersionedTopic(TopicAssignment.from_json(entry.value), entry.create_revision, entry.mod_revision)
+
+
+def versioned_state(entry: Entry) -> VersionedState:
+    return VersionedState(PartitionState.from_json(entry.value), entry.mod_revision)
+
+
+def marked_topic_id(entry: Entry) -> bytes:
+    return bytes.fromhex(entry.value.decode())

@@ -1,0 +1,120 @@
+"""Partition states in etcd: read many at once, written by compare-and-swap alone (RULES 2.2 to 2.6)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from highwater.metadata.schema.cluster_view import versioned_state
+from highwater.metadata.schema.controller_term import ControllerTerm
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import IsrNotification, PartitionState, VersionedState
+from highwater.metadata.store.batches import ConditionalWrite, Outcome, WriteResult, write_in_batches
+from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
+from highwater.metadata.store.store import Store
+from highwater.metadata.store.transactions import Operation, Put, created_at, modified_at
+from highwater.model.partition import PartitionKey
+
+__all__ = ["IsrChange", "IsrWriter", "Outcome", "StateWrite", "StateWriteResult", "read_states", "write_states"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateWrite:
+    """A controller's write of one state. `compare_revision` is the mod revision that the decision was computed from;
+    0: the state must not exist yet."""
+
+    topic: str
+    partition: int
+    state: PartitionState
+    compare_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChange:
+    """A leader's proposal. `joining`: the broker epoch that each broker new to the ISR fetches under (RULES 2.3)."""
+
+    key: PartitionKey
+    topic: str
+    state: PartitionState
+    compare_revision: int
+    joining: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StateWriteResult:
+    outcome: Outcome
+    revision: int = 0  # WRITTEN: the new state revision
+    current: VersionedState | None = None  # REFUSED: the state as it stood then; None: there is none
+
+
+async def read_states(
+    store: Store, keys: Keys, partitions: Iterable[tuple[str, int]], *, timeout_s: float | None = None
+) -> tuple[dict[tuple[str, int], VersionedState], int]:
+    """Linearizable read of the states that exist, by (topic, partition), all as of one revision, which comes second."""
+    by_key = {keys.state(topic, partition): (topic, partition) for topic, partition in partitions}
+    entries, revision = await store.get_many(by_key, timeout_s=timeout_s)
+    return {by_key[key]: versioned_state(entry) for key, entry in entries.items()}, revision
+
+
+async def write_states(
+    store: Store, keys: Keys, term: ControllerTerm, writes: Sequence[StateWrite], *, timeout_s: float | None = None
+) -> list[StateWriteResult]:
+    """A controller's writes; one result for each, in order. Raises `ControllerDeposed`; some may be written then."""
+    conditional = [
+        ConditionalWrite(
+            (modified_at(key, write.compare_revision),),
+            (Put(key, write.state.to_json()),),
+        )
+        for write in writes
+        for key in (keys.state(write.topic, write.partition),)
+    ]
+    try:
+        results = await write_in_batches(store, conditional, guards=(term.guard(keys),), timeout_s=timeout_s)
+    except GuardFailed as error:
+        raise ControllerDeposed(str(error)) from error
+    return [state_result(result) for result in results]
+
+
+class IsrWriter:
+    """Writes the ISR changes of the partitions that one broker leads."""
+
+    def __init__(self, store: Store, keys: Keys, broker_id: int) -> None:
+        self._store = store
+        self._keys = keys
+        self._broker_id = broker_id
+        self._sequence = itertools.count(1)  # never the same name twice under one broker epoch
+
+    async def write(
+        self, changes: Sequence[IsrChange], broker_epoch: int, *, timeout_s: float | None = None
+    ) -> list[StateWriteResult]:
+        """One result for each change, in order; many changes share a transaction with the notification that names them
+        (RULES 2.5). Every transaction also compares this broker's own registration: a broker that is not registered
+        under `broker_epoch` any more stops leading (RULES 1.4) and has all its changes REFUSED.
+        """
+        keys = self._keys
+        writes = [
+            ConditionalWrite(
+                (
+                    modified_at(key, change.compare_revision),
+                    created_at(keys.broker(self._broker_id), broker_epoch),
+                    *(created_at(keys.broker(broker), epoch) for broker, epoch in sorted(change.joining.items())),
+                ),
+                (Put(key, change.state.to_json()),),
+            )
+            for change in changes
+            for key in (keys.state(change.topic, change.key.partition),)
+        ]
+
+        def announce(batch: Sequence[int]) -> Sequence[Operation]:
+            partitions = tuple((changes[index].topic, changes[index].key.partition) for index in batch)
+            note = IsrNotification(self._broker_id, broker_epoch, next(self._sequence), partitions)
+            return (Put(keys.isr_change(note.broker_id, note.broker_epoch, note.sequence), note.to_json()),)
+
+        results = await write_in_batches(self._store, writes, companion=announce, timeout_s=timeout_s)
+        return [state_result(result) for result in results]
+
+
+def state_result(result: WriteResult) -> StateWriteResult:
+    state = result.current[0] if result.current else None  # the state's own compare comes first
+    return StateWriteResult(result.outcome, result.revision, None if state is None else versioned_state(state))
