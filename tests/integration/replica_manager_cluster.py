@@ -237,7 +237,7 @@ def fetch_request(
                 partition=to_key(key), leader_epoch=leader_epoch, fetch_offset=offset, max_bytes=max_bytes
             )
         ],
-        accepts=[broker_pb2.ROWS, *([broker_pb2.COLUMNS] if columns else [])],
+        accepts=[broker_pb2.PAYLOAD_ROWS, *([broker_pb2.PAYLOAD_COLUMNS] if columns else [])],
     )
 
 
@@ -351,8 +351,8 @@ class TestCluster:
         for broker_id in topic.replicas:
             if self.trios[broker_id].replica_manager is not None:
                 response = await self.instruct(broker_id, topic)
-                assert response.error.code == common_pb2.NONE, response
-                assert response.results[0].error.code == common_pb2.NONE, response
+                assert response.error.code == common_pb2.ERROR_CODE_NONE, response
+                assert response.results[0].error.code == common_pb2.ERROR_CODE_NONE, response
 
     async def instruct(
         self, broker_id: int, topic: Topic, *, controller_epoch: int | None = None, broker_epoch: int | None = None

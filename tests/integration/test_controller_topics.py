@@ -72,11 +72,11 @@ async def test_what_this_version_does_not_serve_is_unimplemented(world: World) -
         stub.AlterConfigs(controller_pb2.AlterConfigsRequest(resource=controller_pb2.ConfigResource(name="1"))),
         stub.DescribeConfigs(
             controller_pb2.DescribeConfigsRequest(
-                resources=[controller_pb2.ConfigResource(type=controller_pb2.BROKER, name="1")]
+                resources=[controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_BROKER, name="1")]
             )
         ),
         stub.ReassignPartitions(controller_pb2.ReassignPartitionsRequest()),
-        stub.ElectLeaders(controller_pb2.ElectLeadersRequest(type=controller_pb2.UNCLEAN)),
+        stub.ElectLeaders(controller_pb2.ElectLeadersRequest(type=controller_pb2.ELECTION_TYPE_UNCLEAN)),
     )
     for call in calls:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -169,7 +169,7 @@ async def test_a_growth_that_a_controller_left_half_done_is_finished(world: Worl
 
 
 def altered(name: str, **more: object) -> controller_pb2.AlterConfigsRequest:
-    resource = controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=name)
+    resource = controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC, name=name)
     return controller_pb2.AlterConfigsRequest(resource=resource, **more)  # type: ignore[arg-type]
 
 
@@ -191,7 +191,10 @@ async def test_a_changed_configuration_is_taken_everywhere_when_the_answer_comes
     assert world.brokers[1].configs == {key: {"segment.bytes": "2048"} for key in keys}
     described = await stub.DescribeConfigs(
         controller_pb2.DescribeConfigsRequest(
-            resources=[controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=name) for name in ("t", "absent")]
+            resources=[
+                controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC, name=name)
+                for name in ("t", "absent")
+            ]
         )
     )
     found = {entry.key: (entry.value, entry.is_default, entry.source) for entry in described.configs[0].entries}

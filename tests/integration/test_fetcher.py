@@ -86,7 +86,7 @@ class Broker:
         assert from_proto(created.error) is ErrorCode.NONE, created.error
         fenced = await self.logs.FenceEpoch(
             log_storage_pb2.FenceEpochRequest(
-                role=log_storage_pb2.FOLLOWER,
+                role=log_storage_pb2.ROLE_FOLLOWER,
                 partitions=[log_storage_pb2.FencePartition(partition=named, leader_epoch=leader_epoch)],
             )
         )
@@ -259,7 +259,7 @@ async def test_committed_records_are_not_cut(
 
         async def offline() -> bool:
             described = await broker.describe()
-            return described is not None and described.state == fetcher_pb2.OFFLINE
+            return described is not None and described.state == fetcher_pb2.FOLLOWER_STATE_OFFLINE
 
         await eventually(offline, "OFFLINE in Describe")
     described = await broker.describe()
@@ -420,7 +420,7 @@ async def test_without_a_registration_of_its_incarnation_nothing_is_acknowledged
 
     async def delayed() -> bool:
         described = await broker.describe()
-        return described is not None and described.state == fetcher_pb2.DELAYED
+        return described is not None and described.state == fetcher_pb2.FOLLOWER_STATE_DELAYED
 
     await eventually(delayed, "DELAYED")
     assert leader.requests == []

@@ -78,7 +78,7 @@ async def test_each_listener_tells_its_own_addresses(cluster: TestCluster) -> No
 async def test_a_client_listener_refuses_what_is_not_for_clients(cluster: TestCluster) -> None:
     leader = cluster[0]
     topic = await cluster.create_topic("t", (0, 1))
-    assert (await leader.produce(topic.key, rows(b"one"), acks=1)).error.code == common_pb2.NONE
+    assert (await leader.produce(topic.key, rows(b"one"), acks=1)).error.code == common_pb2.ERROR_CODE_NONE
     async with open_channel(leader.client_address) as channel:
         stub: Any = broker_pb2_grpc.BrokerStub(channel)
         debug = fetch_request(topic.key, 0)

@@ -94,7 +94,7 @@ async def refuses_instructions(address: str) -> None:
             await control.LeaderAndIsr(instruction, timeout=5),
             await control.UpdateMetadata(metadata, timeout=5),
         ):
-            assert answer.error.code == common_pb2.STALE_BROKER_EPOCH
+            assert answer.error.code == common_pb2.ERROR_CODE_STALE_BROKER_EPOCH
 
 
 SERVICES = {

@@ -76,8 +76,30 @@ def test_every_rpc_says_which_errors_it_answers() -> None:
                 assert re.search(r"\b(errors?|UNIMPLEMENTED|Not served)\b", contract.comments[place], re.I), name
 
 
+def prefix(enum: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", enum).upper() + "_"
+
+
+ZEROS = {
+    "ERROR_CODE_NONE": "an Error that is not set says that nothing went wrong; Kafka's 0 as well",
+    "ELECTION_TYPE_PREFERRED": "a request that does not say is one for the preferred leader; Kafka's 0 as well",
+}
+"""The values 0 that mean something, and why."""
+
+
+def test_the_values_of_an_enum_have_its_prefix_and_0_is_unspecified() -> None:
+    enums = [enum for each in contracts().values() for enum in each.file.enum_type]
+    assert len(enums) >= 6
+    for enum in enums:
+        for value in enum.value:
+            assert value.name.startswith(prefix(enum.name)), value.name
+            assert value.number or value.name == f"{prefix(enum.name)}UNSPECIFIED" or value.name in ZEROS, value.name
+
+
 def test_every_code_that_is_named_exists() -> None:
-    values = {value.name for each in contracts().values() for enum in each.file.enum_type for value in enum.value}
+    enums = [enum for each in contracts().values() for enum in each.file.enum_type]
+    values = {value.name for enum in enums for value in enum.value}
+    values |= {name.removeprefix("ERROR_CODE_") for name in values if name.startswith("ERROR_CODE_")}
     named = {
         word
         for contract in contracts().values()

@@ -105,7 +105,7 @@ class LogStorage:
     async def fence(self, fences: Sequence[tuple[PartitionKey, Fence]]) -> list[FenceAnswer]:
         """FenceEpoch with role FOLLOWER, answered in the order of `fences`. Raises `OutcomeUnknownError`."""
         request = log_storage_pb2.FenceEpochRequest(
-            role=log_storage_pb2.FOLLOWER,
+            role=log_storage_pb2.ROLE_FOLLOWER,
             partitions=[
                 log_storage_pb2.FencePartition(partition=to_key(key), leader_epoch=fence.leader_epoch)
                 for key, fence in fences

@@ -264,7 +264,7 @@ class ReplicaFetcher:
                 to_fetch_partition(key, position, settings.replica_fetch_max_bytes)
                 for key, position in positions.items()
             ],
-            accepts=[broker_pb2.ROWS, broker_pb2.COLUMNS],
+            accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],
         )
 
     def _has_joined(self) -> bool:

@@ -29,10 +29,10 @@ logger = get_logger("fetcher.service")
 SERVICE_NAME = "highwater.v1.Fetcher"
 
 _STATES = {
-    FollowerState.FETCHING: fetcher_pb2.FETCHING,
-    FollowerState.TRUNCATING: fetcher_pb2.TRUNCATING,
-    FollowerState.DELAYED: fetcher_pb2.DELAYED,
-    FollowerState.OFFLINE: fetcher_pb2.OFFLINE,
+    FollowerState.FETCHING: fetcher_pb2.FOLLOWER_STATE_FETCHING,
+    FollowerState.TRUNCATING: fetcher_pb2.FOLLOWER_STATE_TRUNCATING,
+    FollowerState.DELAYED: fetcher_pb2.FOLLOWER_STATE_DELAYED,
+    FollowerState.OFFLINE: fetcher_pb2.FOLLOWER_STATE_OFFLINE,
 }
 
 

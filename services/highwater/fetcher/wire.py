@@ -105,7 +105,7 @@ def to_append_request(correlation_id: int, appends: Sequence[tuple[PartitionKey,
     """Serialised."""
     return append_request(
         correlation_id,
-        log_storage_pb2.FOLLOWER,
+        log_storage_pb2.ROLE_FOLLOWER,
         (
             (
                 log_storage_pb2.AppendPartition(

@@ -10,6 +10,7 @@ from typing import Any
 
 from log_storage_batches import produced
 
+from highwater.errors import ErrorCode
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.service import LogStorageService
 from highwater.model.partition import PartitionKey
@@ -17,8 +18,8 @@ from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import LogStorageSettings, load
 from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
-LEADER, FOLLOWER = log_storage_pb2.LEADER, log_storage_pb2.FOLLOWER
-Code = common_pb2.ErrorCode
+LEADER, FOLLOWER = log_storage_pb2.ROLE_LEADER, log_storage_pb2.ROLE_FOLLOWER
+Code = ErrorCode
 
 DEADLINE_S = 20
 

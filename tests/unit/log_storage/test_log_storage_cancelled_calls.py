@@ -60,7 +60,7 @@ class Storage:
         response = await self.servicer.FenceEpoch(
             log_storage_pb2.FenceEpochRequest(
                 role=role,  # type: ignore[arg-type]
-                replica_manager_incarnation="rm" if role == log_storage_pb2.LEADER else "",
+                replica_manager_incarnation="rm" if role == log_storage_pb2.ROLE_LEADER else "",
                 partitions=[log_storage_pb2.FencePartition(partition=PARTITION, leader_epoch=epoch)],
             ),
             None,
@@ -70,7 +70,7 @@ class Storage:
     async def append(self, epoch: int, offset: int, records: bytes) -> log_storage_pb2.AppendResult:
         response = await self.servicer.append_and_read.append(
             log_storage_pb2.AppendRequest(
-                role=log_storage_pb2.LEADER,
+                role=log_storage_pb2.ROLE_LEADER,
                 partitions=[
                     log_storage_pb2.AppendPartition(
                         partition=PARTITION, leader_epoch=epoch, expected_offset=offset, records=records
@@ -105,8 +105,8 @@ async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
 
 async def test_a_fence_is_answered_only_from_the_disk_though_its_first_caller_gave_up(storage: Storage) -> None:
     """RULES 3.1: asked again, it must not be answered from what stands in memory alone."""
-    await storage.given_up(storage.fence(log_storage_pb2.LEADER, 5))
-    second = asyncio.create_task(storage.fence(log_storage_pb2.LEADER, 5))
+    await storage.given_up(storage.fence(log_storage_pb2.ROLE_LEADER, 5))
+    second = asyncio.create_task(storage.fence(log_storage_pb2.ROLE_LEADER, 5))
     await asyncio.wait((second,), timeout=PATIENCE_S)
     assert storage.fence_on_disk() is None
     assert not second.done(), "answered before it was on disk"
@@ -116,16 +116,20 @@ async def test_a_fence_is_answered_only_from_the_disk_though_its_first_caller_ga
 
 
 async def test_a_fence_whose_caller_gives_up_at_once_still_reaches_the_disk(storage: Storage) -> None:
-    first = asyncio.create_task(storage.fence(log_storage_pb2.LEADER, 5))
+    first = asyncio.create_task(storage.fence(log_storage_pb2.ROLE_LEADER, 5))
     await asyncio.sleep(0)  # it has begun, and waits
     first.cancel()
-    assert not (await storage.fence(log_storage_pb2.LEADER, 5)).error.code
+    assert not (await storage.fence(log_storage_pb2.ROLE_LEADER, 5)).error.code
     assert storage.fence_on_disk() == Fence(5, Role.LEADER, "rm", "ls")
 
 
 async def test_a_fence_to_follow_keeps_what_was_led(storage: Storage) -> None:
     """RULES 7.9."""
-    for role, epoch in ((log_storage_pb2.LEADER, 5), (log_storage_pb2.FOLLOWER, 6), (log_storage_pb2.FOLLOWER, 7)):
+    for role, epoch in (
+        (log_storage_pb2.ROLE_LEADER, 5),
+        (log_storage_pb2.ROLE_FOLLOWER, 6),
+        (log_storage_pb2.ROLE_FOLLOWER, 7),
+    ):
         assert not (await storage.fence(role, epoch)).error.code
     kept = storage.fence_on_disk()
     assert kept is not None
@@ -133,9 +137,9 @@ async def test_a_fence_to_follow_keeps_what_was_led(storage: Storage) -> None:
 
 
 async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_for(storage: Storage) -> None:
-    await storage.fence(log_storage_pb2.LEADER, 5)
+    await storage.fence(log_storage_pb2.ROLE_LEADER, 5)
     assert not (await storage.append(5, 0, batch(5))).error.code
-    await storage.fence(log_storage_pb2.FOLLOWER, 6)
+    await storage.fence(log_storage_pb2.ROLE_FOLLOWER, 6)
     await storage.given_up(
         storage.servicer.TruncateTo(
             log_storage_pb2.TruncateToRequest(partition=PARTITION, leader_epoch=6, offset=0, unclean_epoch=-1), None
@@ -143,7 +147,7 @@ async def test_nothing_is_appended_while_a_cut_is_under_way_that_nobody_waits_fo
     )
 
     async def lead_again() -> log_storage_pb2.AppendResult:
-        fenced = await storage.fence(log_storage_pb2.LEADER, 7)
+        fenced = await storage.fence(log_storage_pb2.ROLE_LEADER, 7)
         return await storage.append(7, fenced.log.log_end_offset, batch(3))
 
     leading = asyncio.create_task(lead_again())

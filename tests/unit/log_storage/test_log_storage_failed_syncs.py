@@ -15,6 +15,7 @@ import pytest
 from faulty_disk import FaultyDisk
 from log_storage_batches import batch
 
+from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.hosted_log import HostedLog
@@ -25,11 +26,11 @@ from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.telemetry.metrics import Metrics
-from highwater.v1 import common_pb2, log_storage_pb2
+from highwater.v1 import log_storage_pb2
 
 KEY = PartitionKey(b"t" * 16, 0)
 DEADLINE_S = 10.0
-Code = common_pb2.ErrorCode
+Code = ErrorCode
 
 Call = Callable[[LogStorageServicer, HostedLog], Awaitable[Any]]
 
@@ -38,7 +39,7 @@ def appending(offset: int) -> log_storage_pb2.AppendRequest:
     given = log_storage_pb2.AppendPartition(
         partition=key_proto(KEY), leader_epoch=1, expected_offset=offset, records=batch()
     )
-    return log_storage_pb2.AppendRequest(role=log_storage_pb2.LEADER, partitions=[given])
+    return log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[given])
 
 
 @pytest.fixture

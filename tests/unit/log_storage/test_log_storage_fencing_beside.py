@@ -44,7 +44,7 @@ class Served:
     async def fence(self, key: PartitionKey, epoch: int) -> log_storage_pb2.FenceResult:
         asked = log_storage_pb2.FencePartition(partition=key_proto(key), leader_epoch=epoch)
         request = log_storage_pb2.FenceEpochRequest(
-            role=log_storage_pb2.LEADER, replica_manager_incarnation="rm", partitions=[asked]
+            role=log_storage_pb2.ROLE_LEADER, replica_manager_incarnation="rm", partitions=[asked]
         )
         async with asyncio.timeout(DEADLINE_S):
             return (await self.servicer.FenceEpoch(request, None)).results[0]

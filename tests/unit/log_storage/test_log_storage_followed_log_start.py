@@ -45,7 +45,7 @@ class Follower:
     async def told(self, log_start: int, keys: list[PartitionKey] = KEYS[:1]) -> list[log_storage_pb2.AppendResult]:
         """The leader has nothing new but its log start."""
         request = log_storage_pb2.AppendRequest(
-            role=log_storage_pb2.FOLLOWER,
+            role=log_storage_pb2.ROLE_FOLLOWER,
             partitions=[
                 log_storage_pb2.AppendPartition(
                     partition=key_proto(key),

@@ -56,7 +56,7 @@ class Served:
             partition=key_proto(KEY), leader_epoch=1, expected_offset=self.log.log_end_offset, records=batch()
         )
         return await self.servicer.append_and_read.append(
-            log_storage_pb2.AppendRequest(role=log_storage_pb2.LEADER, partitions=[partition])
+            log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[partition])
         )
 
     @property

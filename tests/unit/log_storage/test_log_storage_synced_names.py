@@ -67,7 +67,7 @@ def appending(offset: int, records: bytes) -> log_storage_pb2.AppendRequest:
     given = log_storage_pb2.AppendPartition(
         partition=key_proto(KEY), leader_epoch=1, expected_offset=offset, records=records
     )
-    return log_storage_pb2.AppendRequest(role=log_storage_pb2.LEADER, partitions=[given])
+    return log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[given])
 
 
 async def test_the_name_of_a_new_segment_is_on_disk_before_its_append_is_answered(

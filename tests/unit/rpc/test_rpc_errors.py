@@ -1,4 +1,4 @@
-"""No error goes out without its sentence."""
+"""No error goes out without its sentence, and each has one name and one number."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto, to_proto
+from highwater.v1 import common_pb2
 
 REFUSALS = [code for code in ErrorCode if code is not ErrorCode.NONE]
 
@@ -18,6 +19,14 @@ def test_a_code_alone_has_a_sentence_that_says_what_to_do(code: ErrorCode) -> No
     assert len(what.split()) >= 4
     assert len(remedy.split()) >= 2
     assert error.retriable is code.retriable
+
+
+def test_error_codes_are_those_of_the_contract_and_people_read_them_without_its_prefix() -> None:
+    wire = {from_proto(common_pb2.Error(code=number)).name: name for name, number in common_pb2.ErrorCode.items()}
+    assert wire == {code.name: f"ERROR_CODE_{code.name}" for code in ErrorCode}
+    assert {code.name: code.value for code in ErrorCode} == {
+        name.removeprefix("ERROR_CODE_"): number for name, number in common_pb2.ErrorCode.items()
+    }
 
 
 def test_what_is_known_takes_the_place_of_the_general_sentence() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.errors import ErrorCode, UserError
+from highwater.errors import UserError
 from highwater.rpc.settings import (
     ControllerSettings,
     FetcherSettings,
@@ -15,12 +15,6 @@ from highwater.rpc.settings import (
     load,
     read_properties,
 )
-from highwater.v1 import common_pb2
-
-
-def test_error_codes_are_those_of_the_contract() -> None:
-    assert {code.name: code.value for code in ErrorCode} == dict(common_pb2.ErrorCode.items())
-
 
 REQUIRED = {"broker.id": "1", "listen": "127.0.0.1:0", "log.dirs": "/tmp/a,/tmp/b"}
 

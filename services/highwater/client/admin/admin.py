@@ -236,7 +236,7 @@ class Admin:
         wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
         if wanted is not None and not wanted:
             return {}
-        request = controller_pb2.ElectLeadersRequest(type=controller_pb2.PREFERRED, timeout_ms=timeout_ms)
+        request = controller_pb2.ElectLeadersRequest(type=controller_pb2.ELECTION_TYPE_PREFERRED, timeout_ms=timeout_ms)
         for topic, partition in wanted or ():
             request.partitions.add(topic=topic, partition=partition)
         return elections(await self._controller(lambda stub: stub.ElectLeaders, request, timeout_ms))
@@ -408,7 +408,7 @@ def _check(error: common_pb2.Error) -> None:
 
 
 def _topic_resource(topic: str) -> controller_pb2.ConfigResource:
-    return controller_pb2.ConfigResource(type=controller_pb2.TOPIC, name=topic)
+    return controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC, name=topic)
 
 
 def _succeeded(results: list[TopicResult]) -> TopicResult:

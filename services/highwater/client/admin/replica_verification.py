@@ -270,7 +270,7 @@ async def _records_at(source: _Replica, offset: int) -> dict[int, tuple[object, 
     """The records of the batch that begins at `offset`; none where there is none any more."""
     request = broker_pb2.FetchRequest(
         debug=broker_pb2.DebugRole(),
-        accepts=[broker_pb2.ROWS, broker_pb2.COLUMNS],
+        accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],
         partitions=[broker_pb2.FetchPartition(partition=source.key, leader_epoch=-1, fetch_offset=offset, max_bytes=1)],
     )
     try:

@@ -163,7 +163,7 @@ class Fetcher:
             max_wait_ms=settings.max_wait_ms,
             min_bytes=settings.min_bytes,
             max_bytes=settings.max_bytes,
-            accepts=[broker_pb2.ROWS, broker_pb2.COLUMNS],  # RULES 10.1
+            accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],  # RULES 10.1
         )
         request = Outstanding()
         for key, leader_epoch, buffer in sorted(hungry, key=lambda item: item[2].last_data):

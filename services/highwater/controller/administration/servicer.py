@@ -117,7 +117,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
     async def ElectLeaders(
         self, request: controller_pb2.ElectLeadersRequest, context: Context
     ) -> controller_pb2.ElectLeadersResponse:
-        if request.type != controller_pb2.PREFERRED:
+        if request.type != controller_pb2.ELECTION_TYPE_PREFERRED:
             await _unimplemented(context, "unclean elections happen only by unclean.leader.election.enable")
         administration = self._acting()
         if administration is None:
@@ -239,7 +239,7 @@ def _timeout_s(timeout_ms: int) -> float:
 
 
 async def _only_topics(context: Context, resources: Iterable[controller_pb2.ConfigResource]) -> None:
-    if any(resource.type != controller_pb2.TOPIC for resource in resources):
+    if any(resource.type != controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC for resource in resources):
         await _unimplemented(context, "the configuration of anything but a topic")
 
 

@@ -148,7 +148,7 @@ def fetch_params(request: broker_pb2.FetchRequest) -> FetchParams | None:
         request.max_wait_ms,
         request.min_bytes,
         request.max_bytes,
-        broker_pb2.COLUMNS in request.accepts,
+        broker_pb2.PAYLOAD_COLUMNS in request.accepts,
     )
 
 

@@ -273,7 +273,7 @@ def _answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAns
 def _serialize(sent: _Sent) -> bytes:
     return append_request(
         sent.correlation_id,
-        log_storage_pb2.LEADER,
+        log_storage_pb2.ROLE_LEADER,
         (
             (
                 log_storage_pb2.AppendPartition(

@@ -28,7 +28,7 @@ CALL_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for s
 LISTING_TIMEOUT_S = 20.0  # some ten megabytes may be read from a slow disk
 
 _Response = TypeVar("_Response")
-_ROLES = {Role.LEADER: log_storage_pb2.LEADER, Role.FOLLOWER: log_storage_pb2.FOLLOWER}
+_ROLES = {Role.LEADER: log_storage_pb2.ROLE_LEADER, Role.FOLLOWER: log_storage_pb2.ROLE_FOLLOWER}
 
 
 @dataclass(frozen=True, slots=True)
