@@ -21,8 +21,8 @@ from highwater.client import (
     InvalidRequestError,
     TopicAlreadyExistsError,
     TopicResult,
-    replica_verification,
 )
+from highwater.client.admin import replica_verification
 from highwater.client.cluster.connection import Connection
 from highwater.errors import ErrorCode, UserError
 from highwater.metadata.local import LocalEtcd
