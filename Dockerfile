@@ -43,7 +43,8 @@ ENV PATH=/opt/highwater/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 # image brings its sources only.
 RUN echo 'highwater:x:10001:10001::/:/usr/sbin/nologin' >> /etc/passwd \
     && echo 'highwater:x:10001:' >> /etc/group \
-    && python -c 'import pyarrow, pyarrow.compute, pyarrow.ipc, highwater.client.blocking, highwater.rpc.health' \
+    && python -c 'import pyarrow, pyarrow.compute, pyarrow.ipc, highwater.rpc.health' \
+    && python -c 'from highwater.client.blocking import Admin, Consumer, Producer' \
     && for program in log_storage replica_manager fetcher controller; do \
         python -c "import highwater.${program}.process" || exit 1; \
     done \

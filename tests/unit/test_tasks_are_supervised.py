@@ -16,7 +16,7 @@ GENERATED = "v1"
 
 # Short-lived, and awaited by who starts them, or their outcome is looked at when they are done.
 ALLOWED: dict[str, str] = {
-    "client/blocking/__init__.py Producer._begin_hand_over": "flush awaits it; no record ends it",
+    "client/blocking/producer.py Producer._begin_hand_over": "flush awaits it; no record ends it",
     "client/cluster/cluster.py Cluster._ask_in_turn": "one call each; all are awaited, the first answer counts",
     "client/cluster/connection.py RequestStream.__init__": "an error of either half fails the stream",
     "client/producer/sender.py Sender._give_producer_id": "whatever it raises fails all that is outstanding",

@@ -1,0 +1,93 @@
+"""The blocking consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Unpack
+
+import pyarrow as pa
+
+from highwater.client.blocking.client import BlockingClient, with_the_signature_of
+from highwater.client.blocking.options import ConsumerOptions
+from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
+from highwater.client.consumer import consumer as async_consumer
+from highwater.client.consumer.consumer_record import ConsumerRecord
+from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
+
+Partition = async_consumer.Partition
+
+
+@with_the_signature_of(async_consumer.Consumer)
+class Consumer(BlockingClient[async_consumer.Consumer]):
+    """See `highwater.client.Consumer`. Iterate it, or poll."""
+
+    def __init__(
+        self, *topics: str, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        super().__init__(async_consumer.Consumer(*topics, bootstrap=bootstrap, **options))
+
+    def assign(self, partitions: Iterable[Partition]) -> None:
+        self._call(lambda: self._client.assign(partitions))
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        self._run(lambda: self._client.subscribe(topics))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self._call(self._client.assignment)
+
+    def pause(self, *partitions: Partition) -> None:
+        self._call(lambda: self._client.pause(*partitions))
+
+    def resume(self, *partitions: Partition) -> None:
+        self._call(lambda: self._client.resume(*partitions))
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._call(lambda: self._client.seek(partition, offset))
+
+    def seek_to_beginning(self, *partitions: Partition) -> None:
+        """Returns when the positions are known."""
+        self._run(lambda: self._sought(lambda: self._client.seek_to_beginning(*partitions)))
+
+    def seek_to_end(self, *partitions: Partition) -> None:
+        """Returns when the positions are known: what is sent from then on is handed out."""
+        self._run(lambda: self._sought(lambda: self._client.seek_to_end(*partitions)))
+
+    async def _sought(self, seek: Callable[[], async_consumer.Seeking]) -> None:
+        await seek()
+
+    def position(self, partition: Partition) -> int:
+        return self._run(lambda: self._client.position(partition))
+
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        return self._run(lambda: self._client.offsets_for_times(timestamps_ms))
+
+    def beginning_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._client.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
+        return self._run(lambda: self._client.end_offsets(partitions))
+
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
+        return self._run(lambda: self._client.poll(timeout_ms, max_records))
+
+    def poll_batches(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[pa.RecordBatch]:
+        return self._run(lambda: self._client.poll_batches(timeout_ms, max_records))
+
+    def poll_table(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.Table:
+        return self._run(lambda: self._client.poll_table(timeout_ms, max_records))
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records for ever. Leaving the loop loses none: what was fetched and not given is read again."""
+        while True:
+            records = self.poll()
+            given = 0
+            try:
+                for record in records:
+                    given += 1
+                    yield record
+            finally:
+                if given < len(records):
+                    following = records[given]
+                    self.seek((following.topic, following.partition), following.offset)
