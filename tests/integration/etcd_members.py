@@ -91,5 +91,5 @@ class ThreeEtcds:
 
     @property
     def healthy(self) -> bool:
-        """Whether one of them can write: a majority stands, and has elected a leader."""
+        """True where one of them can write: a majority stands, and has elected a leader."""
         return any(map(etcd_healthy, self.addresses))

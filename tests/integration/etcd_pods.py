@@ -216,7 +216,7 @@ class Writer:
             await asyncio.sleep(0.005)
 
     async def missing(self) -> set[str]:
-        """What was answered and is not there."""
+        """The writes that were answered and are not there."""
         self._stop.set()
         listing = await self._store.get_prefix("/written/", timeout_s=30)
         return set(self.answered) - {entry.key for entry in listing.entries}

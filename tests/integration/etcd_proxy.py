@@ -44,14 +44,14 @@ class EtcdProxy:
         await self.cut()
 
     async def cut(self) -> None:
-        """Breaks all connections and takes no more until `mend`."""
+        """Breaks all connections and takes no more until `restore`."""
         self._refusing = True
         connections = list(self._connections)
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._refusing = self.swallowing = False
 
     @contextlib.asynccontextmanager
@@ -62,7 +62,7 @@ class EtcdProxy:
             yield
         finally:
             await self.cut()
-            self.mend()
+            self.restore()
 
     def swallow_what_stands(self) -> None:
         """The connections that stand are black holes from now on: nothing goes through, either way. New ones work."""

@@ -1,4 +1,4 @@
-"""How members of etcd start in Kubernetes, with real etcds: `python -m highwater.kube.etcd_member`."""
+"""Starts of etcd's members in Kubernetes, with real etcds: `python -m highwater.kube.etcd_member`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An etcd that answers and refuses (its alarm NOSPACE): everything that goes on for good asks until it is mended."""
+"""An etcd that answers and refuses (its alarm NOSPACE): everything that goes on for good asks until that is over."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_a_broker_registers_when_etcd_has_space(etcd: LocalEtcd, store: St
 async def test_an_unexpected_error_loses_the_registration(
     store: Store, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cannot say whether it is registered stops leading and registers anew."""
+    """A broker that cannot say whether it is registered stops leading and registers anew."""
 
     async def hold(self: LeasedKey) -> None:
         raise ValueError("made up")

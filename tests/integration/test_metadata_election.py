@@ -70,7 +70,7 @@ async def test_a_controller_that_is_cut_off_is_followed_and_can_write_nothing(
         await proxy.cut()
         new = await asyncio.wait_for(campaign, 8)
         assert new.controller_epoch == old.controller_epoch + 1
-        proxy.mend()
+        proxy.restore()
         with pytest.raises(ControllerDeposed):
             await write_states(proxied, keys, old, [StateWrite("t", 0, STATE, 0)], timeout_s=8)
         await asyncio.wait_for(cut_off.lost(), 8)

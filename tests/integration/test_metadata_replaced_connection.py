@@ -96,7 +96,7 @@ async def first_batch(store: Store) -> WatchBatch:
 
 
 async def after_a_goodbye(address: str, store: Store, work: Awaitable[Any]) -> Any:
-    """What comes of the work, which is under way when its member goes. Another one is there three seconds later."""
+    """The outcome of work that is under way when its member goes. Another one is there three seconds later."""
     gone = FakeEtcd(address, answers=False)
     async with gone.serving() as server:
         working = asyncio.ensure_future(work)

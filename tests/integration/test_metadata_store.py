@@ -162,7 +162,7 @@ async def test_reads_and_read_only_transactions_are_repeated_over_a_broken_conne
         )
         await until(lambda: proxy.swallowed_bytes)
         await proxy.cut()
-        proxy.mend()
+        proxy.restore()
         one, two, (three, _) = await reading
         assert one == two.entries[0] == three[keys.broker(1)]
 

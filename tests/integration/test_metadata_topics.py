@@ -142,7 +142,8 @@ async def test_a_configuration_is_written_over_the_one_that_was_read_and_no_othe
     read = await read_topic_config(store, keys, "t")
     assert read.config == CONFIG
     changed = {"retention.ms": "1"}
-    assert not await write_topic_config(store, keys, term, "t", made.create_revision - 1, read, changed)  # RULES 1.1
+    # Another topic of the name (RULES 1.1).
+    assert not await write_topic_config(store, keys, term, "t", made.create_revision - 1, read, changed)
     assert not await write_topic_config(store, keys, term, "t", made.create_revision, VersionedConfig({}, 0), changed)
     assert await write_topic_config(store, keys, term, "t", made.create_revision, read, changed)
     assert not await write_topic_config(store, keys, term, "t", made.create_revision, read, {})

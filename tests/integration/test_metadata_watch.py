@@ -72,7 +72,7 @@ async def test_a_watch_misses_and_repeats_nothing_over_cut_connections(
             await until(lambda: len(events) == len(revisions))
             await proxy.cut()
             revisions.append((await store.txn((), (Delete(keys.broker(number)),))).revision)
-            proxy.mend()
+            proxy.restore()
         await until(lambda: len(events) >= len(revisions))
         assert [event.revision for event in events] == revisions
         assert [event.entry is None for event in events] == [False, True] * 5
@@ -191,7 +191,7 @@ async def test_after_compaction_the_watch_tells_and_the_cluster_watch_lists_agai
         await store.txn((), (Delete(keys.broker(1)),))
         second = await store.put(keys.broker(1), registration(1, "b").to_json())
         await store.compact(second)
-        proxy.mend()
+        proxy.restore()
         snapshot = await changed
         assert isinstance(snapshot, ClusterSnapshot)
         assert snapshot.brokers == {1: LiveBroker(registration(1, "b"), second)}

@@ -1,4 +1,4 @@
-"""What the SDK raises: one small tree, each error with its wire code.
+"""Errors of the SDK: one small tree, each with its wire code.
 
 `RetriableError` marks what may succeed later. The SDK has then already retried until its own deadline, so that a caller
 who sees one decides whether to wait longer. Every message says what was wrong, with which value, and what to do.
@@ -21,7 +21,7 @@ class HighwaterError(Exception):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same call may succeed later."""
+        """True where the same call may succeed later."""
         return isinstance(self, RetriableError)
 
 

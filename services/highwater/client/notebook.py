@@ -1,4 +1,4 @@
-"""What notebooks show of the SDK's values: tables, by `_repr_html_`, which IPython asks for."""
+"""The SDK's values in notebooks: tables, by `_repr_html_`, which IPython asks for."""
 
 from __future__ import annotations
 

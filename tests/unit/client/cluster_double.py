@@ -27,7 +27,7 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2, controller_pb2
 
 
 class Fault(Enum):
-    """What goes wrong with one produce request."""
+    """A fault of one produce request."""
 
     CUT_BEFORE = auto()  # the stream breaks, nothing of the request is appended
     CUT_AFTER = auto()  # appended, then the stream breaks: the response is lost

@@ -1,4 +1,4 @@
-"""How producers end in a process that goes on: no record is lost without a word, and nobody waits twice."""
+"""The end of producers in a process that goes on: no record is lost without a word, and nobody waits twice."""
 
 from __future__ import annotations
 

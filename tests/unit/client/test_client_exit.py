@@ -1,4 +1,4 @@
-"""What becomes of records that are still in a producer when its process ends, in processes that end in every way."""
+"""The end of producers that still hold records when their process ends, in processes that end in every way."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ T0 = TopicPartition("t", 0)
 
 
 def broken(*args: Any, **named: Any) -> Any:
-    raise ZeroDivisionError("a mistake")
+    raise ZeroDivisionError("a bug")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_a_stream_whose_reader_fails_ends_and_its_requests_go_again(
 ) -> None:
     class Once(dict[int, Any]):
         def pop(self, *args: Any) -> Any:
-            raise ZeroDivisionError("a mistake")
+            raise ZeroDivisionError("a bug")
 
     async with Producer(cluster.bootstrap) as producer:
         await producer.send_and_wait("t", b"1")

@@ -1,4 +1,4 @@
-"""What importing the SDK brings along."""
+"""The modules that importing the SDK brings along."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a client believes of the cluster (RULES 5.7): leader epochs rise only, whoever says otherwise."""
+"""A client's view of the cluster (RULES 5.7): leader epochs rise only, whoever says otherwise."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def batch_of(name: int, records: int = 1, created_ms: float = 0) -> ProducerBatc
 
 
 class Log:
-    """What log-storage does with a batch (RULES 6.1), by header alone."""
+    """Log-storage's treatment of a batch (RULES 6.1), by header alone."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
@@ -82,7 +82,7 @@ def run(chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float
     now_ms = 0.0
     for step in range(20_000):
         now_ms += 1
-        trouble = 0.5 * max(0.0, 1 - step / 2000)
+        fault_rate = 0.5 * max(0.0, 1 - step / 2000)
         queue.expire(now_ms)
         if len(made) < batches and chance.random() < 0.5:
             made.append(batch_of(len(made), chance.randint(1, 3), now_ms))
@@ -96,18 +96,18 @@ def run(chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float
             log.append(strays.pop(0))
         if stream and chance.random() < 0.6:
             sent = stream.popleft()
-            if chance.random() < trouble:
+            if chance.random() < fault_rate:
                 refusal = chance.choice([ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER])
                 answers.append((sent, ProduceAnswer(refusal)))
             else:
                 answer = log.append(sent)
-                if chance.random() < trouble:
+                if chance.random() < fault_rate:
                     answer = ProduceAnswer(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
                 answers.append((sent, answer))
         if answers and chance.random() < 0.6:
             sent, answer = answers.pop(chance.randrange(len(answers)))
             queue.answered(sent.batch, answer, now_ms)
-        if (stream or answers) and chance.random() < 0.1 * trouble:
+        if (stream or answers) and chance.random() < 0.1 * fault_rate:
             # The connection breaks: answers are lost, requests too, or they arrive later.
             lost = [sent for sent, _ in answers]
             answers.clear()

@@ -1,4 +1,4 @@
-"""What `highwater cluster --check` finds behind the addresses that a client is told."""
+"""The findings of `highwater cluster --check` behind the addresses that a client is told."""
 
 from __future__ import annotations
 

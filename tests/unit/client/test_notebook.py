@@ -1,4 +1,4 @@
-"""What notebooks show: escaped, bounded, and a table where there are several of something."""
+"""The display of values in notebooks: escaped, bounded, and a table where there are several of something."""
 
 from __future__ import annotations
 

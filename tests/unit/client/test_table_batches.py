@@ -1,4 +1,4 @@
-"""How tables are cut into batches."""
+"""Batches made of tables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_batch_that_is_a_little_too_large_stays_whole(rows: int, batches: int)
 
 
 class Stream:
-    """What another library gives: nothing but Arrow's C stream."""
+    """The frame of another library: nothing but Arrow's C stream."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

@@ -90,7 +90,7 @@ def test_refusals_are_told_later_and_later_and_logged_once(caplog: pytest.LogCap
     assert pauses[0] == FIRST_PAUSE_S
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE_S
-    assert [record.message for record in caplog.records] == [f"{error}: it is asked again until that is mended"]
+    assert [record.message for record in caplog.records] == [f"{error}: it is asked again until that is put right"]
     now_s += FORGOTTEN_AFTER_S
     assert refusals.noted(error) == FIRST_PAUSE_S
 

@@ -267,8 +267,8 @@ class Admin:
         return cluster_description(response, self._cluster.metadata.controller_id)
 
     async def check_brokers(self, *, timeout_ms: float = 5_000) -> list[BrokerReach]:
-        """Whether this client reaches each broker at the address that it is told to use, and finds that very broker
-        there; by broker. An address that other clients are told (of another listener) is not tried."""
+        """Tries each broker at the address that this client is told to use; by broker, whether it answers and is that
+        very broker. An address that other clients are told (of another listener) is not tried."""
         described = await self.describe_cluster()
         return await check_brokers(described, timeout_ms / 1000)
 
@@ -307,8 +307,8 @@ class Admin:
         check_crcs: bool = False,
         progress: Callable[[int, int], None] = lambda offset, high_watermark: None,
     ) -> PartitionVerification:
-        """Whether all replicas of a partition hold the same batches up to the high watermark, as every broker is asked
-        for its own. Retention and compaction may be at work meanwhile. With `check_crcs` the brokers read the payloads
+        """Compares the batches of all replicas of a partition up to the high watermark, each as its own broker lists
+        them. Retention and compaction may be at work meanwhile. With `check_crcs` the brokers read the payloads
         too, so that what is damaged on a disk is found. `progress` is called with the offset that the comparison has
         come to and the high watermark.
 

@@ -1,4 +1,4 @@
-"""What `Admin` takes and gives: frozen values, no protobuf."""
+"""Arguments and results of `Admin`: frozen values, no protobuf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicResult(ShownAsTable):
-    """What became of one topic of a request; `error` is None on success."""
+    """The outcome of one topic of a request; `error` is None on success."""
 
     topic: str
     topic_id: bytes
@@ -69,7 +69,7 @@ class BrokerDescription(ShownAsTable):
     address: str
     rack: str
     shutting_down: bool
-    tail_lost: bool  # RULES 7.2
+    tail_lost: bool  # the ends of its logs may be gone, after a crash of the machine (RULES 7.2)
     leaders: int
     replicas: int
 
@@ -88,7 +88,7 @@ class ClusterDescription(ShownAsTable):
 
 @dataclass(frozen=True, slots=True)
 class BrokerReach:
-    """Whether a broker answers at the address that clients are told."""
+    """The outcome of trying one broker at the address that clients are told."""
 
     broker_id: int
     address: str  # of the listener that this client came in by; empty: the broker does not have it

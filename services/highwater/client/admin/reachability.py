@@ -1,5 +1,5 @@
-"""Whether a client reaches the brokers at the addresses that it is told: a wrong `advertised.listeners` shows nowhere
-else than where a client is."""
+"""Tries of all brokers at the addresses that a client is told: a wrong `advertised.listeners` shows nowhere else than
+where a client is."""
 
 from __future__ import annotations
 

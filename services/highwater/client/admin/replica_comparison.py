@@ -1,4 +1,4 @@
-"""Whether replicas hold the same batches: a walk over all of them side by side (DESIGN §6: invariant 4).
+"""A walk over all replicas of a partition side by side: they hold the same batches (invariant 4).
 
 One replica, the leader where it answers, is what the others are compared with, batch by batch: base offset, last
 offset, leader epoch and CRC, from the later of the two log starts up to the high watermark or the other's log end.
@@ -41,11 +41,12 @@ class BatchSource(Protocol):
         """Brings what it says of its log up to date."""
 
     def damaged(self, batch: Batch) -> bool:
-        """Whether what this replica has in the batch's place is known to be damaged."""
+        """True where this replica's records in the batch's place are known to be damaged."""
 
 
 SameRecords = Callable[[BatchSource, BatchSource, int], Awaitable[str]]
-"""What is wrong with the records at an offset, where two replicas have batches that begin there; empty: nothing."""
+"""Compares the records at an offset where two replicas have batches that begin there; a sentence on the difference, or
+an empty string."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class _Pair:
         await self._pass_over(self._high_watermark)
 
     async def _pass_over(self, offset: int) -> None:
-        """What the other has below `offset`, and the reference does not."""
+        """Takes in the batches that the other has below `offset`, and the reference does not."""
         while (head := await self.other.head()) is not None and head.last_offset < offset:
             self.other.advance()
             await self._lacks(self.reference, head)

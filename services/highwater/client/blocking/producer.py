@@ -87,7 +87,8 @@ class Producer(BlockingClient[async_producer.Producer]):
             self._close(None if told else "when stop() was interrupted")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:  # type: ignore[override]
-        """Where the body raised, that error is the one to see, and the log tells what was not acknowledged."""
+        """Stops as `stop` does. Where the body raised, that error is the one to see, and the log tells what was not
+        acknowledged."""
         if error is None:
             self.stop()
         elif self._begin_stop():
@@ -269,7 +270,7 @@ class Producer(BlockingClient[async_producer.Producer]):
         self._hand_over = asyncio.ensure_future(self._hand_all_over())
 
     async def _handed_over(self) -> None:
-        """What was sent before this call is in the producer's buffer, or refused."""
+        """Waits until all that was sent before this call is in the producer's buffer, or refused."""
         while self._hand_over is not None and not self._hand_over.done():
             await asyncio.shield(self._hand_over)
 

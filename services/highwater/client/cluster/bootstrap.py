@@ -1,4 +1,4 @@
-"""Where a client finds a cluster: some of its brokers."""
+"""Addresses at which a client finds a cluster: some of its brokers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bootstrap_addresses(bootstrap: str | Sequence[str]) -> list[str]:
 
 
 def _impossible(address: str) -> str:
-    """What is wrong with an address, whatever runs there; empty: nothing."""
+    """Says why nothing can listen at an address; empty where something can."""
     if address.startswith("unix:"):
         return ""
     scheme, colon, _ = address.partition("://")

@@ -135,7 +135,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
 
     @property
     def oldest_wait_s(self) -> float:
-        """How long the oldest request has gone without an answer."""
+        """Seconds that the oldest request has gone without an answer."""
         for waiting in self._waiting.values():
             return time.monotonic() - waiting.sent_s
         return 0.0
@@ -211,9 +211,9 @@ class RequestStream(Generic[RequestT, ResponseT]):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """A mistake of ours, not the broker's. The requests go again, on another stream."""
+        """Breaks the stream for a bug of ours, not the broker's. The requests go again, on another stream."""
         _log.error("a stream to %s has failed", self._address, exc_info=error)
-        self.fail(NetworkError(f"the stream to {self._address} failed, by a mistake of the client: {error!r}"))
+        self.fail(NetworkError(f"the stream to {self._address} failed, by a bug of the client: {error!r}"))
 
     async def _cause(self, error: Exception) -> Exception:
         """The call's own status where it ended with one."""

@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: brokers, topics, leaders. Pure.
+"""Brokers, topics and leaders, as far as a client knows them. Pure.
 
 Leader epochs only rise (RULES 5.7): a broker that lags, or a deposed leader that does not know it, may describe the
 past, and a client that went back to it would believe a short log.
@@ -64,7 +64,7 @@ class Metadata:
         self.cluster_id = ""
         self.brokers: dict[int, BrokerInfo] = {}
         self.began_anew = False
-        """Whether the latest answer shows broker epochs that are not to be compared with those before."""
+        """True where the latest answer shows broker epochs that are not to be compared with those before."""
         self.missing: dict[str, ErrorCode] = {}  # topics as of the latest answer that spoke of them
         self.controller_id = -1
         self.controller_address = ""
@@ -93,10 +93,10 @@ class Metadata:
             self._topics[topic.topic] = self._newer_topic(topic)
 
     def _began_anew(self, brokers: Iterable[BrokerInfo]) -> bool:
-        """Whether broker epochs count from the beginning again: in an etcd that was made again (RULES 7.9) each of them
-        is lower than before. One that merely lags knows of some broker, itself if no other, what was last heard; where
-        it does not, the next answer has the higher epochs again. The other way round nothing would mend it: beside
-        epochs of the new etcd one of the old would be taken for the latest for good."""
+        """True where broker epochs count from the beginning again: in an etcd that was made again (RULES 7.9) each of
+        them is lower than before. One that merely lags knows of some broker, itself if no other, what was last heard;
+        where it does not, the next answer has the higher epochs again. The other way round nothing would put it right:
+        beside epochs of the new etcd one of the old would be taken for the latest for good."""
         epochs = {broker.broker_id: broker.broker_epoch for broker in brokers}
         both = self.brokers.keys() & epochs.keys()
         return bool(both) and all(epochs[broker_id] < self.brokers[broker_id].broker_epoch for broker_id in both)
@@ -141,7 +141,7 @@ class Metadata:
         return known.partitions[partition]
 
     def leader_address(self, topic: str, partition: int) -> str | None:
-        """Where the partition's leader listens; None: no leader, or it is not registered."""
+        """The address of the partition's leader; None: no leader, or it is not registered."""
         info = self.partition(topic, partition)
         if info is None:
             return None
@@ -149,7 +149,7 @@ class Metadata:
         return None if broker is None else broker.address
 
     def stale(self, topics: Iterable[str]) -> bool:
-        """Whether some of these topics have no entry, or a partition without a registered leader."""
+        """True where some of these topics have no entry, or a partition without a registered leader."""
         for name in topics:
             known = self.topic(name)
             if known is None or any(info.leader not in self.brokers for info in known.partitions):

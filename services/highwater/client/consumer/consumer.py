@@ -314,7 +314,7 @@ class Consumer:
     # Reading
 
     async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
-        """What is at hand, up to `max_records` records, each partition's in order. Empty after `timeout_ms`.
+        """Hands out the records at hand, up to `max_records`, each partition's in order. Empty after `timeout_ms`.
 
         Raises:
             OffsetOutOfRangeError: the position is not in the log, and `auto_offset_reset` is `error`.

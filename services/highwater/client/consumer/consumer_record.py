@@ -69,7 +69,7 @@ def consumer_records(batch: Batch, topic: str, partition: int, from_offset: int)
 
 
 def _made(rows: Iterable[tuple[object, ...]]) -> list[ConsumerRecord]:
-    """Records hold no cycles: the collector, which would look at them every 700 of them, rests meanwhile."""
+    """Records hold no cycles: the collector, which would look at them every 700 of them, is off meanwhile."""
     collecting = gc.isenabled()
     gc.disable()
     try:

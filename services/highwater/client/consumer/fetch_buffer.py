@@ -1,4 +1,4 @@
-"""What was fetched of one partition and not handed out yet, and where it stands. Pure.
+"""One partition's position, and its batches that were fetched and not handed out yet. Pure.
 
 `fetch_offset` runs ahead of `position` by what is buffered. A `generation` counts seeks: an answer that was asked for
 under an earlier one is dropped, as is one whose offset is no longer the one to fetch (RULES 4.7).
@@ -103,7 +103,7 @@ class FetchBuffer:
         )
 
     def wants(self, generation: int, fetch_offset: int) -> bool:
-        """Whether an answer for this is still of use."""
+        """True where an answer for this is still of use."""
         return self.generation == generation and self.fetch_offset == fetch_offset and self.error is None
 
     def accept(self, buffer: bytes, high_watermark: int, log_start_offset: int) -> None:

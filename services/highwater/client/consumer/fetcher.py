@@ -163,7 +163,7 @@ class Fetcher:
             max_wait_ms=settings.max_wait_ms,
             min_bytes=settings.min_bytes,
             max_bytes=settings.max_bytes,
-            accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],  # RULES 10.1
+            accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],  # no reader of rows only (RULES 10.1)
         )
         request = Outstanding()
         for key, leader_epoch, buffer in sorted(hungry, key=lambda item: item[2].last_data):
@@ -336,11 +336,11 @@ class Fetcher:
             self._resetting = False
 
     def _fail(self, error: Exception) -> None:
-        """A mistake of ours has kept the partitions from being fetched: `poll` raises it, until a seek."""
+        """Gives up fetching for a bug of ours: `poll` raises it, until a seek."""
         _log.error("the consumer %s has failed", self._settings.client_id, exc_info=error)
         for buffer in self.buffers.values():
             if buffer.error is None:
-                buffer.fail(HighwaterError(f"the consumer has failed, by its own mistake: {error!r}; seek to retry"))
+                buffer.fail(HighwaterError(f"the consumer has failed, by a bug of its own: {error!r}; seek to retry"))
         self._on_change()
         self._set_timer(SWEEP_MS)
 

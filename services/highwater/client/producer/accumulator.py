@@ -1,4 +1,4 @@
-"""Where records wait for others to share a batch with: one open batch a partition, plain lists of Python objects.
+"""Records that wait for others to share a batch with: one open batch a partition, plain lists of Python objects.
 
 `append` is the hot path of `send`: some ten operations a record, no future, no per-record object but its `Delivery`.
 """

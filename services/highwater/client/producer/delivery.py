@@ -1,4 +1,4 @@
-"""What `send` and `send_table` give back: small awaitables, one future a batch and not one a record."""
+"""Results of `send` and `send_table`: small awaitables, one future a batch and not one a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from highwater.client.exceptions import HighwaterError
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. `offset` is -1 where the broker did not say (`acks=0`)."""
+    """The place of a record. `offset` is -1 where the broker did not say (`acks=0`)."""
 
     topic: str
     partition: int
@@ -20,7 +20,7 @@ class RecordMetadata(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """Where a batch is: `records` records from `base_offset` on; -1 where the broker did not say (`acks=0`)."""
+    """The place of a batch: `records` records from `base_offset` on; -1 where the broker did not say (`acks=0`)."""
 
     topic: str
     partition: int
@@ -29,7 +29,7 @@ class BatchMetadata(NamedTuple):
 
 
 class TableMetadata(NamedTuple):
-    """Where the rows of a table are, in the order in which each partition got them."""
+    """The places of a table's rows, in the order in which each partition got them."""
 
     records: int
     batches: tuple[BatchMetadata, ...]

@@ -1,4 +1,4 @@
-"""From what was accumulated to encoded batches: rows for a handful of records, columns above (DESIGN §3). Pure."""
+"""From what was accumulated to encoded batches: rows for a handful of records, columns above. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class BatchFormat:
-    """How a topic's batches are written. Above `max_bytes` a batch of several records is cut in two."""
+    """The format of a topic's batches. Above `max_bytes` a batch of several records is cut in two."""
 
     codec: Codec
     rows_only: bool  # the topic's payload.format is rows (RULES 10.1)

@@ -1,4 +1,4 @@
-"""What becomes of records that are still in a producer when the interpreter exits.
+"""The end of producers that still hold records when the interpreter exits.
 
 The blocking producers' are sent: each is flushed by an `atexit` handler, when threads that are not daemons have ended
 and the event loop's daemon thread still runs, for at most its `delivery_timeout_ms`. The asyncio producers' cannot be
@@ -51,7 +51,7 @@ class FlushedAtExit(Protocol):
     def exit_timeout_s(self) -> float: ...
 
     def unacknowledged(self) -> Unacknowledged:
-        """What is not acknowledged now. Raises an `Exception` where its event loop does not answer."""
+        """Counts what is not acknowledged now. Raises an `Exception` where its event loop does not answer."""
 
     def settle(self, timeout_s: float) -> None:
         """Waits until nothing is in flight. Raises `TimeoutError`."""
@@ -124,7 +124,7 @@ def _flush_all() -> None:
 
 
 def _flush(producer: FlushedAtExit, interrupted: bool) -> bool:
-    """Whether the user has lost patience."""
+    """Flushes one producer, and tells what is left. True: the user has interrupted a wait, this one or an earlier."""
     why = "when the interpreter exited"
     try:
         if not interrupted and producer.unacknowledged().waiting:

@@ -30,7 +30,7 @@ _SEQUENCE_ERRORS = (ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.OUT_OF_ORDER_SEQUEN
 class BatchState(Enum):
     FRESH = auto()
     IN_FLIGHT = auto()  # sent, not answered
-    WAITING = auto()  # answered with an error that a retry can mend
+    WAITING = auto()  # answered with an error that a retry may get over
     SETTLED = auto()  # acknowledged, failed or given up
 
 
@@ -342,7 +342,7 @@ class PartitionQueue:
         self._gap = self._idempotent
 
     def _settled(self) -> bool:
-        """Whether a fresh batch may follow a gap. What is unacknowledged has to be settled first."""
+        """True where a fresh batch may follow a gap. What is unacknowledged has to be settled first."""
         if self._gap and not self.unacknowledged and self._acknowledged_to == self._next_sequence:
             self._gap = False  # the batches given up were appended after all
         elif self._gap and not self.unacknowledged and not self.in_flight:

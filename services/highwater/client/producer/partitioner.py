@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: Kafka's murmur2, for one key and for a whole column at once.
+"""The partition that a key belongs to: Kafka's murmur2, for one key and for a whole column at once.
 
 A record without a key has no partition of its own; the producer chooses one for a batch of them.
 """

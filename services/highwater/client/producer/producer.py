@@ -385,7 +385,7 @@ class Producer:
             await delivery.wait()
 
     async def partitions_for(self, topic: str) -> int:
-        """How many partitions the topic has, as of the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""
+        """The topic's number of partitions, by the latest metadata. Raises `UnknownTopicError`, `NetworkError`."""
         return len((await self._accumulator(topic)).partitions)
 
     @property

@@ -53,7 +53,7 @@ class Sender:
         self, cluster: Cluster, memory: BufferMemory, settings: SenderSettings, on_failure: Callable[[], None]
     ) -> None:
         self._on_failure = on_failure
-        self.failure: HighwaterError | None = None  # a mistake of ours has ended it
+        self.failure: HighwaterError | None = None  # a bug of ours has ended it
         self._cluster = cluster
         self._memory = memory
         self._settings = settings
@@ -102,7 +102,7 @@ class Sender:
         return delivery
 
     def outstanding(self) -> list[BatchDelivery]:
-        """What is not settled. Closes the open batches, so that they go at once."""
+        """Deliveries that are not settled. Closes the open batches, so that they go at once."""
         found = []
         for accumulator in self._active:
             accumulator.close()
@@ -151,7 +151,7 @@ class Sender:
         """Nothing runs that would notice what goes on: whoever waits is told, and nobody is taken in any more."""
         _log.error("the producer %s has failed", self._settings.client_id, exc_info=error)
         self._closing = True
-        self.failure = HighwaterError(f"the producer has failed, by its own mistake: {error!r}; make another")
+        self.failure = HighwaterError(f"the producer has failed, by a bug of its own: {error!r}; make another")
         if self._timer is not None:
             self._timer.cancel()
         for accumulator in self._active:
@@ -194,7 +194,7 @@ class Sender:
         return queue.idle or now_ms >= batch.opened_ms + self._settings.linger_ms
 
     def _next_due_ms(self, now_ms: float) -> float:
-        """When time alone makes something due: a linger, a back-off, the next sweep."""
+        """The time at which something falls due by itself: a linger, a back-off, the next sweep."""
         due_ms = self._next_sweep_ms
         for accumulator in self._active:
             batch, queue = accumulator.open, accumulator.queue
@@ -412,7 +412,7 @@ class Sender:
             await asyncio.sleep(min(1.0, 0.05 * 2 ** min(attempt, 5)))
 
     def _note(self, error: HighwaterError) -> None:
-        """What a delivery that times out will name as its reason."""
+        """Keeps the reason that a delivery names when it times out."""
         for accumulator in self._active:
             for batch in accumulator.queue.fresh:
                 batch.last_error = error

@@ -26,7 +26,7 @@ _HEADERS = pa.list_(pa.struct([pa.field("key", pa.utf8(), nullable=False), pa.fi
 
 
 class ArrowStream(Protocol):
-    """What gives its rows as Arrow's C stream: frames of pandas and Polars, relations of DuckDB, `pyarrow`'s own."""
+    """A source of rows as Arrow's C stream: frames of pandas and Polars, relations of DuckDB, `pyarrow`'s own."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -43,7 +43,7 @@ class TableChunk:
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """Which columns of a table are what; None: not there."""
+    """The names of a table's columns; None: not there."""
 
     key: str | None = "key"
     value: str = "value"

@@ -1,4 +1,4 @@
-"""Which of the controllers acts: the one that holds `/controller` (RULES 1.2, 2.2)."""
+"""The election of the active controller: the one that holds `/controller` (RULES 1.2, 2.2)."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class ControllerElection:
 
     @property
     def stands(self) -> bool:
-        """Whether this candidate could take over: false where etcd has not let it stand for a session's time-out."""
+        """True where this candidate could take over; false where etcd has not let it stand for a session's time-out."""
         since_ms = self._failing_since_ms
         return since_ms is None or self._clock_ms() - since_ms < self._session_timeout_ms
 
     async def campaign(self) -> ControllerTerm:
-        """Waits until there is no controller and this candidate becomes it; through troubles with etcd too, refusals
-        among them: an etcd that has no space left or takes a token for expired does so until an operator mends it."""
+        """Waits until there is no controller and this candidate becomes it; through failures of etcd too, even
+        refusals: one that has no space left or takes a token for expired refuses until an operator puts that right."""
         assert self._holding is None, "this candidate is elected already"
         while True:
             try:
@@ -78,7 +78,7 @@ class ControllerElection:
                 self._failed(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
-            except Exception as error:  # what stands in etcd cannot be read, or a mistake of ours
+            except Exception as error:  # what stands in etcd cannot be read, or a bug of ours
                 self._failed(error)
                 raise
             if term is not None:

@@ -55,7 +55,8 @@ class LeasedKey:
         self.lease = 0
         self.create_revision = 0
         self.confirmed_until_ms = 0
-        """When the lease may run out, as far as confirmed: send time of the last answered renewal + TTL (RULES 8.1)."""
+        """The time at which the lease may run out, as far as confirmed: send time of the last answered renewal + TTL
+        (RULES 8.1)."""
 
     async def acquire(
         self, value: bytes, compares: Sequence[Compare] = (), operations: Sequence[Operation] = ()
@@ -102,7 +103,7 @@ class LeasedKey:
 
     async def hold(self) -> Entry | None:
         """Keeps the lease alive every third of its TTL, and returns when the key is lost: with what stands there now
-        if it was seen, else None. Trouble with etcd is not a loss by itself: the key lives as long as its lease."""
+        if it was seen, else None. A failure of etcd is not a loss by itself: the key lives as long as its lease."""
         tasks = [asyncio.ensure_future(self._keep_alive()), asyncio.ensure_future(self._watch())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

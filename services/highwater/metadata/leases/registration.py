@@ -163,7 +163,7 @@ class BrokerRegistrar:
         try:
             await uncancelled(held.hold())
         except Exception:
-            # A mistake of ours: who does not know that it is registered stops leading, and registers anew.
+            # A bug of ours: a broker that does not know that it is registered stops leading, and registers anew.
             _log.exception("the registration cannot be held %s", pairs(epoch=held.create_revision))
         if self._held is held:
             self._held = None
@@ -171,7 +171,7 @@ class BrokerRegistrar:
             self._on_lost()
 
     async def _log_storage_answers(self) -> bool:
-        """RULES 8.2."""
+        """Probes log-storage. The lease is renewed only while it answers (RULES 8.2)."""
         try:
             async with asyncio.timeout(self._session_timeout_ms / 2000):
                 await self._probe()

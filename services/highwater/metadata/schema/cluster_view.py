@@ -48,7 +48,7 @@ class BrokerChange:
 @dataclass(frozen=True, slots=True)
 class BrokerTailChange:
     broker_id: int
-    broker_epoch: int | None  # RULES 7.2
+    broker_epoch: int | None  # whose lost tail has been noted everywhere (RULES 7.2); None: the key was deleted
     revision: int
 
 
@@ -133,7 +133,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChanges:
-    """What changed since the snapshot or the changes before, in the order of the revisions."""
+    """Changes since the snapshot or the changes before, in the order of the revisions."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -147,7 +147,7 @@ def decode_event(keys: Keys, event: Event) -> Change | None:
     try:
         return _decode(parsed, event.entry, event.revision)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptMetadataError(f"etcd's key {event.key} cannot be read ({error!r}): mend or delete it") from error
+        raise CorruptMetadataError(f"etcd's key {event.key} cannot be read ({error!r}): repair or delete it") from error
 
 
 def decode_events(keys: Keys, events: Iterable[Event]) -> tuple[Change, ...]:

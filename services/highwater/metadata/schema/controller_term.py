@@ -1,4 +1,4 @@
-"""What an elected controller holds, and compares in every write. Pure."""
+"""The term of an elected controller, which every write of it compares. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ControllerTerm:
     """One election won."""
 
     controller_id: int
-    controller_epoch: int  # RULES 1.2
+    controller_epoch: int  # raised by each election (RULES 1.2)
     create_revision: int  # of the controller key
 
     def guard(self, keys: Keys) -> Compare:

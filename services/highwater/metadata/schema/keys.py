@@ -1,4 +1,4 @@
-"""The names of everything in etcd (DESIGN §5), made and parsed in this one place. Pure."""
+"""The names of everything in etcd, made and parsed in this one place. Pure."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Keys:
         return f"{self.isr_changes}isr_change_{broker_id}_{broker_epoch}_{sequence}"
 
     def parse(self, key: str) -> ParsedKey | None:
-        """What a key of this cluster names; None for keys that these classes do not speak of."""
+        """Parses a key of this cluster; None for keys that these classes do not speak of."""
         if not key.startswith(self.everything):
             return None
         path = key[len(self.prefix) :]

@@ -1,6 +1,6 @@
 """The values kept in etcd, as frozen dataclasses with their JSON form. Pure: no etcd in here.
 
-DESIGN §5 has the keys, RULES 2.1 the fields of a partition's state.
+`keys` has the keys; the fields of a partition's state are those of RULES 2.1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class PartitionState:
     leader_epoch: int
     leader_broker_epoch: int  # the leader's broker epoch when it was elected (RULES 7.1); 0 with NO_LEADER
     isr: tuple[int, ...]
-    elr: tuple[int, ...] = ()  # RULES 7.3
-    lost: tuple[int, ...] = ()  # RULES 7.2
-    unclean_epoch: int = NO_EPOCH  # RULES 7.4
+    elr: tuple[int, ...] = ()  # left the ISR below the minimum, and hold everything committed (RULES 7.3)
+    lost: tuple[int, ...] = ()  # taken out of ISR and `elr`, as the ends of their logs may be gone (RULES 7.2)
+    unclean_epoch: int = NO_EPOCH  # leader epoch of the last election by log, or unclean one (RULES 7.4)
     controller_epoch: int = 0
 
     def with_(self, **changes: Any) -> PartitionState:
@@ -90,7 +90,7 @@ class BrokerRegistration:
     incarnation: str  # random id of this start of the replica-manager
     log_storage_incarnation: str
     rack: str = ""
-    tail_lost: bool = False  # RULES 7.2
+    tail_lost: bool = False  # the ends of its logs may be gone (RULES 7.2)
     shutting_down: bool = False
     leaving_since: int = 0  # mod revision under which `shutting_down` was set; 0: that of this very write
     offline_log_reports: int = 0  # grows whenever more of its logs went offline: ask it which (RULES 7.7)
@@ -101,7 +101,7 @@ class BrokerRegistration:
 
     @property
     def probed_address(self) -> str:
-        """Where a refused connection means that the process is gone (RULES 8.3)."""
+        """The address at which a refused connection means that the process is gone (RULES 8.3)."""
         return self.host_address or self.address
 
     def to_json(self) -> bytes:
@@ -120,7 +120,7 @@ class LiveBroker:
 
     @property
     def leaving_since(self) -> int:
-        """When it said that it shuts down; the same however often it is written anew."""
+        """The revision at which it said that it shuts down; the same however often it is written anew."""
         return self.registration.leaving_since or self.revision
 
 

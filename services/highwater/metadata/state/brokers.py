@@ -1,4 +1,4 @@
-"""Who is registered, as others see it."""
+"""Registered brokers, as others see them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async def watch_cluster(store: Store, keys: Keys) -> AsyncGenerator[ClusterSnaps
     """A `ClusterSnapshot` at first, then `ClusterChanges` without a gap; where continuity was lost (compaction), a
     fresh snapshot, to be compared with what was known by (id, create revision) (RULES 1.5).
 
-    Waits out etcd's troubles. Raises `CorruptMetadataError` and `StoreClosed`. Use with `contextlib.aclosing`.
+    Waits out failures of etcd. Raises `CorruptMetadataError` and `StoreClosed`. Use with `contextlib.aclosing`.
     """
     async with contextlib.aclosing(watch_listed(store, keys.everything)) as updates:
         async for update in updates:

@@ -34,13 +34,13 @@ class IsrNotificationCollector:
 
     @property
     def due_ms(self) -> int | None:
-        """When `take` should be called; None while there is nothing."""
+        """The time at which `take` should be called; None while there is nothing."""
         if not self._waiting:
             return None
         return min(self._last_ms + self._quiet_ms, self._first_ms + self._longest_ms)
 
     def take(self, now_ms: int) -> tuple[IsrNotification, ...]:
-        """What is due now, else nothing. To be announced by UpdateMetadata, then removed from etcd."""
+        """The notifications that are due now, if any. To be announced by UpdateMetadata, then removed from etcd."""
         due_ms = self.due_ms
         if due_ms is None or now_ms < due_ms:
             return ()

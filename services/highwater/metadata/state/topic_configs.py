@@ -1,4 +1,4 @@
-"""A topic's own configuration in etcd, read and written as a whole (DESIGN §5)."""
+"""A topic's own configuration in etcd, read and written as a whole."""
 
 from __future__ import annotations
 

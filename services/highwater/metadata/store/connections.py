@@ -92,7 +92,7 @@ class Member:
         return self._link.channel
 
     async def answers(self) -> bool:
-        """Whether it gives a sign of life within 2 s. A refusal is one; so is what ends the connection, which ends
+        """True where it gives a sign of life within 2 s. A refusal is one; so is what ends the connection, which ends
         its streams as well, and its replacement (RULES 8.8). Time in which this process stood still tells nothing of
         the member."""
         asked_s = time.monotonic()
@@ -106,7 +106,7 @@ class Member:
         return True
 
     async def connected(self, timeout_s: float) -> bool:
-        """Whether the connection stands now, or comes to stand before it is refused or the time is over."""
+        """True where the connection stands now, or comes to stand before it is refused or the time is over."""
         if self._link.replace_failed():
             self._make_stubs()
         channel = self._link.channel

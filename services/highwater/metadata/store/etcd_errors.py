@@ -1,4 +1,4 @@
-"""What may go wrong when the store is asked for something, and how etcd's answers map to it."""
+"""Errors of the store, and the answers of etcd that they stand for."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LeaseNotFound(StoreError):  # noqa: N818
 
 class Refused(StoreError):  # noqa: N818
     """etcd answered that it will not do it: no space left (its alarm NOSPACE), no permission, an expired token, a
-    malformed request. Nothing was written. An operator may mend that, so whoever has to go on asks again; `Store` tells
-    of refusals late while they go on, so that nobody who does can spin."""
+    malformed request. Nothing was written. An operator may put that right, so whoever has to go on asks again; `Store`
+    tells of refusals late while they go on, so that nobody who does can spin."""
 
 
 class GuardFailed(StoreError):  # noqa: N818
-    """What every transaction of a batch rests on no longer holds: nothing more was written."""
+    """A compare of every transaction of a batch no longer holds: nothing more was written."""
 
 
 class ControllerDeposed(GuardFailed):
@@ -55,7 +55,7 @@ class ControllerDeposed(GuardFailed):
 
 
 def may_pass(error: StoreError) -> bool:
-    """Whether what goes on for as long as its process waits this out and asks again: everything but a store that was
+    """True where what goes on for as long as its process waits this out and asks again: for all but a store that was
     closed and a guard that does not hold any more. An etcd that refuses is waited out too: it does so until an operator
     has freed space or given a permission back, and whoever had stopped asking by then would be missing for good."""
     return not isinstance(error, StoreClosed | GuardFailed)

@@ -44,5 +44,5 @@ class Refusals:
         self._last_s = now_s
         if str(error) != self._said or now_s - self._said_s >= SAY_AGAIN_S:
             self._said, self._said_s = str(error), now_s
-            _log.error("%s: it is asked again until that is mended", error)
+            _log.error("%s: it is asked again until that is put right", error)
         return self._pause_s

@@ -1,7 +1,7 @@
 """The key-value store under all metadata: etcd, asked with deadlines, and honest about writes of unknown outcome.
 
 `aetcd` brings etcd's messages and stubs; its client is not used, since it knows one endpoint, no TLS and no watch that
-resumes (DESIGN §5).
+resumes.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Store:
         """Renews a lease and returns its seconds; raises `LeaseNotFound` when it is gone."""
 
         def keepalive(member: Member) -> Callable[..., Awaitable[Any]]:
-            # One stream a renewal: it costs little at this pace, and there is none to mend after a failover.
+            # One stream a renewal: it costs little at this pace, and there is none to restore after a failover.
             async def call(request: Any, *, timeout: float, metadata: Any) -> Any:
                 stream = member.lease.LeaseKeepAlive(timeout=timeout, metadata=metadata)
                 try:

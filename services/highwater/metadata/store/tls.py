@@ -37,7 +37,7 @@ class TlsSettings:
         return tuple(path for path in (self.ca_file, self.certificate_file, self.key_file) if path is not None)
 
     def context(self) -> ssl.SSLContext:
-        """What Python's own TLS makes of the files. Raises `UserError`, which names the file and the cure."""
+        """Reads the files with Python's own TLS. Raises `UserError`, which names the file and the cure."""
         if self.certificate_file is None and self.key_file is not None:
             raise UserError("etcd.key.file is set without etcd.certificate.file: set both, or neither")
         if self.certificate_file is not None and self.key_file is None:
@@ -110,7 +110,7 @@ class Certificates:
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def replaced(self) -> bool:
-        """Whether other ones stand in the files than before; they count from now on. Looks every 10 s at most. Files
+        """True where other ones stand in the files than before; they count from now on. Looks every 10 s at most. Files
         that are not whole (yet) are left for the next look."""
         now_s = self._clock_s()
         if now_s - self._looked_s < LOOK_S:
@@ -154,8 +154,8 @@ class Certificates:
 
 
 async def diagnose(endpoint: str, settings: TlsSettings | None) -> str:
-    """Why TLS does not come about with the member at `host:port`, and the cure, in a sentence; empty where that is not
-    the trouble. gRPC keeps the reason to itself: a handshake of our own tells it."""
+    """Says in a sentence why TLS does not come about with the member at `host:port`, and the cure; empty where that is
+    not the cause. gRPC keeps the reason to itself: a handshake of our own tells it."""
     try:
         async with asyncio.timeout(DIAGNOSIS_S):
             return await (_diagnose_plain(endpoint) if settings is None else _diagnose_tls(endpoint, settings))
@@ -194,7 +194,7 @@ async def _diagnose_tls(endpoint: str, settings: TlsSettings) -> str:
 
 
 async def _first_answer(endpoint: str, context: ssl.SSLContext | None) -> bytes:
-    """What a member says at first to a client of HTTP/2; only after it is a client's certificate known to be good (from
+    """The first words of a member to a client of HTTP/2; only after it is a client's certificate known to be good (from
     TLS 1.3 on the handshake ends before that is looked at). Raises `OSError`, `ssl.SSLError` among them."""
     host, _, port = endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)

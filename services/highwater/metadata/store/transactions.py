@@ -1,4 +1,4 @@
-"""What a transaction says, as plain values: compares, operations, entries and results. Pure: no etcd in here."""
+"""Transactions as plain values: compares, operations, entries and results. Pure: no etcd in here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
 
 
 class Target(Enum):
-    """What of a key is compared."""
+    """The part of a key that is compared."""
 
     CREATE_REVISION = "create revision"
     MOD_REVISION = "mod revision"
@@ -38,7 +38,7 @@ class Compare:
     expected: int | bytes
 
     def holds(self, entry: Entry | None) -> bool:
-        """Whether it held for the key as read (None: absent)."""
+        """True where it held for the key as read (None: absent)."""
         if self.target is Target.VALUE:
             return entry is not None and entry.value == self.expected
         if entry is None:

@@ -21,7 +21,7 @@ HAS_LEADER = (("hasleader", "true"),)
 RECONNECT_PAUSE_S = 0.1
 
 _PASSING = ("no leader", "server stopped", "not capable", "too many requests", "connection", "Unavailable")
-"""Why a member ends watches that another one, or the same one later, serves."""
+"""Reasons for which a member ends watches that another one, or the same one later, serves."""
 
 
 def prefix_end(prefix: str) -> bytes:
