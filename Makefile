@@ -38,7 +38,7 @@ PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
 .PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak soak-spark check reference bench bench-storage bench-kafka bench-spark clean
 
-HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.common import check_java; check_java()'
+HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.session.spark_session import check_java; check_java()'
 
 # Spark's part is left out where there is no Java for it; the demo says so.
 demo: $(VENV)/.demo

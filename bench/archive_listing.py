@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from bench.results import publish, results
 from highwater.spark.pipelines.archives.compaction import small_files
 from highwater.spark.pipelines.archives.files import directories
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, Listing
 
 FILES = 1_000_000
 AN_HOUR = 420

@@ -14,9 +14,9 @@ from bench.spark_rows import KEY, VALUE, made_rows
 from highwater.spark.pipelines.archive import ArchiveOptions
 from highwater.spark.pipelines.archive import run as archive
 from highwater.spark.pipelines.archives.delta import PARTITIONED_BY
-from highwater.spark.pipelines.archives.delta_session import delta_settings
 from highwater.spark.pipelines.replay import ReplayOptions
 from highwater.spark.pipelines.replay import run as replay
+from highwater.spark.pipelines.session.delta_session import delta_settings
 
 COMPRESSION = "zstd"  # as the pipeline has it
 _COLUMNS = (

@@ -43,7 +43,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.metadata.state.cluster_watch import watch_cluster
 from highwater.metadata.store.store import Store
-from highwater.spark.pipelines.common import check_java
+from highwater.spark.pipelines.session.spark_session import check_java
 
 TOPIC = "flights"
 PARTITIONS = 6

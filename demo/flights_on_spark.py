@@ -29,7 +29,7 @@ from rich.table import Table
 from highwater.errors import UserError
 from highwater.spark.pipelines import archive, verify
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.archives.delta_session import NoDeltaError
+from highwater.spark.pipelines.session.delta_session import NoDeltaError
 from highwater.spark.pipelines.verify import VerifyOptions
 
 TOPIC = "flights"

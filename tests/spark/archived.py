@@ -12,10 +12,10 @@ from deltalake import DeltaTable
 
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
+from highwater.spark.offsets.ranges import OffsetRange
 from highwater.spark.pipelines.archives.commits import Commit, pending_commit, visible
-from highwater.spark.range_reader import read_range
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_plan import ReadPlan
+from highwater.spark.source.range_reader import read_range
+from highwater.spark.source.read_plan import ReadPlan
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 HOUR_MS = 3_600_000

@@ -25,7 +25,7 @@ from quick_start import set_up
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client.blocking import Admin, Producer
-from highwater.spark.pipelines.archives.delta_session import delta_settings
+from highwater.spark.pipelines.session.delta_session import delta_settings
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 set_up()

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from hdfs_native import Client
 from hdfs_native.fsspec import HdfsFileSystem
 
-from highwater.spark.pipelines.jars import fetched_jars, spark_home
+from highwater.spark.pipelines.session.jars import fetched_jars, spark_home
 
 _MAIN = "org.apache.hadoop.test.MiniDFSClusterManager"
 _JAVA = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

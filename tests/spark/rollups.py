@@ -14,10 +14,10 @@ import pyarrow as pa
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
+from highwater.spark.offsets.ranges import OffsetRange
 from highwater.spark.pipelines.rollup import RollupOptions
-from highwater.spark.range_reader import read_range
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_plan import ReadPlan
+from highwater.spark.source.range_reader import read_range
+from highwater.spark.source.read_plan import ReadPlan
 
 BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
 SCHEMA = "carrier STRING, delay DOUBLE, time TIMESTAMP"

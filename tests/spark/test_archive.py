@@ -26,7 +26,7 @@ from highwater.client.blocking import Admin
 from highwater.errors import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.archives.files import directories
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 
 PARQUET = ArchiveFormat.PARQUET
 

@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.spark.pipelines.archives import reading
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import write_files
 from highwater.spark.pipelines.archives.reading import Archive, ArchivedTopic, whole_files
 from highwater.spark.pipelines.replay import Replay, ReplayOptions
 from highwater.spark.pipelines.replay import run as replay
+from highwater.spark.pipelines.session.delta_session import DeltaSettings
 
 FILES, RECORDS = 4, 500  # of each of two partitions
 

@@ -25,8 +25,8 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.spark.pipelines import archive, replay, verify
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.lease import Lease
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.files.lease import Lease
 from highwater.spark.pipelines.replay import ReplayOptions
 from highwater.spark.pipelines.verify import VerifyOptions
 

@@ -20,9 +20,9 @@ from highwater.errors import UserError
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
 from highwater.spark.pipelines.archives import snapshots
 from highwater.spark.pipelines.archives.delta import DeltaArchive
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.history import Archived
 from highwater.spark.pipelines.archives.reading import Archive
+from highwater.spark.pipelines.session.delta_session import DeltaSettings
 
 
 def options(cluster: LocalCluster, directory: Path, **more: Any) -> ArchiveOptions:

@@ -26,7 +26,7 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.inspect.segment_walk import Damage
 from highwater.records import Record, decode, encode_rows, iter_batches, retain
 from highwater.spark.pipelines.audit import AuditOptions, audit, run
-from highwater.spark.pipelines.audit_findings import Audited, Finding
+from highwater.spark.pipelines.audits.findings import Audited, Finding
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

@@ -16,9 +16,9 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client import OffsetOutOfRangeError, TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.spark import register
-from highwater.spark.range_reader import read_range
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_plan import ReadPlan
+from highwater.spark.offsets.ranges import OffsetRange
+from highwater.spark.source.range_reader import read_range
+from highwater.spark.source.read_plan import ReadPlan
 
 Read = Callable[..., DataFrame]
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
 from highwater.spark import progress_bar
-from highwater.spark.batch_reader import HighwaterBatchReader
-from highwater.spark.range_reader import BatchConsumer
-from highwater.spark.stream_reader import HighwaterStreamReader
+from highwater.spark.source.batch_reader import HighwaterBatchReader
+from highwater.spark.source.range_reader import BatchConsumer
+from highwater.spark.source.stream_reader import HighwaterStreamReader
 
 
 def test_it_asks_for_offsets_and_what_it_holds_does_not_grow_with_the_topic(

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 )
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.filters import PushedFilters
-from highwater.spark.ranges import OffsetRange
+from highwater.spark.offsets.ranges import OffsetRange
+from highwater.spark.source.filters import PushedFilters
 
 P0, P1, OTHER = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 WHOLE = OffsetRange(P0, 0, 100)

@@ -16,13 +16,13 @@ from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.client.exceptions import HighwaterError
 from highwater.errors import UserError
-from highwater.spark.pipelines.lease import checkpoint_lease
+from highwater.spark.errors import OptionError
+from highwater.spark.offsets.ranges import OffsetRange
+from highwater.spark.pipelines.files.lease import checkpoint_lease
 from highwater.spark.pipelines.mirror import MirrorOptions, run
-from highwater.spark.pipelines.mirror_rows import MirrorPlan, copying
-from highwater.spark.positions import OptionError
-from highwater.spark.range_reader import read_range
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_plan import ReadPlan
+from highwater.spark.pipelines.sending.mirror_rows import MirrorPlan, copying
+from highwater.spark.source.range_reader import read_range
+from highwater.spark.source.read_plan import ReadPlan
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

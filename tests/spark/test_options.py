@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
-from highwater.spark.options import READ_OPTIONS, WRITE_OPTIONS
+from highwater.spark.options.data_source_options import READ_OPTIONS, WRITE_OPTIONS
 from highwater.spark.values.value_options import VALUE_OPTIONS
 
 Read = Callable[..., DataFrame]

@@ -15,8 +15,8 @@ from rich.console import Console
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
 from highwater.spark import progress_bar
-from highwater.spark.progress_display import ProgressBar
-from highwater.spark.read_progress import LISTENER_PROPERTY
+from highwater.spark.progress.display import ProgressBar
+from highwater.spark.progress.read_progress import LISTENER_PROPERTY
 
 RECORDS = 800_000
 Read = Callable[..., DataFrame]

@@ -19,9 +19,9 @@ from highwater.client.blocking import Admin, Producer
 from highwater.errors import UserError
 from highwater.spark.pipelines import archive, replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.replay import ReplayOptions
-from highwater.spark.pipelines.replay_progress import ReplayProgress, Step
+from highwater.spark.pipelines.sending.replay_progress import ReplayProgress, Step
 
 KEPT = ("key", "value", "headers", "timestamp")
 

@@ -18,9 +18,9 @@ from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Producer
 from highwater.errors import UserError
 from highwater.spark.pipelines import rollup
-from highwater.spark.pipelines.lease import checkpoint_lease
+from highwater.spark.pipelines.files.lease import checkpoint_lease
 from highwater.spark.pipelines.rollup import BadRecords, TopicSink, run
-from highwater.spark.pipelines.running import run_query
+from highwater.spark.pipelines.running.query_run import run_query
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

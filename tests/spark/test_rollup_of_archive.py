@@ -26,7 +26,7 @@ from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.archives import transactions_read
 from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.rollup import RollupOptions, TopicSink, run
-from highwater.spark.pipelines.running import run_query
+from highwater.spark.pipelines.running.query_run import run_query
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark
 

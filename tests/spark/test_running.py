@@ -20,10 +20,11 @@ from pipeline_process import pipeline_process
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin
 from highwater.errors import UserError
-from highwater.spark.pipelines import beside, termination
-from highwater.spark.pipelines.beside import running_beside
-from highwater.spark.pipelines.common import StreamOptions
-from highwater.spark.pipelines.running import Gate
+from highwater.spark.pipelines.command import termination
+from highwater.spark.pipelines.command.pipeline_options import StreamOptions
+from highwater.spark.pipelines.running import concurrent_query as beside
+from highwater.spark.pipelines.running.concurrent_query import running_beside
+from highwater.spark.pipelines.running.query_run import Gate
 
 
 def free_port() -> int:

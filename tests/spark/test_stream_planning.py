@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from highwater.client import OffsetOutOfRangeError, TopicPartition
-from highwater.spark import stream_reader
-from highwater.spark.stream_reader import HighwaterStreamReader
+from highwater.spark.source import stream_reader
+from highwater.spark.source.stream_reader import HighwaterStreamReader
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

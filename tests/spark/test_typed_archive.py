@@ -24,8 +24,8 @@ from highwater.client.blocking import Admin, Producer
 from highwater.errors import UserError
 from highwater.spark.pipelines import replay
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions, run
-from highwater.spark.pipelines.dead_letters import DeadLetters
-from highwater.spark.pipelines.lease import checkpoint_lease
+from highwater.spark.pipelines.files.lease import checkpoint_lease
+from highwater.spark.pipelines.typed_values.dead_letters import DeadLetters
 from highwater.spark.pipelines.verify import VerifyOptions, verify
 
 SCHEMA = {

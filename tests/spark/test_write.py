@@ -15,8 +15,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Consumer
-from highwater.spark.task_writes import WrittenRange
-from highwater.spark.writer import HighwaterStreamWriter, HighwaterWriter, TaskWritten
+from highwater.spark.sink.task_writes import WrittenRange
+from highwater.spark.sink.writer import HighwaterStreamWriter, HighwaterWriter, TaskWritten
 
 Read = Callable[..., DataFrame]
 Write = Callable[..., None]

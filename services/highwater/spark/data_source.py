@@ -14,9 +14,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from highwater.spark.mistakes import OneSentence
-from highwater.spark.options import lower_case, parse_columns
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError, ShortTraceback
+from highwater.spark.options.data_source_options import lower_case, parse_columns
 from highwater.spark.schema import spark_schema
 from highwater.spark.values.value_options import parse_value_options
 
@@ -29,35 +28,35 @@ class HighwaterDataSource(DataSource):
         return "highwater"
 
     def schema(self) -> str:
-        with OneSentence():
+        with ShortTraceback():
             values = parse_value_options(lower_case(self.options))
             value = None if values is None else values.spark_type()
             return spark_schema(parse_columns(self.options), value)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from highwater.spark.batch_reader import batch_reader
+        from highwater.spark.source.batch_reader import batch_reader
 
-        with OneSentence():
+        with ShortTraceback():
             self._check_schema(schema)
             return batch_reader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from highwater.spark.stream_reader import HighwaterStreamReader
+        from highwater.spark.source.stream_reader import HighwaterStreamReader
 
-        with OneSentence():
+        with ShortTraceback():
             self._check_schema(schema)
             return HighwaterStreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from highwater.spark.writer import HighwaterWriter
+        from highwater.spark.sink.writer import HighwaterWriter
 
-        with OneSentence():
+        with ShortTraceback():
             return HighwaterWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from highwater.spark.writer import HighwaterStreamWriter
+        from highwater.spark.sink.writer import HighwaterStreamWriter
 
-        with OneSentence():
+        with ShortTraceback():
             return HighwaterStreamWriter(self.options, schema, overwrite=overwrite)
 
     def _check_schema(self, schema: StructType) -> None:

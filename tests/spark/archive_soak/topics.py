@@ -13,9 +13,9 @@ from conftest import FOREVER, delete_records_before
 from archive_soak.state import Soak
 from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
-from highwater.spark.range_reader import read_range
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_plan import ReadPlan
+from highwater.spark.offsets.ranges import OffsetRange
+from highwater.spark.source.range_reader import read_range
+from highwater.spark.source.read_plan import ReadPlan
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

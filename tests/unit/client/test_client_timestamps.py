@@ -17,7 +17,7 @@ from highwater.client import Consumer, InvalidTimestampError, Producer, blocking
 from highwater.client.producer.table_batches import TableColumns, normalised
 from highwater.errors import ErrorCode
 from highwater.records import Record, decode, encode_columns, encode_rows, iter_batches
-from highwater.spark.columns import arrow_schema, read_columns
+from highwater.spark.source.columns import arrow_schema, read_columns
 
 STORED = [-5, 2**62, -(2**62), -1, 1_700_000_000_000]
 FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_000, tzinfo=UTC)

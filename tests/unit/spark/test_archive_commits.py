@@ -22,7 +22,7 @@ from highwater.spark.pipelines.archives.commits import (
     visible,
 )
 from highwater.spark.pipelines.archives.offsets import merged_offsets
-from highwater.spark.pipelines.hadoop_files import write_new_file
+from highwater.spark.pipelines.files.hadoop_files import write_new_file
 
 ARCHIVE = "/archive"
 

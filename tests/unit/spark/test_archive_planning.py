@@ -15,8 +15,8 @@ from highwater.errors import UserError
 from highwater.spark.pipelines.archives.compaction import SmallFiles, small_files
 from highwater.spark.pipelines.archives.files import FileContent, check_place, highest_commit, named
 from highwater.spark.pipelines.archives.value_types import value_type_of_files
-from highwater.spark.pipelines.hadoop_files import Listing
-from highwater.spark.pipelines.replay_progress import next_until
+from highwater.spark.pipelines.files.hadoop_files import Listing
+from highwater.spark.pipelines.sending.replay_progress import next_until
 
 DAY = "topic=t/date=2026-11-21"
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

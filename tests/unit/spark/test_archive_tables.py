@@ -12,18 +12,17 @@ import pytest
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
-from highwater.spark.pipelines import jars, s3a
-from highwater.spark.pipelines.archives import delta_session
-from highwater.spark.pipelines.archives.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
+from highwater.spark.offsets.stream_offset import StreamOffset
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun, broken
 from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned, written_offset
 from highwater.spark.pipelines.archives.offsets import merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.snapshots import checkpointed, snapshot_partitions
-from highwater.spark.pipelines.jars import fetched_jars
-from highwater.spark.pipelines.s3a import s3a_settings
-from highwater.spark.stream_offset import StreamOffset
+from highwater.spark.pipelines.session import delta_session, jars, s3a
+from highwater.spark.pipelines.session.delta_session import SETTINGS, DeltaSettings, NoDeltaError, delta_settings
+from highwater.spark.pipelines.session.jars import fetched_jars
+from highwater.spark.pipelines.session.s3a import s3a_settings
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 WRITTEN = Archived("l", 8, {"a": {0: 1200, 1: 7}}, {"a": "5f"})

@@ -18,10 +18,10 @@ from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.inspect.segment_walk import Damage, SegmentTask
 from highwater.records import Record, encode_rows
 from highwater.spark.pipelines.audit import shared_out
-from highwater.spark.pipelines.audit_findings import Audited, Finding, Sums, Version, blame, merged
-from highwater.spark.pipelines.audit_replicas import ClusterPartition, find
-from highwater.spark.pipelines.audit_scan import DIGEST, SEGMENT, AuditTask, batches, records, scan
-from highwater.spark.pipelines.audit_table import SCHEMA, rows_of
+from highwater.spark.pipelines.audits.findings import Audited, Finding, Sums, Version, blame, merged
+from highwater.spark.pipelines.audits.replicas import ClusterPartition, find
+from highwater.spark.pipelines.audits.segment_scan import DIGEST, SEGMENT, AuditTask, batches, records, scan
+from highwater.spark.pipelines.audits.table import SCHEMA, rows_of
 
 BROKERS = {0: "1", 1: "2", 2: "3"}
 TOPIC_ID = b"t" * 16

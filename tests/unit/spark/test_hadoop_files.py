@@ -12,8 +12,8 @@ import pytest
 
 from highwater import atomic_file
 from highwater.errors import UserError
-from highwater.spark.pipelines import hadoop_files
-from highwater.spark.pipelines.hadoop_files import Listing, keep_files, listings, local_listings, statuses
+from highwater.spark.pipelines.files import hadoop_files
+from highwater.spark.pipelines.files.hadoop_files import Listing, keep_files, listings, local_listings, statuses
 
 DAY = "s3a://b/archive/topic=a/date=2026-11-21"
 

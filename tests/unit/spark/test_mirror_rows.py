@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from highwater.client import TopicPartition
 from highwater.errors import UserError
-from highwater.spark.columns import arrow_schema
-from highwater.spark.pipelines.batch_notes import parsed, text_of
-from highwater.spark.pipelines.mirror_rows import AlreadyThere
+from highwater.spark.pipelines.files.offset_log import parsed, text_of
+from highwater.spark.pipelines.sending.mirror_rows import AlreadyThere
+from highwater.spark.source.columns import arrow_schema
 
 SCHEMA = arrow_schema(("key", "value", "timestamp", "headers"))
 

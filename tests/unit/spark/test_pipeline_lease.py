@@ -14,8 +14,8 @@ from typing import ClassVar
 import pytest
 
 from highwater.errors import UserError
-from highwater.spark.pipelines import lease
-from highwater.spark.pipelines.lease import Files, Holder, Lease
+from highwater.spark.pipelines.files import lease
+from highwater.spark.pipelines.files.lease import Files, Holder, Lease
 
 
 class Disk:

@@ -16,19 +16,14 @@ from typer.testing import CliRunner
 from highwater.cli.app import app
 from highwater.cli.pipeline import NAMES
 from highwater.errors import UserError
-from highwater.spark.pipelines import common
-from highwater.spark.pipelines.common import (
-    PipelineOptions,
-    StreamOptions,
-    cause_of,
-    check_java,
-    pipeline_command,
-    submitted,
-    trigger_of,
-)
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import PipelineOptions, StreamOptions, trigger_of
 from highwater.spark.pipelines.mirror import MirrorOptions
 from highwater.spark.pipelines.rollup import Emit, RollupOptions
-from highwater.spark.pipelines.rollup_query import interval
+from highwater.spark.pipelines.rollups.query import interval
+from highwater.spark.pipelines.session import spark_session
+from highwater.spark.pipelines.session.spark_errors import cause_of
+from highwater.spark.pipelines.session.spark_session import check_java
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +206,15 @@ def test_the_jvm_of_a_pipeline_starts_without_warnings_unless_its_logging_is_con
 ) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
-    common._quiet_start()
+    spark_session._quiet_start()
     kept, option = os.environ["SPARK_SUBMIT_OPTS"].split(" ", 1)
     assert kept == "-XX:TieredStopAtLevel=1"
     uri = option.strip('"').removeprefix("-Dlog4j2.configurationFile=")
     assert "rootLogger.level = off" in Path(uri.removeprefix("file://")).read_text()
     before = os.environ["SPARK_SUBMIT_OPTS"]
-    common._quiet_start()
+    spark_session._quiet_start()
     assert os.environ["SPARK_SUBMIT_OPTS"] == before
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    common._quiet_start()
+    spark_session._quiet_start()
     assert os.environ["SPARK_SUBMIT_OPTS"] == ""

@@ -8,7 +8,7 @@ import pytest
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.rollup import RollupOptions
-from highwater.spark.pipelines.rollup_sources import sentence_of
+from highwater.spark.pipelines.rollups.sources import sentence_of
 
 ROLLUP: dict[str, Any] = {"archive": "/a", "topic": ["t"], "checkpoint": "c", "to_topic": "o", "count": True}
 

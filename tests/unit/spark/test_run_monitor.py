@@ -8,8 +8,8 @@ import urllib.request
 import pytest
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.common import listen_address
-from highwater.spark.pipelines.run_monitor import RunMonitor
+from highwater.spark.pipelines.command.pipeline_options import listen_address
+from highwater.spark.pipelines.running.run_monitor import RunMonitor
 
 
 class Clock:

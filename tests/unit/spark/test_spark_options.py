@@ -3,9 +3,16 @@
 import pytest
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.client_settings import client_settings
-from highwater.spark.options import NoMatch, Subscription, parse_columns, parse_read_options, parse_write_options
-from highwater.spark.positions import EARLIEST, LATEST, OptionError
+from highwater.spark.errors import OptionError
+from highwater.spark.options.client_settings import client_settings
+from highwater.spark.options.data_source_options import (
+    NoMatch,
+    Subscription,
+    parse_columns,
+    parse_read_options,
+    parse_write_options,
+)
+from highwater.spark.options.positions import EARLIEST, LATEST
 
 BASE = {"highwater.bootstrap.servers": "a:1,b:2", "subscribe": "events"}
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.admission import Limits, admitted, admitted_bytes
-from highwater.spark.progress import lag
-from highwater.spark.ranges import OffsetRange, split_ranges
-from highwater.spark.stream_offset import NOT_BEGUN, StreamOffset, parse_stream_offset
+from highwater.spark.offsets.ranges import OffsetRange, split_ranges
+from highwater.spark.offsets.stream_offset import NOT_BEGUN, StreamOffset, parse_stream_offset
+from highwater.spark.progress.lag import lag
+from highwater.spark.source.admission import Limits, admitted, admitted_bytes
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.ranges import OffsetRange
-from highwater.spark.read_progress import (
+from highwater.spark.offsets.ranges import OffsetRange
+from highwater.spark.progress.read_progress import (
     MAX_READS,
     MAX_REPORT_BYTES,
     RangeOfRead,

@@ -8,10 +8,10 @@ import pytest
 from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.topic_partition import TopicPartition
 from highwater.records import Batch, Record, TimestampType, decode, encode_columns, encode_rows
-from highwater.spark.columns import arrow_schema, read_columns
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.schema import READ_COLUMNS, spark_schema
-from highwater.spark.write_rows import Target, check_write_columns, rows_by_target
+from highwater.spark.sink.write_rows import Target, check_write_columns, rows_by_target
+from highwater.spark.source.columns import arrow_schema, read_columns
 
 HEADERS = "array<struct<key:string,value:binary>>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from highwater.client.producer.delivery import BatchMetadata
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.task_writes import NO_OFFSET, RangesWritten, WrittenRange, left_behind
+from highwater.spark.sink.task_writes import NO_OFFSET, RangesWritten, WrittenRange, left_behind
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.task_attempts import NO_SPECULATION, ONCE, check_attempts
+from highwater.spark.pipelines.session.task_attempts import NO_SPECULATION, ONCE, check_attempts
 
 
 def session(master: str, **conf: str) -> Any:

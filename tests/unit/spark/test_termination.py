@@ -8,11 +8,11 @@ import subprocess
 import sys
 from threading import Thread
 
-from highwater.spark.pipelines import termination
+from highwater.spark.pipelines.command import termination
 
 PROGRAM = """
 import os, signal
-from highwater.spark.pipelines import termination
+from highwater.spark.pipelines.command import termination
 
 with termination.heeded():
     for _ in range(2):

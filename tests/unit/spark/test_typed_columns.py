@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from test_values_protobuf import FILE, descriptors
 
-from highwater.spark.options import parse_columns
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
+from highwater.spark.options.data_source_options import parse_columns
 from highwater.spark.values.decoding import ValueDecoder
 from highwater.spark.values.typed_columns import BadValueError, TypedColumns
 from highwater.spark.values.value_options import ValueOptions, parse_value_options

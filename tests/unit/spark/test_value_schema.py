@@ -11,7 +11,7 @@ from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.value_types import check_bytes, check_value_type
 from highwater.spark.pipelines.mirror import MirrorOptions
 from highwater.spark.pipelines.rollup import BadRecords, RollupOptions
-from highwater.spark.pipelines.value_schema import BYTES, BadValues, ValueFormat, ValueType
+from highwater.spark.pipelines.typed_values.value_schema import BYTES, BadValues, ValueFormat, ValueType
 from highwater.spark.pipelines.verify import VerifyOptions
 
 

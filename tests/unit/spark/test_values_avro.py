@@ -14,7 +14,7 @@ from fastavro import parse_schema, schemaless_writer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.avro_values import AvroDecoder
 from highwater.spark.values.decoding import decoded_column
 from highwater.spark.values.schema_types import spark_type

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.ddl import parse_ddl
 from highwater.spark.values.decoding import Decoded, decoded_column
 from highwater.spark.values.json_schema import parse_json_schema

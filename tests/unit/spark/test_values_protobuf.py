@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.decoding import Decoded, decoded_column
 from highwater.spark.values.protobuf_values import ProtobufDecoder
 from highwater.spark.values.schema_types import spark_type

@@ -16,31 +16,27 @@ from typing import TYPE_CHECKING
 from highwater.console.output import screen
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.options import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.common import (
-    nothing_needed,
-    pipeline_command,
-    session,
-    spark_errors,
-    submitted,
-)
-from highwater.spark.pipelines.dead_letters import check_dead_letter_topic
-from highwater.spark.pipelines.running import run_query
-from highwater.spark.pipelines.value_schema import BadValues, ValueType, bad_values_said, value_type
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.running.query_run import run_query
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.session.spark_session import nothing_needed, session
+from highwater.spark.pipelines.typed_values.dead_letters import check_dead_letter_topic
+from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueType, bad_values_said, value_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from highwater.spark.pipelines.archives.delta import DeltaArchive
-    from highwater.spark.pipelines.archives.delta_session import DeltaSettings
     from highwater.spark.pipelines.archives.parquet import ParquetArchive
+    from highwater.spark.pipelines.session.delta_session import DeltaSettings
 
 __all__ = ["ArchiveFormat", "ArchiveOptions", "run"]
 
 
 def run(options: ArchiveOptions) -> None:
     """Archives until the topics' end, or for ever. Raises `UserError` and the SDK's errors."""
-    from highwater.spark.pipelines.archives.delta_session import DeltaSettings
     from highwater.spark.pipelines.archives.found import local_format
+    from highwater.spark.pipelines.session.delta_session import DeltaSettings
 
     delta = DeltaSettings()
     plain = (options.format or local_format(options.to)) is ArchiveFormat.PARQUET
@@ -66,7 +62,7 @@ def _archive(
     from highwater.spark.pipelines.archives.delta import DeltaArchive
     from highwater.spark.pipelines.archives.found import found_format
     from highwater.spark.pipelines.archives.parquet import ParquetArchive
-    from highwater.spark.pipelines.hadoop_files import HadoopFiles
+    from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 
     there = found_format(HadoopFiles(spark, options.to), options.to)
     if there is not None and options.format not in (None, there):

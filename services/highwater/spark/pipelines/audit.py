@@ -29,20 +29,16 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import json_line, screen, table
 from highwater.errors import UserError
 from highwater.log_storage.inspect.segment_walk import Damage
-from highwater.spark.pipelines import audit_scan
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
-from highwater.spark.pipelines.audit_findings import TOLD, Audited, Finding, Sums, Version, blame, merged
-from highwater.spark.pipelines.audit_replicas import Found, Replica, find, only, read_cluster
-from highwater.spark.pipelines.audit_scan import AuditTask
-from highwater.spark.pipelines.audit_table import AuditTable, rows_of
-from highwater.spark.pipelines.common import (
-    PipelineOptions,
-    nothing_needed,
-    pipeline_command,
-    session,
-    spark_errors,
-    submitted,
-)
+from highwater.spark.pipelines.audits import segment_scan
+from highwater.spark.pipelines.audits.findings import TOLD, Audited, Finding, Sums, Version, blame, merged
+from highwater.spark.pipelines.audits.replicas import Found, Replica, find, only, read_cluster
+from highwater.spark.pipelines.audits.segment_scan import AuditTask
+from highwater.spark.pipelines.audits.table import AuditTable, rows_of
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import PipelineOptions
+from highwater.spark.pipelines.session.delta_session import DeltaSettings
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.session.spark_session import nothing_needed, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,14 +175,14 @@ def _look(spark: SparkSession, found: Found) -> Audited:
         for number, task in found.tasks()
     ]
     findings = [*_without_reading(found)]
-    scanned = _run(spark, tasks, audit_scan.scan, audit_scan.SCAN_SCHEMA).persist()
+    scanned = _run(spark, tasks, segment_scan.scan, segment_scan.SCAN_SCHEMA).persist()
     try:
-        for row in scanned.where(scanned.what.isin(*audit_scan.KINDS)).limit(TOLD).collect():
+        for row in scanned.where(scanned.what.isin(*segment_scan.KINDS)).limit(TOLD).collect():
             findings.append(
                 _finding(replicas[row.replica], Damage(row.what), row.first, row.last, row.file, row.problem)
             )
         read = (
-            scanned.where(scanned.what == audit_scan.SEGMENT)
+            scanned.where(scanned.what == segment_scan.SEGMENT)
             .groupBy("group")
             .agg({"batches": "sum", "bytes": "sum"})
             .select("group", "sum(batches)", "sum(bytes)")
@@ -240,7 +236,7 @@ def _differing_batches(
 
     stretches: dict[int, set[tuple[int, int]]] = {}
     suspect = (
-        scanned.where(scanned.what == audit_scan.DIGEST)
+        scanned.where(scanned.what == segment_scan.DIGEST)
         .groupBy("group", "stretch", "part", "replica")
         .agg(f.bit_xor("digest").alias("digest"))
         .groupBy("group", "stretch", "part")
@@ -257,7 +253,7 @@ def _differing_batches(
     ]
     if not again:
         return
-    found = _run(spark, again, audit_scan.batches, audit_scan.BATCH_SCHEMA)
+    found = _run(spark, again, segment_scan.batches, segment_scan.BATCH_SCHEMA)
     differing = (
         found.groupBy("group", "base")
         .agg(
@@ -278,8 +274,8 @@ def _differing_batches(
 def _overlaps(task: AuditTask, stretches: Iterable[tuple[int, int]]) -> bool:
     segment = task.segment
     return any(
-        segment.base_offset < (number + 1) * audit_scan.STRETCH
-        and (segment.until is None or number * audit_scan.STRETCH < segment.until)
+        segment.base_offset < (number + 1) * segment_scan.STRETCH
+        and (segment.until is None or number * segment_scan.STRETCH < segment.until)
         for number, _ in stretches
     )
 
@@ -292,7 +288,7 @@ def _differing_records(spark: SparkSession, tasks: list[AuditTask], replicas: tu
     compacted = [task for task in tasks if task.segment.base_offset < task.segment.compacted_to]
     if not compacted:
         return
-    records = _run(spark, compacted, audit_scan.records, audit_scan.RECORD_SCHEMA).persist()
+    records = _run(spark, compacted, segment_scan.records, segment_scan.RECORD_SCHEMA).persist()
     try:
         differing = (
             records.groupBy("group", "offset")
@@ -341,10 +337,10 @@ def _lacking(spark: SparkSession, records: DataFrame, replicas: tuple[Replica, .
     )
 
 
-def _run(spark: SparkSession, tasks: list[AuditTask], work: audit_scan.Task, schema: str) -> DataFrame:
+def _run(spark: SparkSession, tasks: list[AuditTask], work: segment_scan.Task, schema: str) -> DataFrame:
     context = spark.sparkContext
     rows = [(bytearray(pickle.dumps(some)),) for some in shared_out(tasks, context.defaultParallelism)]
-    frame = spark.createDataFrame(context.parallelize(rows, max(len(rows), 1)), audit_scan.TASKS_SCHEMA)
+    frame = spark.createDataFrame(context.parallelize(rows, max(len(rows), 1)), segment_scan.TASKS_SCHEMA)
     return frame.mapInArrow(work, schema)
 
 

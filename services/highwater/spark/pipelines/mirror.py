@@ -21,25 +21,21 @@ from highwater.client.blocking import Admin
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.exceptions import TopicAlreadyExistsError
 from highwater.errors import UserError
-from highwater.spark.client_settings import client_settings
-from highwater.spark.options import Subscription, lower_case, parse_read_options
-from highwater.spark.pipelines.batch_notes import BatchNotes
-from highwater.spark.pipelines.common import (
-    StreamOptions,
-    key_values,
-    pipeline_command,
-    session,
-    submitted,
-)
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.lease import checkpoint_lease
-from highwater.spark.pipelines.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
-from highwater.spark.pipelines.running import run_query
-from highwater.spark.pipelines.targets import Append, check_empty
-from highwater.spark.pipelines.task_attempts import NO_SPECULATION, check_attempts
-from highwater.spark.pipelines.value_schema import check_value_options
+from highwater.spark.offsets.topic_offsets import TopicOffsets
+from highwater.spark.options.client_settings import client_settings
+from highwater.spark.options.data_source_options import Subscription, lower_case, parse_read_options
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import StreamOptions, key_values
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.files.lease import checkpoint_lease
+from highwater.spark.pipelines.files.offset_log import BatchNotes
+from highwater.spark.pipelines.running.query_run import run_query
+from highwater.spark.pipelines.sending.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
+from highwater.spark.pipelines.sending.targets import Append, check_empty
+from highwater.spark.pipelines.session.spark_session import session
+from highwater.spark.pipelines.session.task_attempts import NO_SPECULATION, check_attempts
+from highwater.spark.pipelines.typed_values.value_schema import check_value_options
 from highwater.spark.schema import NO_NULL_HEADERS
-from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

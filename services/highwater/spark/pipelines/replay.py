@@ -22,25 +22,21 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap, screen
 from highwater.errors import UserError
-from highwater.spark.options import Subscription
-from highwater.spark.pipelines import termination
+from highwater.spark.offsets.stream_offset import offsets_json
+from highwater.spark.offsets.topic_offsets import TopicOffsets
+from highwater.spark.options.data_source_options import Subscription
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.pieces import Ranges
 from highwater.spark.pipelines.archives.reading import Archive, open_archive, whole_files
-from highwater.spark.pipelines.common import (
-    PipelineOptions,
-    key_values,
-    pipeline_command,
-    spark_errors,
-    submitted,
-)
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.replay_progress import PartitionOffsets, ReplayProgress, Step, next_until
-from highwater.spark.pipelines.targets import Append, check_empty
-from highwater.spark.pipelines.task_attempts import ONCE, check_attempts
+from highwater.spark.pipelines.command import termination
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import PipelineOptions, key_values
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.sending.replay_progress import PartitionOffsets, ReplayProgress, Step, next_until
+from highwater.spark.pipelines.sending.targets import Append, check_empty
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.session.task_attempts import ONCE, check_attempts
 from highwater.spark.schema import NO_NULL_HEADERS
-from highwater.spark.stream_offset import offsets_json
-from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -30,24 +30,16 @@ from highwater.client.blocking import Admin
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
-from highwater.spark.options import Subscription
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
+from highwater.spark.offsets.topic_offsets import TopicOffsets
+from highwater.spark.options.data_source_options import Subscription
 from highwater.spark.pipelines.archives.found import DELTA_LOG
 from highwater.spark.pipelines.archives.reading import Archive, open_archive
-from highwater.spark.pipelines.batch_notes import BatchNotes, text_of
-from highwater.spark.pipelines.beside import running_beside
-from highwater.spark.pipelines.common import (
-    AVAILABLE_NOW,
-    nothing_needed,
-    pipeline_command,
-    session,
-    spark_errors,
-    submitted,
-)
-from highwater.spark.pipelines.dead_letters import DeadLetters, check_dead_letter_topic
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, qualified
-from highwater.spark.pipelines.lease import Lease, checkpoint_lease
-from highwater.spark.pipelines.rollup_query import (
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import AVAILABLE_NOW
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, qualified
+from highwater.spark.pipelines.files.lease import Lease, checkpoint_lease
+from highwater.spark.pipelines.files.offset_log import BatchNotes, text_of
+from highwater.spark.pipelines.rollups.query import (
     ERROR,
     RECORD_COLUMNS,
     REMEDY,
@@ -58,16 +50,20 @@ from highwater.spark.pipelines.rollup_query import (
     rolled_up,
     same_schema,
 )
-from highwater.spark.pipelines.rollup_sources import (
+from highwater.spark.pipelines.rollups.sources import (
     ArchivedRecords,
     RecordSource,
     TopicRecords,
     check_archive_options,
     has_begun,
 )
-from highwater.spark.pipelines.running import MicroBatch, run_query
-from highwater.spark.pipelines.value_schema import BadValues, ValueSchemaOptions, bad_values_said
-from highwater.spark.topic_offsets import TopicOffsets
+from highwater.spark.pipelines.running.concurrent_query import running_beside
+from highwater.spark.pipelines.running.query_run import MicroBatch, run_query
+from highwater.spark.pipelines.session.delta_session import DeltaSettings
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.session.spark_session import nothing_needed, session
+from highwater.spark.pipelines.typed_values.dead_letters import DeadLetters, check_dead_letter_topic
+from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueSchemaOptions, bad_values_said
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

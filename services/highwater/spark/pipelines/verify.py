@@ -24,21 +24,24 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
 from highwater.errors import UserError
-from highwater.spark.client_settings import client_settings
-from highwater.spark.options import Subscription, lower_case
+from highwater.spark.offsets.stream_offset import offsets_json
+from highwater.spark.offsets.topic_offsets import TopicOffsets
+from highwater.spark.options.client_settings import client_settings
+from highwater.spark.options.data_source_options import Subscription, lower_case
 from highwater.spark.pipelines.archives.files import archive_session
 from highwater.spark.pipelines.archives.offsets import check_topics
 from highwater.spark.pipelines.archives.pieces import Ranges
 from highwater.spark.pipelines.archives.reading import Archive, open_archive
-from highwater.spark.pipelines.common import (
-    key_values,
-    pipeline_command,
-    spark_errors,
-    submitted,
+from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
+from highwater.spark.pipelines.command.pipeline_options import key_values
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.typed_values.value_schema import (
+    BYTES,
+    BadValues,
+    ValueType,
+    ValueTypeOptions,
+    value_type,
 )
-from highwater.spark.pipelines.value_schema import BYTES, BadValues, ValueType, ValueTypeOptions, value_type
-from highwater.spark.stream_offset import offsets_json
-from highwater.spark.topic_offsets import TopicOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

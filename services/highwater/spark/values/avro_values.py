@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from highwater.extras import how_to_install
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.decoding import BadValue, Decoded
 from highwater.spark.values.schema_types import list_of, plain
 

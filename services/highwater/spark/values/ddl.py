@@ -8,7 +8,7 @@ import re
 
 import pyarrow as pa
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.schema_types import TIMESTAMP, TIMESTAMP_NTZ, list_of
 
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|(.))", re.DOTALL)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.schema_types import TIMESTAMP, list_of, with_allowed
 
 _SIMPLE = {"string": pa.utf8(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}

@@ -22,7 +22,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 from highwater.spark.values.decoding import BadValue, Decoded
 from highwater.spark.values.schema_types import TIMESTAMP, list_of
 

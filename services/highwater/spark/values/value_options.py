@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from highwater.spark.positions import OptionError
+from highwater.spark.errors import OptionError
 
 if TYPE_CHECKING:
     from highwater.spark.values.decoding import ValueDecoder

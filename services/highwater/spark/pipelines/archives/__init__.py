@@ -1,1 +1,4 @@
-"""Archives: what `archive` writes and `replay` reads, as a Delta table or as plain Parquet files."""
+"""Archives: written by `archive`, read by `replay`, `rollup` and `verify`, as Delta tables or plain Parquet files.
+
+May import `command/`, `session/`, `files/` and `typed_values/`.
+"""

@@ -22,7 +22,7 @@ from highwater.spark.pipelines.archives.files import (
     read_files,
     write_files,
 )
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -48,9 +48,9 @@ from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
 from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of
-from highwater.spark.pipelines.common import cause_of
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.value_schema import ValueType
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.session.spark_errors import cause_of
+from highwater.spark.pipelines.typed_values.value_schema import ValueType
 from highwater.telemetry.log import get_logger
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.errors import UserError
 from highwater.spark import register
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, Listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ from highwater.spark.pipelines.archives.commits import COMMITS
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 
 if TYPE_CHECKING:
-    from highwater.spark.pipelines.hadoop_files import HadoopFiles
+    from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 
 DELTA_LOG = "_delta_log"
 _TRANSACTION = re.compile(r"\d{20}\.")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
-from highwater.spark.client_settings import client_settings
-from highwater.spark.options import ReadOptions, lower_case, parse_read_options
+from highwater.spark.offsets.stream_offset import StreamOffset, parse_stream_offset
+from highwater.spark.offsets.topic_offsets import TopicOffsets
+from highwater.spark.options.client_settings import client_settings
+from highwater.spark.options.data_source_options import ReadOptions, lower_case, parse_read_options
+from highwater.spark.options.positions import EARLIEST_OFFSET
 from highwater.spark.pipelines.archives.offsets import Offsets, archived_at, check_topics, knows
 from highwater.spark.pipelines.archives.options import ArchiveOptions
-from highwater.spark.pipelines.dead_letters import DeadLetters
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.lease import Lease, checkpoint_lease
-from highwater.spark.pipelines.value_schema import ValueType
-from highwater.spark.positions import EARLIEST_OFFSET
-from highwater.spark.stream_offset import StreamOffset, parse_stream_offset
-from highwater.spark.topic_offsets import TopicOffsets
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.files.lease import Lease, checkpoint_lease
+from highwater.spark.pipelines.typed_values.dead_letters import DeadLetters
+from highwater.spark.pipelines.typed_values.value_schema import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.common import PipelineOptions, duration_ms
-from highwater.spark.pipelines.value_schema import ValueSchemaOptions
+from highwater.spark.pipelines.command.pipeline_options import PipelineOptions, duration_ms
+from highwater.spark.pipelines.typed_values.value_schema import ValueSchemaOptions
 
 
 class ArchiveFormat(StrEnum):

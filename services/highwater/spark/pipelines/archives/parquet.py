@@ -29,9 +29,9 @@ from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of_files
-from highwater.spark.pipelines.hadoop_files import HadoopFiles, Listing, check_one_file_system
-from highwater.spark.pipelines.lease import Lease
-from highwater.spark.pipelines.value_schema import ValueType
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, Listing, check_one_file_system
+from highwater.spark.pipelines.files.lease import Lease
+from highwater.spark.pipelines.typed_values.value_schema import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

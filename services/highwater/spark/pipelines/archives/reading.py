@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import applied_commit, settled
-from highwater.spark.pipelines.archives.delta_session import DeltaSettings
 from highwater.spark.pipelines.archives.files import archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format, local_format
 from highwater.spark.pipelines.archives.history import History, archived_by, quoted
@@ -25,9 +24,12 @@ from highwater.spark.pipelines.archives.value_types import (
     value_type_of,
     value_type_of_files,
 )
-from highwater.spark.pipelines.common import PipelineOptions, nothing_needed, session, spark_errors
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.value_schema import BYTES, ValueType
+from highwater.spark.pipelines.command.pipeline_options import PipelineOptions
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.session.delta_session import DeltaSettings
+from highwater.spark.pipelines.session.spark_errors import spark_errors
+from highwater.spark.pipelines.session.spark_session import nothing_needed, session
+from highwater.spark.pipelines.typed_values.value_schema import BYTES, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

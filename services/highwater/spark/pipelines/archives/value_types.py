@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.files import directories
-from highwater.spark.pipelines.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.value_schema import BYTES, ValueType
+from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
+from highwater.spark.pipelines.typed_values.value_schema import BYTES, ValueType
 from highwater.spark.values.schema_types import quoted
 
 if TYPE_CHECKING:

@@ -1,0 +1,107 @@
+"""`highwater.*` and `kafka.*` options as settings of the SDK's clients. Pure.
+
+`highwater.fetch.max.bytes` is `fetch_max_bytes` of the `Consumer`. Kafka's names are taken where the SDK has the same
+thing. What would change the meaning of a job if it were dropped (security, isolation) is refused; what only tunes a
+part of Kafka's client that does not exist here is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import signature
+from typing import Any, Literal, get_args
+
+from highwater.spark.errors import OptionError
+
+PREFIXES = ("highwater.", "kafka.", "kafkaconsumer.", "fetchoffset.")
+
+_BOOTSTRAP = "bootstrap.servers"
+_KAFKA_NAMES = {
+    "compression_type": "compression",
+    "max_in_flight_requests_per_connection": "max_in_flight",
+}
+_INSTEAD = {
+    "auto_offset_reset": "startingOffsets",
+    "include_headers": "includeHeaders",
+    "max_poll_records": "maxRecordsPerPartition",
+}
+_DROPPED = frozenset(
+    {
+        "group_id",
+        "client_rack",
+        "session_timeout_ms",
+        "heartbeat_interval_ms",
+        "max_poll_interval_ms",
+        "connections_max_idle_ms",
+        "reconnect_backoff_ms",
+        "reconnect_backoff_max_ms",
+        "receive_buffer_bytes",
+        "send_buffer_bytes",
+        "retries",
+        "default_api_timeout_ms",
+    }
+)
+Client = Literal["Consumer", "Producer", "Admin"]
+
+
+def check_client_settings(options: Mapping[str, str]) -> None:
+    """Raises `OptionError` for a setting that no client of the SDK knows, or that the data source sets itself."""
+    named = _named(options)
+    if not named:
+        return
+    known = {name for client in get_args(Client) for name in _parameters(client)}
+    for option, name in named.items():
+        if name in _INSTEAD:
+            raise OptionError(f"option {option} cannot be set: use {_INSTEAD[name]}")
+        if name not in known and name not in _DROPPED:
+            raise OptionError(f"option {option} has no counterpart in Highwater: remove it")
+
+
+def client_settings(options: Mapping[str, str], client: Client) -> dict[str, Any]:
+    """Keyword arguments for a client: those of the options that it knows."""
+    named = _named(options)
+    parameters = _parameters(client) if named else {}
+    return {
+        name: _converted(option, options[option], parameters[name])
+        for option, name in named.items()
+        if name in parameters
+    }
+
+
+def _named(options: Mapping[str, str]) -> dict[str, str]:
+    """Option to parameter, Kafka's first: where both are given, Highwater's own counts."""
+    found = {}
+    for prefix in ("kafka.", "highwater."):
+        for option in options:
+            if option.startswith(prefix) and option != prefix + _BOOTSTRAP:
+                name = option.removeprefix(prefix).replace(".", "_")
+                found[option] = _KAFKA_NAMES.get(name, name)
+    return found
+
+
+def _parameters(client: Client) -> dict[str, Any]:
+    """Keyword parameters of the client and their defaults."""
+    # Imported here: most queries set none, and the Python processes of their planning need no client.
+    parameters = signature(getattr(import_module("highwater.client"), client)).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "bootstrap"}
+
+
+def _converted(option: str, text: str, default: Any) -> Any:
+    """The text as what the parameter's default is."""
+    lower = text.strip().lower()
+    if isinstance(default, bool) or (default is None and lower in ("true", "false")):
+        if lower not in ("true", "false"):
+            raise OptionError(f"option {option} is {text!r}; it can be true or false")
+        return lower == "true"
+    if isinstance(default, int | float):
+        try:
+            return int(lower)
+        except ValueError:
+            raise OptionError(f"option {option} is {text!r}; it is a whole number") from None
+    if option.endswith(".acks") and lower != "all":
+        try:
+            return int(lower)
+        except ValueError:
+            raise OptionError(f"option {option} is {text!r}; it can be all, 1 or 0") from None
+    return text.strip()

@@ -1,0 +1,164 @@
+"""Where a read begins and ends, as users say it in options. Pure.
+
+    startingOffsets       earliest | latest | latest-1000 | {"events": {"0": 23, "1": -2}}     (-2 earliest, -1 latest)
+    startingTimestamp     1700000000000 | -10m
+    startingOffsetsByTimestamp    {"events": {"0": 1700000000000}}
+
+and the same for `ending...`. A timestamp goes before offsets by timestamp, and they before offsets, as in Spark's Kafka
+source.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from highwater.client.topic_partition import TopicPartition
+from highwater.spark.errors import OptionError
+
+EARLIEST_OFFSET = -2
+LATEST_OFFSET = -1
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_RELATIVE_TIME = re.compile(r"-(\d+)\s*(ms|s|m|h|d)")
+_BACK_FROM_LATEST = re.compile(r"latest\s*-\s*(\d+)")
+
+
+class Side(Enum):
+    STARTING = "starting"
+    ENDING = "ending"
+
+
+class Kind(Enum):
+    EARLIEST = auto()
+    LATEST = auto()  # `number` records before the end, 0: the end
+    OFFSET = auto()  # `number` is the offset
+    TIME = auto()  # `number` is ms since 1970: the first record at or after it
+    AGO = auto()  # `number` is ms before now
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    kind: Kind
+    number: int = 0
+
+
+EARLIEST = Position(Kind.EARLIEST)
+LATEST = Position(Kind.LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """One position for every partition, or one for each. `option` is where it was said."""
+
+    option: str
+    everywhere: Position | None
+    each: Mapping[TopicPartition, Position] = field(default_factory=dict)
+
+    def of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+        """The position of each of these. Raises `OptionError` where the option names others, or not all of them."""
+        partitions = list(partitions)
+        if self.everywhere is not None:
+            return dict.fromkeys(partitions, self.everywhere)
+        if missing := sorted(set(partitions) - self.each.keys()):
+            raise OptionError(
+                f"option {self.option} must name every partition that is read, and lacks {_named(missing)}; "
+                f"use {EARLIEST_OFFSET} for earliest and {LATEST_OFFSET} for latest"
+            )
+        if unknown := sorted(self.each.keys() - set(partitions)):
+            raise OptionError(f"option {self.option} names {_named(unknown)}, which is not read or does not exist")
+        return dict(self.each)
+
+
+def parse_positions(options: Mapping[str, str], side: Side, default: Position) -> Positions:
+    """From options with lower-case names. Raises `OptionError`."""
+    word = side.value
+    if (value := options.get(f"{word}timestamp")) is not None:
+        return Positions(f"{word}Timestamp", _time(f"{word}Timestamp", value))
+    if (value := options.get(f"{word}offsetsbytimestamp")) is not None:
+        name = f"{word}OffsetsByTimestamp"
+        each = {}
+        for partition, timestamp in parse_partition_numbers(name, value).items():
+            if timestamp < 0:
+                raise OptionError(f"option {name} gives {_named([partition])} the time {timestamp}; times are ms >= 0")
+            each[partition] = Position(Kind.TIME, timestamp)
+        return Positions(name, None, each)
+    name = f"{word}Offsets"
+    value = options.get(name.lower())
+    if value is None:
+        return Positions(name, default)
+    stripped = value.strip()
+    if stripped.startswith("{"):
+        numbers = parse_partition_numbers(name, stripped)
+        return Positions(name, None, {key: _offset(name, key, number) for key, number in numbers.items()})
+    return Positions(name, _named_position(name, stripped.lower()))
+
+
+def parse_partition_numbers(option: str, text: str) -> dict[TopicPartition, int]:
+    """`{"events": {"0": 23}}`. Raises `OptionError`."""
+    example = f'option {option} is not of the form {{"topic": {{"0": 23}}}}: {text}'
+    try:
+        topics = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"{example} ({error})") from None
+    if not isinstance(topics, dict):
+        raise OptionError(example)
+    found: dict[TopicPartition, int] = {}
+    for topic, partitions in topics.items():
+        if not isinstance(partitions, dict):
+            raise OptionError(example)
+        for partition, number in partitions.items():
+            if not partition.isdecimal() or not isinstance(number, int) or isinstance(number, bool):
+                raise OptionError(example)
+            found[TopicPartition(topic, int(partition))] = number
+    return found
+
+
+def parse_duration_ms(option: str, text: str) -> int:
+    """`15m`, `30s`, `500ms`, or a number of ms. Raises `OptionError`."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?", text.strip().lower())
+    if match is None:
+        raise OptionError(f"option {option} is {text!r}; it is a duration such as 30s, 15m or 2h")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def _named_position(option: str, text: str) -> Position:
+    if text == "earliest":
+        return EARLIEST
+    if text == "latest":
+        return LATEST
+    if (match := _BACK_FROM_LATEST.fullmatch(text)) is not None:
+        return Position(Kind.LATEST, int(match[1]))
+    raise OptionError(
+        f"option {option} is {text!r}; it can be earliest, latest, latest-N (N records of each partition before its "
+        f'end) or JSON such as {{"topic": {{"0": 23, "1": {EARLIEST_OFFSET}}}}}'
+    )
+
+
+def _time(option: str, text: str) -> Position:
+    stripped = text.strip().lower()
+    if stripped.isdecimal():
+        return Position(Kind.TIME, int(stripped))
+    if (match := _RELATIVE_TIME.fullmatch(stripped)) is not None:
+        return Position(Kind.AGO, int(match[1]) * _UNITS_MS[match[2]])
+    raise OptionError(f"option {option} is {text!r}; it is ms since 1970, or a time before now such as -10m or -2h")
+
+
+def _offset(option: str, partition: TopicPartition, number: int) -> Position:
+    if number == EARLIEST_OFFSET:
+        return EARLIEST
+    if number == LATEST_OFFSET:
+        return LATEST
+    if number < 0:
+        raise OptionError(
+            f"option {option} gives {_named([partition])} the offset {number}; it can be 0 or more, "
+            f"{EARLIEST_OFFSET} (earliest) or {LATEST_OFFSET} (latest)"
+        )
+    return Position(Kind.OFFSET, number)
+
+
+def _named(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
