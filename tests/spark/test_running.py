@@ -22,9 +22,9 @@ from highwater.client.blocking import Admin
 from highwater.errors import UserError
 from highwater.spark.pipelines.command import termination
 from highwater.spark.pipelines.command.pipeline_options import StreamOptions
-from highwater.spark.pipelines.running import concurrent_query as beside
-from highwater.spark.pipelines.running.concurrent_query import running_beside
-from highwater.spark.pipelines.running.query_run import Gate
+from highwater.spark.pipelines.running import concurrent_query as concurrent_query_module
+from highwater.spark.pipelines.running.concurrent_query import concurrent_query
+from highwater.spark.pipelines.running.graceful_stop import StoppableForeachBatch
 
 
 def free_port() -> int:
@@ -108,7 +108,7 @@ class Query:
         self.stopped = 0
         self.gate: Any = None
 
-    def foreachBatch(self, gate: Gate) -> Query:
+    def foreachBatch(self, gate: StoppableForeachBatch) -> Query:
         self.gate = gate
         return self
 
@@ -148,12 +148,12 @@ class Frame:
 
 def test_after_sigterm_a_query_beside_does_not_cut_the_other_one_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one has nothing more to do, the other is in the middle of a micro-batch."""
-    monkeypatch.setattr(beside, "_LOOK_S", 0.01)
-    monkeypatch.setattr(beside, "qualified", lambda _, path: path)
+    monkeypatch.setattr(concurrent_query_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(concurrent_query_module, "qualified", lambda _, path: path)
     main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
     frame: Any = Frame([main, letters], letters)
     options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
-    with termination.heeded(), running_beside("rollup", "rollup dead letters", frame, lambda *_: None, options):
+    with termination.heeded(), concurrent_query("rollup", "rollup dead letters", frame, lambda *_: None, options):
         termination._note(15, None)
         letters.begin()
         Event().wait(0.2)
@@ -162,8 +162,8 @@ def test_after_sigterm_a_query_beside_does_not_cut_the_other_one_off(monkeypatch
 
 
 def test_a_query_beside_that_fails_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "_LOOK_S", 0.01)
-    monkeypatch.setattr(beside, "qualified", lambda _, path: path)
+    monkeypatch.setattr(concurrent_query_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(concurrent_query_module, "qualified", lambda _, path: path)
     main, letters = Query("highwater rollup"), Query("highwater rollup dead letters")
     frame: Any = Frame([main, letters], letters)
     options = StreamOptions(topic=["t"], checkpoint="c", trigger="100ms")
@@ -172,7 +172,7 @@ def test_a_query_beside_that_fails_ends_the_other_one(monkeypatch: pytest.Monkey
         raise ValueError
 
     def until_main_ends() -> None:
-        with running_beside("rollup", "rollup dead letters", frame, fails, options):
+        with concurrent_query("rollup", "rollup dead letters", frame, fails, options):
             letters.begin()
             while main.isActive:
                 Event().wait(0.01)

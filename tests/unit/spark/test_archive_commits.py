@@ -69,7 +69,7 @@ class Disk:
         self._step()
         self.content[target] = self.content.pop(source)
 
-    def keep(self, paths: Iterable[str]) -> None:
+    def fsync(self, paths: Iterable[str]) -> None:
         pass
 
     def delete(self, path: str) -> None:
@@ -117,10 +117,10 @@ class Cached(Disk):
 
     def write_new(self, path: str, content: bytes) -> bool:
         written = super().write_new(path, content)
-        self.keep([path])
+        self.fsync([path])
         return written
 
-    def keep(self, paths: Iterable[str]) -> None:
+    def fsync(self, paths: Iterable[str]) -> None:
         for path in paths:
             if path in self.content:
                 self.kept[path] = self.content[path]

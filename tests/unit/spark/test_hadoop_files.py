@@ -13,7 +13,7 @@ import pytest
 from highwater import atomic_file
 from highwater.errors import UserError
 from highwater.spark.pipelines.files import hadoop_files
-from highwater.spark.pipelines.files.hadoop_files import Listing, keep_files, listings, local_listings, statuses
+from highwater.spark.pipelines.files.hadoop_files import Listing, fsync_files, listings, local_listings, statuses
 
 DAY = "s3a://b/archive/topic=a/date=2026-11-21"
 
@@ -158,5 +158,5 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (there, gone):
         path.parent.mkdir(parents=True)
     there.touch()
-    keep_files([there, gone, tmp_path / "d" / "gone"])
+    fsync_files([there, gone, tmp_path / "d" / "gone"])
     assert {there, there.parent, there.parent.parent, gone.parent, tmp_path, Path("/")} <= set(map(Path, synced))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from highwater.client import TopicPartition
 from highwater.errors import UserError
-from highwater.spark.pipelines.files.offset_log import parsed, text_of
+from highwater.spark.pipelines.files.offset_log import offsets_text, parse_offsets
 from highwater.spark.pipelines.sending.mirror_rows import AlreadyThere
 from highwater.spark.source.columns import arrow_schema
 
@@ -60,7 +60,7 @@ def test_nothing_is_lost_whatever_else_is_there(source: list[int], target: list[
 
 def test_notes() -> None:
     offsets = {TopicPartition("a", 0): 7, TopicPartition("a", 11): 0, TopicPartition("b", 2): 1 << 40}
-    assert parsed(text_of(offsets).encode(), "p") == offsets
+    assert parse_offsets(offsets_text(offsets).encode(), "p") == offsets
     for text in (b"", b"[]", b'{"a": 1}', b'{"a": {"x": 1}}'):
         with pytest.raises(UserError, match="^p is not a note of this pipeline"):
-            parsed(text, "p")
+            parse_offsets(text, "p")

@@ -73,7 +73,7 @@ def test_a_command_line_becomes_options(capsys: pytest.CaptureFixture[str]) -> N
         (["--topic", "a", "--to", "d", "--checkpoint", "c", "--trigger", "5d"], 1, "--trigger is '5d'; it can be"),
     ],
 )
-def test_mistakes_are_one_sentence(
+def test_a_wrong_command_line_is_told_in_one_sentence(
     argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ran(argv) == (status, None)

@@ -93,7 +93,7 @@ def test_limits_of_a_stream() -> None:
         ({"highwater.fetch.max.bites": "1"}, False, "highwater.fetch.max.bites has no counterpart"),
     ],
 )
-def test_mistakes(changes: dict[str, str], streaming: bool, message: str) -> None:
+def test_wrong_options(changes: dict[str, str], streaming: bool, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_read_options({**BASE, **changes}, streaming=streaming)
 

@@ -75,7 +75,7 @@ def test_a_timestamp_goes_before_offsets_by_timestamp_and_they_before_offsets() 
         ({"startingoffsetsbytimestamp": '{"events": {"0": -1}}'}, "gives events-0 the time -1"),
     ],
 )
-def test_mistakes_name_the_option_and_what_it_can_be(options: dict[str, str], message: str) -> None:
+def test_errors_name_the_option_and_what_it_can_be(options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_positions(options, Side.STARTING, LATEST)
 

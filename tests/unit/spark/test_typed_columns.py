@@ -94,7 +94,7 @@ def test_an_executor_needs_no_file() -> None:
         ({"valueformat": "json", "valueschema": "{"}, "option valueSchema is no JSON Schema"),
     ],
 )
-def test_mistakes(given: dict[str, str], said: str) -> None:
+def test_wrong_options(given: dict[str, str], said: str) -> None:
     def decoder() -> ValueDecoder | None:
         found = parse_value_options(given)
         return found and found.decoder()

@@ -28,7 +28,7 @@ from highwater.spark.pipelines.command.pipeline_command import pipeline_command,
 from highwater.spark.pipelines.command.pipeline_options import StreamOptions, key_values
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.files.lease import checkpoint_lease
-from highwater.spark.pipelines.files.offset_log import BatchNotes
+from highwater.spark.pipelines.files.offset_log import OffsetLog
 from highwater.spark.pipelines.running.query_run import run_query
 from highwater.spark.pipelines.sending.mirror_rows import COPIED_SCHEMA, MirrorPlan, copying
 from highwater.spark.pipelines.sending.targets import Append, check_empty
@@ -84,7 +84,7 @@ def run(options: MirrorOptions) -> None:
     begun = HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets")
     if not options.append and not any(map(str.isdecimal, begun)):
         check_empty(mirror.plan.bootstrap, partitions, options.checkpoint)
-    notes = BatchNotes(spark, f"{options.checkpoint}/mirror")
+    offset_log = OffsetLog(spark, f"{options.checkpoint}/mirror")
     lease = checkpoint_lease(spark, "mirror", options.checkpoint)
     frame = (
         spark.readStream.format("highwater").options(**options.source_options()).option("includeHeaders", "true").load()
@@ -92,15 +92,15 @@ def run(options: MirrorOptions) -> None:
 
     def write(batch: DataFrame, batch_id: int) -> None:
         partitions = mirror.prepare()
-        noted = notes.read(batch_id)
+        noted = offset_log.read(batch_id)
         if noted is None:
             noted = mirror.ends(partitions)
             lease.check()
-            notes.write(batch_id, noted)
+            offset_log.write(batch_id, noted)
         lease.check()  # looking took its time
         rows = batch.selectExpr(*(name for name in batch.columns if name != "headers"), NO_NULL_HEADERS)
         rows.mapInArrow(copying(mirror.plan, noted), COPIED_SCHEMA).collect()
-        notes.forget_before(batch_id)
+        offset_log.purge_before(batch_id)
 
     with lease.held():
         run_query("mirror", frame, frame.writeStream, options, write)

@@ -38,7 +38,7 @@ from highwater.spark.pipelines.command.pipeline_command import pipeline_command,
 from highwater.spark.pipelines.command.pipeline_options import AVAILABLE_NOW
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles, qualified
 from highwater.spark.pipelines.files.lease import Lease, checkpoint_lease
-from highwater.spark.pipelines.files.offset_log import BatchNotes, text_of
+from highwater.spark.pipelines.files.offset_log import OffsetLog, offsets_text
 from highwater.spark.pipelines.rollups.query import (
     ERROR,
     RECORD_COLUMNS,
@@ -57,8 +57,9 @@ from highwater.spark.pipelines.rollups.sources import (
     check_archive_options,
     has_begun,
 )
-from highwater.spark.pipelines.running.concurrent_query import running_beside
-from highwater.spark.pipelines.running.query_run import MicroBatch, run_query
+from highwater.spark.pipelines.running.concurrent_query import concurrent_query
+from highwater.spark.pipelines.running.graceful_stop import MicroBatch
+from highwater.spark.pipelines.running.query_run import run_query
 from highwater.spark.pipelines.session.delta_session import DeltaSettings
 from highwater.spark.pipelines.session.spark_errors import spark_errors
 from highwater.spark.pipelines.session.spark_session import nothing_needed, session
@@ -253,14 +254,14 @@ def _compute(spark: SparkSession, options: RollupOptions, archive: Archive | Non
         kind, path = ("delta", options.to_table) if options.to_parquet is None else ("parquet", options.to_parquet)
         assert path is not None  # one of the three is given
         files = result.rows.writeStream.format(kind).option("path", qualified(spark, path))
-        writer, each, looked = files.outputMode("append"), None, note
+        writer, each, poll = files.outputMode("append"), None, note
     else:
         keyed = result.keyed()
         target = list(bootstrap_addresses(options.to or options.bootstrap))
         sink = TopicSink(spark, options, target, options.to_topic, lease, keyed=bool(result.key))
         mode = "update" if emit is Emit.UPDATES else "append"
-        writer, each, looked = keyed.writeStream.outputMode(mode), _noted_first(note, sink.write), None
-    compute = partial(run_query, "rollup", frame, writer, options, each, looked)
+        writer, each, poll = keyed.writeStream.outputMode(mode), _noted_first(note, sink.write), None
+    compute = partial(run_query, "rollup", frame, writer, options, each, poll)
     with bad_values_said(REMEDY), source.errors_said():
         if options.dead_letter is None:
             compute()
@@ -302,11 +303,11 @@ def _run_with_dead_letters(
     """The dead letters are a query of their own, which reads the same with a checkpoint of its own: what is summed up
     cannot say which records it was made of. To the end of what there is, it follows the other one, and so has seen all
     that this has when it ends."""
-    beside = {"headers": "_headers", source.raw: "_raw"}
+    extra = {"headers": "_headers", source.raw: "_raw"}
     checkpoint = f"{options.checkpoint}/dead-letter"
     with spark_errors():
         rows = source.stream(BadValues.ALL_RAW, headers=True)
-        marked = marked_records(rows, schema, options.time_column, beside=beside)
+        marked = marked_records(rows, schema, options.time_column, extra=extra)
         columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
         bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")
         letters = _noted_first(
@@ -317,7 +318,7 @@ def _run_with_dead_letters(
         compute()
         run_query("rollup dead letters", rows, bad.writeStream, of_dead, letters)
     else:
-        with running_beside("rollup", "rollup dead letters", bad, letters, of_dead):
+        with concurrent_query("rollup", "rollup dead letters", bad, letters, of_dead):
             compute()
 
 
@@ -346,17 +347,17 @@ class TopicSink:
         """`lease`, which is held, says that nobody else works with the checkpoint."""
         self._lease = lease
         self._spark = spark
-        self._notes = BatchNotes(spark, f"{options.checkpoint}/rollup/notes")
+        self._offset_log = OffsetLog(spark, f"{options.checkpoint}/rollup/notes")
         self._bootstrap = tuple(bootstrap)
         self._topic = topic
         self._compared = "key" if keyed else "value"
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
-        noted = self._notes.read(batch_id)
+        noted = self._offset_log.read(batch_id)
         ends = self._ends()
         self._lease.check()
         if noted is None:
-            self._notes.write(batch_id, ends)
+            self._offset_log.write(batch_id, ends)
         elif noted != ends:
             batch = self._without(batch, noted, ends)
         (
@@ -366,7 +367,7 @@ class TopicSink:
             .mode("append")
             .save()
         )
-        self._notes.forget_before(batch_id)
+        self._offset_log.purge_before(batch_id)
 
     def _ends(self) -> dict[TopicPartition, int]:
         with TopicOffsets(self._bootstrap, Subscription((self._topic,)), {}) as topics:
@@ -380,8 +381,8 @@ class TopicSink:
             self._spark.read.format("highwater")
             .option("highwater.bootstrap.servers", ",".join(self._bootstrap))
             .option("subscribe", self._topic)
-            .option("startingOffsets", text_of(begins))
-            .option("endingOffsets", text_of(ends))
+            .option("startingOffsets", offsets_text(begins))
+            .option("endingOffsets", offsets_text(ends))
             .option("columns", self._compared)
             .option("failOnDataLoss", "false")  # retention goes on
             .load()

@@ -68,7 +68,7 @@ class Files(Protocol):
     def size_bytes(self, path: str) -> int: ...
     def move(self, source: str, target: str) -> None: ...
     def delete(self, path: str) -> None: ...
-    def keep(self, paths: Iterable[str]) -> None: ...
+    def fsync(self, paths: Iterable[str]) -> None: ...
 
 
 class CommitLog:
@@ -117,7 +117,7 @@ class CommitLog:
             raise self._refusal()
         if gone := [staged for staged in commit.adds.values() if not self._files.exists(staged)]:
             raise UserError(f"{gone[0]} is gone, and {len(gone) - 1} more: leave alone what is staged for an archive")
-        self._files.keep(commit.adds.values())
+        self._files.fsync(commit.adds.values())
         if not self._files.write_new(self._path(commit.number), commit.to_json()):
             raise self._refusal()
         # Between the check and the commit this process may have stood still for longer than its lease.
@@ -147,7 +147,7 @@ class CommitLog:
         # Staged files were deleted by someone else, and nothing was removed yet: the commit before still holds.
         for target in commit.adds:
             self._files.delete(self._target(target))
-        self._files.keep(map(self._target, commit.adds))
+        self._files.fsync(map(self._target, commit.adds))
         self._files.delete(self._path(commit.number))
         self._last = self._read(before)
 
@@ -159,10 +159,10 @@ class CommitLog:
             elif staged:
                 # There are two commits now, and the next start takes this one back.
                 raise UserError(f"{source} is gone: leave alone what is staged for an archive, and start again")
-        self._files.keep(map(self._target, commit.adds))
+        self._files.fsync(map(self._target, commit.adds))
         for removed in commit.removes:
             self._files.delete(self._target(removed))
-        self._files.keep(map(self._target, commit.removes))
+        self._files.fsync(map(self._target, commit.removes))
         self._files.delete(self._path(before))
 
     def _move(self, source: str, target: str, *, again: bool) -> None:

@@ -175,11 +175,11 @@ class HadoopFiles:
         """A file, or a directory with all that is in it; nothing where there is none."""
         self._system.delete(self._path(path), True)
 
-    def keep(self, paths: Iterable[str]) -> None:
+    def fsync(self, paths: Iterable[str]) -> None:
         """What was written to local disks, renamed there or removed outlasts a loss of power after this. Elsewhere the
         file system sees to that."""
         local = [found for path in paths if (found := self._local(path)) is not None]
-        keep_files(local)
+        fsync_files(local)
 
     def _local(self, path: str) -> Path | None:
         """The path of a file of this machine."""
@@ -259,7 +259,7 @@ def _hidden(name: str) -> bool:
     return name.startswith(_HIDDEN)
 
 
-def keep_files(paths: Iterable[Path]) -> None:
+def fsync_files(paths: Iterable[Path]) -> None:
     """Those that are there, and what happened in the directories above all of them, outlast a loss of power."""
     directories: set[Path] = set()
     for path in paths:

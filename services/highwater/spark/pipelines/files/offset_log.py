@@ -1,6 +1,6 @@
-"""What a pipeline notes before it writes a micro-batch: offsets by partition, in files beside the checkpoint.
+"""A write-ahead log of offsets: those by partition that a pipeline writes down before it writes a micro-batch.
 
-A micro-batch that Spark runs again finds the note of its first run.
+A micro-batch that Spark runs again finds the entry of its first run.
 """
 
 from __future__ import annotations
@@ -11,44 +11,43 @@ from typing import TYPE_CHECKING
 
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
+from highwater.spark.offsets.stream_offset import offsets_json
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class BatchNotes:
-    """Files `<directory>/<batch id>`, there as a whole or not at all."""
+class OffsetLog:
+    """Entries in files `<directory>/<batch id>`, there as a whole or not at all."""
 
     def __init__(self, spark: SparkSession, directory: str) -> None:
         self._files = HadoopFiles(spark, directory)
         self._directory = directory
 
     def read(self, batch_id: int) -> dict[TopicPartition, int] | None:
-        """None where there is no note. Raises `UserError` for one that cannot be read."""
+        """The entry of a micro-batch; None where there is none. Raises `UserError` for one that cannot be read."""
         path = self._path(batch_id)
-        return parsed(self._files.read(path), path) if self._files.exists(path) else None
+        return parse_offsets(self._files.read(path), path) if self._files.exists(path) else None
 
     def write(self, batch_id: int, offsets: Mapping[TopicPartition, int]) -> None:
-        self._files.write(self._path(batch_id), text_of(offsets).encode())
+        self._files.write(self._path(batch_id), offsets_text(offsets).encode())
 
-    def forget_before(self, batch_id: int) -> None:
-        """Micro-batches before this one are committed: they are never run again."""
+    def purge_before(self, batch_id: int) -> None:
+        """Deletes the entry of the micro-batch before this one, which is committed and never run again."""
         self._files.delete(self._path(batch_id - 1))
 
     def _path(self, batch_id: int) -> str:
         return f"{self._directory}/{batch_id}"
 
 
-def text_of(offsets: Mapping[TopicPartition, int]) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        topics.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(topics)
+def offsets_text(offsets: Mapping[TopicPartition, int]) -> str:
+    """Offsets as the data source's options take them: `{"events": {"0": 1200}}`."""
+    return json.dumps(offsets_json(offsets))
 
 
-def parsed(text: bytes, path: str) -> dict[TopicPartition, int]:
-    """Raises `UserError`."""
+def parse_offsets(text: bytes, path: str) -> dict[TopicPartition, int]:
+    """The offsets of an entry at this path. Raises `UserError`."""
     try:
         return {
             TopicPartition(topic, int(partition)): int(offset)

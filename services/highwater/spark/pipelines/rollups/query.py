@@ -74,7 +74,7 @@ def interval(option: str, text: str) -> str:
 def same_schema(
     spark: SparkSession, checkpoint: str, option: str, given: StructType | None, sample: Callable[[], DataFrame]
 ) -> StructType:
-    """The schema that the job was begun with: what Spark keeps beside the checkpoint depends on it. A new job takes
+    """The schema that the job was begun with: what Spark keeps in the checkpoint depends on it. A new job takes
     what `option` gives, or that of the values of a sample, and writes it down. Raises `UserError`."""
     from pyspark.sql.types import StructType
 
@@ -103,10 +103,10 @@ def _inferred(spark: SparkSession, sample: DataFrame) -> StructType:
 
 
 def marked_records(
-    frame: DataFrame, schema: StructType, time_column: str | None, *, beside: Mapping[str, str] = _NOTHING
+    frame: DataFrame, schema: StructType, time_column: str | None, *, extra: Mapping[str, str] = _NOTHING
 ) -> DataFrame:
     """The fields of the values, and `RECORD_COLUMNS`, of a read whose values are JSON, or have a type; in `ERROR` why a
-    record cannot count, null where it can. Tombstones are left out. `beside`: other columns of the read, and what they
+    record cannot count, null where it can. Tombstones are left out. `extra`: other columns of the read, and what they
     are called. Raises `UserError` where the time column cannot be a time."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import BinaryType, StructType
@@ -120,21 +120,21 @@ def marked_records(
     elif VALUE_ERROR in frame.columns:
         value, error = f.col("value"), f.col(ERROR)
         frame = frame.where(f"value is not null or {VALUE_ERROR} is not null")
-        beside = {**beside, VALUE_ERROR: ERROR}
+        extra = {**extra, VALUE_ERROR: ERROR}
     else:
         value, error = f.col("value"), f.lit(None).cast("string")
         frame = frame.where("value is not null")
     parsed = frame.select(
         value.alias("_json"),
         *(f.col(name[1:]).alias(name) for name in RECORD_COLUMNS),
-        *(f.col(name).alias(called) for name, called in beside.items()),
+        *(f.col(name).alias(called) for name, called in extra.items()),
     )
     time = "_timestamp"
     columns: list[Column] = [f.col(f"_json.`{name}`").alias(name) for name in schema.fieldNames()]
     if time_column is not None:
         time = time_column
         columns[schema.fieldNames().index(time)] = _time(schema, time).alias(time)
-    others = [called for called in beside.values() if called != ERROR]
+    others = [called for called in extra.values() if called != ERROR]
     flat = parsed.select(*columns, error.alias(ERROR), *RECORD_COLUMNS, *others)
     timeless = f.when(f.col(f"`{time}`").isNull(), f.lit(f"the value has no time in {time}"))
     return flat.withColumn(ERROR, f.coalesce(f.col(ERROR), timeless))

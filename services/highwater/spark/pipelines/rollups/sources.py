@@ -21,7 +21,7 @@ from highwater.spark.pipelines.archives.reading import Archive
 from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.command.pipeline_options import key_values
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
-from highwater.spark.pipelines.files.offset_log import BatchNotes, text_of
+from highwater.spark.pipelines.files.offset_log import OffsetLog, offsets_text
 from highwater.spark.pipelines.typed_values.decoded_values import decoded
 from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueSchemaOptions, value_type
 from highwater.spark.values.value_options import parse_value_options
@@ -118,8 +118,8 @@ class TopicRecords:
         return (
             self._spark.read.format("highwater")
             .options(**source)
-            .option("startingOffsets", text_of(begins))
-            .option("endingOffsets", text_of(until))
+            .option("startingOffsets", offsets_text(begins))
+            .option("endingOffsets", offsets_text(until))
             .option("failOnDataLoss", "false")  # retention goes on
             .option("columns", "value")
             .load()
@@ -138,20 +138,20 @@ class TopicRecords:
 def _begun_where(spark: SparkSession, options: ValueSchemaOptions) -> ValueSchemaOptions:
     """With the offsets at which a rollup with dead letters begins, which are looked up once and noted: both of its
     queries have to begin there, and the second one may do so much later."""
-    notes = BatchNotes(spark, f"{options.checkpoint}/dead-letter/begun")
+    offset_log = OffsetLog(spark, f"{options.checkpoint}/dead-letter/begun")
     source = options.source_options()
     read = parse_read_options(source, streaming=True)
     with TopicOffsets(read.bootstrap, read.subscription, client_settings(lower_case(source), "Admin")) as topics:
         partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
         if not has_begun(spark, options.checkpoint):
-            notes.forget_before(1)
-            notes.write(0, topics.resolved(read.starting, topics.latest(partitions), read.no_match))
-    if (noted := notes.read(0)) is None:  # there were no dead letters when it began
+            offset_log.purge_before(1)
+            offset_log.write(0, topics.resolved(read.starting, topics.latest(partitions), read.no_match))
+    if (noted := offset_log.read(0)) is None:  # there were no dead letters when it began
         return options
     # Partitions that have come since are read from their first offset on, by both.
     starts = {partition: noted.get(partition, EARLIEST_OFFSET) for partition in partitions}
     others = [one for one in options.option if not one.lower().startswith("starting")]
-    return replace(options, starting_offsets=text_of(starts), option=others)
+    return replace(options, starting_offsets=offsets_text(starts), option=others)
 
 
 # An archive

@@ -20,18 +20,17 @@ from highwater.spark.pipelines.command.pipeline_options import (
     trigger_of,
 )
 from highwater.spark.pipelines.files.hadoop_files import qualified
+from highwater.spark.pipelines.running.graceful_stop import MicroBatch, StoppableForeachBatch, drain
 from highwater.spark.pipelines.running.run_monitor import RunMonitor
 from highwater.spark.pipelines.session.spark_errors import spark_errors
 from highwater.spark.progress.lag import lag
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming import DataStreamWriter
 
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _LAST_EVENT_S = 10.0
-
-MicroBatch = Callable[["DataFrame", int], None]
 
 
 def run_query(
@@ -40,7 +39,7 @@ def run_query(
     writer: DataStreamWriter,
     options: StreamOptions,
     each: MicroBatch | None = None,
-    looked: Callable[[], None] | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> None:
     """Runs the query until it ends, SIGTERM, or Ctrl-C. A terminal is told how far it is; at the end a
     line says what was done.
@@ -51,7 +50,7 @@ def run_query(
     Args:
         frame: what is written.
         each: is called with every micro-batch; without, `writer` says where the rows go.
-        looked: is called again and again, and once more at the end. What it raises ends the query.
+        poll: is called again and again, and once more at the end. What it raises ends the query.
 
     Raises `UserError`, `typer.Exit`.
     """
@@ -60,9 +59,9 @@ def run_query(
         monitor = RunMonitor(name, options.stalled_after_s + trigger_interval_s(options.trigger))
         if (address := listen_address("--metrics-listen", options.metrics_listen)) is not None:
             opened.enter_context(monitor.serving(address))
-        gate = None if each is None else Gate(each)
-        if gate is not None:
-            writer = writer.foreachBatch(gate)
+        batches = None if each is None else StoppableForeachBatch(each)
+        if batches is not None:
+            writer = writer.foreachBatch(batches)
         run = _Run(f"highwater {name}", monitor)
         opened.enter_context(run.listened_to(frame.sparkSession))
         query = (
@@ -75,18 +74,18 @@ def run_query(
         try:
             with errors.status(f"{name}: starting …") as status:
                 # Not one long call of the JVM: Ctrl-C in the middle of one leaves its answer to the next.
-                while query.isActive and not termination.asked(_LOOK_S):
-                    if looked is not None:
-                        looked()
+                while query.isActive and not termination.asked(_POLL_S):
+                    if poll is not None:
+                        poll()
                     if errors.is_terminal:
                         status.update(f"{name}: {run.speed}")
-            wind_down(query, gate)
-            stopped = query.isActive or (gate is not None and gate.refused)
+            drain(query, batches)
+            stopped = query.isActive or (batches is not None and batches.refused)
             query.stop()
-            if gate is None or not gate.refused:
+            if batches is None or not batches.refused:
                 query.awaitTermination()  # raises what ended it
-            if looked is not None:
-                looked()
+            if poll is not None:
+                poll()
         finally:
             query.stop()
             run.ended.wait(_LAST_EVENT_S)
@@ -169,34 +168,3 @@ class _Run:
         behind = f"; {sum(self._behind.values()):,} offsets behind" if any(self._behind.values()) else ""
         late = "; some were older than the watermark and did not count" if self._late else ""
         return f"{self._records:,} records in {batches}, {monotonic() - self._began_s:.1f} s{behind}{late}"
-
-
-class _StoppedError(Exception):
-    """Raised for a micro-batch that would begin after SIGTERM: Spark runs it at the next start."""
-
-
-class Gate:
-    """Begins no micro-batch after SIGTERM."""
-
-    def __init__(self, each: MicroBatch) -> None:
-        self._each = each
-        self.refused = False
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        if termination.asked():
-            self.refused = True
-            raise _StoppedError
-        self._each(frame, batch)
-
-
-def wind_down(query: StreamingQuery, gate: Gate | None) -> None:
-    """After SIGTERM: until the micro-batch has ended that has begun."""
-    begun = query.lastProgress
-    while query.isActive and query.status["isTriggerActive"]:
-        if gate is None and _number(query.lastProgress) > _number(begun):
-            return
-        Event().wait(_LOOK_S)
-
-
-def _number(progress: Any) -> int:
-    return -1 if progress is None else int(progress["batchId"])

@@ -20,7 +20,7 @@ from highwater.spark.offsets.topic_offsets import TopicOffsets
 from highwater.spark.options.client_settings import PREFIXES, client_settings
 from highwater.spark.options.data_source_options import Subscription, lower_case
 from highwater.spark.pipelines.files.lease import Lease
-from highwater.spark.pipelines.files.offset_log import BatchNotes, text_of
+from highwater.spark.pipelines.files.offset_log import OffsetLog, offsets_text
 from highwater.spark.pipelines.typed_values.value_schema import ValueSchemaOptions
 
 if TYPE_CHECKING:
@@ -48,24 +48,24 @@ class DeadLetters:
         assert options.dead_letter is not None
         self._topic = options.dead_letter
         self._lease = lease
-        self._notes = BatchNotes(spark, directory)
+        self._offset_log = OffsetLog(spark, directory)
         self._bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         given = {name: value for name, value in options.source_options().items() if name.lower().startswith(PREFIXES)}
         self._settings = {**_PRODUCER_DEFAULTS, **given}
 
     def write(self, bad: DataFrame, batch: int) -> None:
         """`bad` has the columns `error`, `rawValue`, and those of a read with headers, but for the value."""
-        noted, ends = self._notes.read(batch), self._ends()
+        noted, ends = self._offset_log.read(batch), self._ends()
         self._lease.check()
         if noted is None:
-            self._notes.write(batch, ends)
+            self._offset_log.write(batch, ends)
         elif noted != ends:
             # By the error, too: another pipeline may send its letter of the same record.
             bad = bad.join(self._there(bad.sparkSession, noted, ends), [*_PLACE, "error"], "left_anti")
         bad.select("key", bad.rawValue.alias("value"), _headers().alias("headers")).write.format("highwater").options(
             **self._settings
         ).option("topic", self._topic).mode("append").save()
-        self._notes.forget_before(batch)
+        self._offset_log.purge_before(batch)
 
     def _ends(self) -> dict[TopicPartition, int]:
         settings = client_settings(lower_case(self._settings), "Admin")
@@ -81,8 +81,8 @@ class DeadLetters:
             spark.read.format("highwater")
             .options(**self._settings)
             .option("subscribe", self._topic)
-            .option("startingOffsets", text_of(begins))
-            .option("endingOffsets", text_of(ends))
+            .option("startingOffsets", offsets_text(begins))
+            .option("endingOffsets", offsets_text(ends))
             .option("failOnDataLoss", "false")  # retention goes on
             .option("columns", "headers")
             .load()
