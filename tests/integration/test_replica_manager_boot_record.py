@@ -109,7 +109,6 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
         await eventually(settled, "what was to be done for the registration before has ended")
         storage = trio.log_storage
         assert storage is not None
-        assert storage._manager is not None
         [log_dir] = storage._manager.logs.log_dirs
         assert log_dir.tail_lost
         may_register.set()

@@ -20,7 +20,6 @@ from highwater.replica_manager.storage.log_storage import Description, LogStorag
 def disk_of(cluster: TestCluster) -> Any:
     storage = cluster[1].log_storage
     assert storage is not None
-    assert storage._manager is not None
     [log_dir] = storage._manager.logs.log_dirs
     return log_dir
 

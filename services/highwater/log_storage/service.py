@@ -20,7 +20,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.scrubber import Scrubber
-from highwater.log_storage.server.gate import Gate
+from highwater.log_storage.server.gate import SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.rpc.server import RpcServer
@@ -30,7 +30,6 @@ from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2_grpc
 
-SERVICE_NAME = "highwater.v1.LogStorage"
 THREADS = 8  # for fsync, recovery and large reads
 HOUSEKEEPING_MS = 1_000
 LEAST_PATIENCE_S = 1.0  # at a stop, for what is under way, and then for the logs
@@ -48,15 +47,20 @@ class LogStorageService:
         self.incarnation = secrets.token_hex(8)
         self.metrics = Metrics("log-storage")
         self._settings = settings
-        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
+        self._manager = LogManager(
+            settings.log_dirs,
+            _log_config(settings),
+            broker_id=settings.broker_id,
+            recovery_threads=settings.num_recovery_threads_per_data_dir,
+        )
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
+        self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics)
+        self._server = RpcServer(
+            settings.listen, health_listen=settings.health_listen, interceptors=[Gate(self._manager)]
+        )
         self._tasks = TaskSupervisor(
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))
         )
-        self._manager: LogManager | None = None
-        self._loading: LogManager | None = None
-        self._interrupted = False
-        self._servicer: LogStorageServicer | None = None
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
 
     @property
@@ -66,36 +70,14 @@ class LogStorageService:
     async def start(self) -> None:
         """Listens, locks the log directories, opens the logs, then serves. Until then only DescribeLogs is answered,
         with how far that is. Raises `UserError`, `AddressInUseError`, and `OpeningStopped` after `interrupt`."""
-        settings = self._settings
-        deletes, compacts = cleanup_policies(settings.log_cleanup_policy)
-        config = LogConfig(
-            segment_bytes=settings.log_segment_bytes,
-            index_interval_bytes=settings.log_index_interval_bytes,
-            index_max_bytes=settings.log_index_size_max_bytes,
-            roll_ms=settings.log_roll_ms,
-            roll_jitter_ms=settings.log_roll_jitter_ms,
-            message_max_bytes=settings.message_max_bytes,
-            flush_messages=settings.flush_after_messages,
-            flush_ms=settings.log_flush_interval_ms,
-            retention_ms=settings.retention_ms,
-            retention_bytes=settings.log_retention_bytes,
-            file_delete_delay_ms=settings.file_delete_delay_ms,
-            deletes=deletes,
-            compacts=compacts,
-            min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
-            min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
-            max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,
-            delete_retention_ms=settings.log_cleaner_delete_retention_ms,
-        )
-        gate = Gate()
-        log_storage_pb2_grpc.add_LogStorageServicer_to_server(gate, self._server.grpc)  # type: ignore[arg-type]
+        settings, manager, servicer = self._settings, self._manager, self._servicer
+        log_storage_pb2_grpc.add_LogStorageServicer_to_server(servicer, self._server.grpc)
         await self._server.start([SERVICE_NAME])
         try:
-            manager, servicer = await self._open_logs(config, gate)
+            await self._open_logs()
         except BaseException:
             await self._server.stop()
             raise
-        self._manager, self._servicer = manager, servicer
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
             lambda: sum(1 for hosted in manager.logs if hosted.offline_reason)
@@ -147,36 +129,20 @@ class LogStorageService:
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
-    async def _open_logs(self, config: LogConfig, gate: Gate) -> tuple[LogManager, LogStorageServicer]:
+    async def _open_logs(self) -> None:
         """In threads: a disk may take its time, and signals and health are to be heard meanwhile."""
-        settings, run = self._settings, asyncio.get_running_loop().run_in_executor
-        manager = self._loading = await run(
-            self._threads,
-            lambda: LogManager(
-                settings.log_dirs,
-                config,
-                broker_id=settings.broker_id,
-                recovery_threads=settings.num_recovery_threads_per_data_dir,
-            ),
-        )
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._threads, self._manager.lock)
         try:
-            if self._interrupted:
-                manager.stop_loading()
-            servicer = LogStorageServicer(manager, self.incarnation, self._threads, self.metrics)
-            gate.found(servicer)
-            await run(self._threads, manager.load)
+            await run(self._threads, self._manager.load)
         except BaseException:
-            manager.unlock()
+            self._manager.unlock()
             raise
-        gate.open()
-        return manager, servicer
 
     def interrupt(self) -> None:
         """The process is to end: a start that is under way raises `OpeningStopped`, soon, and leaves everything as a
         kill would."""
-        self._interrupted = True
-        if self._loading is not None:
-            self._loading.stop_loading()
+        self._manager.stop_loading()
 
     async def stop(self) -> bool:
         """Stops serving, writes everything to disk and marks the directories as cleanly stopped; within
@@ -192,7 +158,7 @@ class LogStorageService:
         ended = ending.done()
         if ended:
             await ending
-        if self._manager is not None:
+        if self._manager.loaded:
             unanswered = frozenset() if ended else self._at_work()
             closer = ThreadPoolExecutor(1, "closing")  # those of `_threads` may all be waiting for the disk
             left_s = max(until_s - time.monotonic(), LEAST_PATIENCE_S)
@@ -203,9 +169,8 @@ class LogStorageService:
 
     async def _end_work(self) -> None:
         await self._tasks.stop()
-        if self._servicer is not None:
-            await self._servicer.access.settle()
-        if self._manager is not None:
+        await self._servicer.access.settle()
+        if self._manager.loaded:
             run = asyncio.get_running_loop().run_in_executor
             try:
                 await run(self._threads, _remove, self._take_due(everything=True))
@@ -214,8 +179,6 @@ class LogStorageService:
 
     def _at_work(self) -> frozenset[LogDir]:
         """Directories in which something may still be written by what has been begun."""
-        assert self._manager is not None
-        assert self._servicer is not None
         if self._servicer.access.writes_fences:
             return frozenset(self._manager.logs.log_dirs)
         found = set[LogDir]()
@@ -227,8 +190,6 @@ class LogStorageService:
         return frozenset(found)
 
     async def _checkpoint(self) -> None:
-        assert self._manager is not None
-        assert self._servicer is not None
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
         for hosted in self._manager.logs:
             if hosted.log is not None and not hosted.busy:
@@ -247,7 +208,6 @@ class LogStorageService:
 
     async def _look_after_dirs(self) -> None:
         """Notices a directory that is gone, and one that was full and has space again."""
-        assert self._manager is not None
         for log_dir in self._manager.logs.online_dirs:
             run = asyncio.get_running_loop().run_in_executor
             if await run(self._threads, log_dir.disk.present) and log_dir.disk.full:
@@ -256,7 +216,6 @@ class LogStorageService:
 
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
-        assert self._manager is not None
         try:
             await for_each_log(self._manager.logs, self._look_after)
         finally:
@@ -265,7 +224,6 @@ class LogStorageService:
                 await asyncio.get_running_loop().run_in_executor(self._threads, _remove, due)
 
     async def _look_after(self, hosted: HostedLog) -> None:
-        assert self._servicer is not None
         log = hosted.log
         if log is None or hosted.offline_reason or hosted.busy:
             return
@@ -295,6 +253,30 @@ def _remove(paths: Sequence[Path]) -> None:
             failed = failed or error
     if failed is not None:
         raise failed
+
+
+def _log_config(settings: LogStorageSettings) -> LogConfig:
+    """What logs have where their topics set nothing else."""
+    deletes, compacts = cleanup_policies(settings.log_cleanup_policy)
+    return LogConfig(
+        segment_bytes=settings.log_segment_bytes,
+        index_interval_bytes=settings.log_index_interval_bytes,
+        index_max_bytes=settings.log_index_size_max_bytes,
+        roll_ms=settings.log_roll_ms,
+        roll_jitter_ms=settings.log_roll_jitter_ms,
+        message_max_bytes=settings.message_max_bytes,
+        flush_messages=settings.flush_after_messages,
+        flush_ms=settings.log_flush_interval_ms,
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.log_retention_bytes,
+        file_delete_delay_ms=settings.file_delete_delay_ms,
+        deletes=deletes,
+        compacts=compacts,
+        min_cleanable_ratio=settings.log_cleaner_min_cleanable_ratio,
+        min_compaction_lag_ms=settings.log_cleaner_min_compaction_lag_ms,
+        max_compaction_lag_ms=settings.log_cleaner_max_compaction_lag_ms,
+        delete_retention_ms=settings.log_cleaner_delete_retention_ms,
+    )
 
 
 def _cleaner_settings(settings: LogStorageSettings) -> CleanerSettings:

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -68,11 +68,19 @@ class RpcServer:
     `start`.
 
     `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order. At
-    `health_listen` (empty: none) a second server answers health checks and reflection alone.
+    `health_listen` (empty: none) a second server answers health checks and reflection alone. Every call at `listen`,
+    health checks too, goes by the `interceptors`.
     """
 
-    def __init__(self, listen: Sequence[str], *, health: Health | None = None, health_listen: str = "") -> None:
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+    def __init__(
+        self,
+        listen: Sequence[str],
+        *,
+        health: Health | None = None,
+        health_listen: str = "",
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    ) -> None:
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
         self.addresses: list[str] = []
         self._listen = list(listen)
         self._health = health or Health()

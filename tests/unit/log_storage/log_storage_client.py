@@ -104,5 +104,4 @@ async def filled(storage: Storage, batches: int) -> Log:
             LEADER, partition=key(), leader_epoch=1, expected_offset=number, records=produced(1, sequence=number)
         )
     manager = storage.service._manager
-    assert manager is not None
     return manager.logs.get(PartitionKey(b"t" * 16, 0)).online()

@@ -26,7 +26,6 @@ def cleaner_of(storage: Storage) -> LogCleaner:
         pass
 
     manager = storage.service._manager
-    assert manager is not None
     settings = CleanerSettings(1, PassLimits(), 20)
     return LogCleaner(manager.logs, storage.service._threads, Metrics("test"), settings, cleaned=cleaned)
 

@@ -106,7 +106,6 @@ async def test_damage_is_reported_and_the_log_left_alone_until_it_is_dropped(tmp
         await fill(storage, 21)
         log = log_of(storage)
         manager = storage.service._manager
-        assert manager is not None
         [hosted] = manager.logs
         segment = log.segments[1]
         before = segment.path.read_bytes()
@@ -143,7 +142,6 @@ async def test_what_only_the_way_from_the_disk_had_damaged_is_tried_again(tmp_pa
         await storage.fence(LEADER, 1, [key()])
         await fill(storage, 21)
         manager = storage.service._manager
-        assert manager is not None
         [hosted] = manager.logs
         log = hosted.online()
         cleaner = cleaner_of(storage)

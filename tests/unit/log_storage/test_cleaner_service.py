@@ -38,7 +38,6 @@ def rows(*pairs: tuple[bytes | None, bytes | None], timestamp: int = 1000, **fie
 
 def log_of(storage: Storage, partition: int = 0) -> Log:
     manager = storage.service._manager
-    assert manager is not None
     return manager.logs.get(PartitionKey(b"t" * 16, partition)).online()
 
 
@@ -180,7 +179,6 @@ async def test_appends_and_reads_go_on_and_who_needs_the_log_alone_stops_it(tmp_
         log = log_of(storage)
         directory = tmp_path / "data" / "t-0"
         manager = storage.service._manager
-        assert manager is not None
         [hosted] = manager.logs
         await until(lambda: hosted.abort_cleaning is not None)
         await fill(storage, 4, first=41)
@@ -225,7 +223,6 @@ async def test_who_needs_the_log_alone_stops_a_pass_before_it_has_a_process(
         await storage.fence(LEADER, 1, [key()])
         await fill(storage, 41)
         manager = storage.service._manager
-        assert manager is not None
         [hosted] = manager.logs
         await until(begun.is_set)
         delete = log_storage_pb2.DeleteLogRequest(partition=key(), leader_epoch=1)
@@ -355,7 +352,6 @@ async def test_two_logs_at_a_time(tmp_path: Path) -> None:
             request.partitions.add(partition=partition, leader_epoch=1, high_watermark=12)
         await storage.stub.CheckpointHighWatermarks(request)
         manager = storage.service._manager
-        assert manager is not None
         await until(lambda: all(hosted.abort_cleaning is not None for hosted in manager.logs))
         # Each is stopped by itself.
         assert not (

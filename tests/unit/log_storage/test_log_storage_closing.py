@@ -134,7 +134,7 @@ def test_a_disk_that_does_not_answer_keeps_its_directory_and_no_other(
     assert not (stuck / CLEAN_SHUTDOWN).exists()
     assert "the time was over" in caplog.text
     with pytest.raises(UserError, match="in use"):  # somebody may still be writing there
-        LogManager([stuck], LogConfig(), broker_id=0)
+        LogManager([stuck], LogConfig(), broker_id=0).lock()
     free.set()
 
 
@@ -175,7 +175,6 @@ async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_ot
     }
     service = LogStorageService(load(LogStorageSettings, settings))
     await service.start()
-    assert service._manager is not None
     for log_dir in service._manager.logs.log_dirs:
         log_dir.record_boot()
     real = Sync.run
@@ -201,7 +200,7 @@ async def test_a_disk_that_has_not_answered_before_keeps_its_directory_and_no_ot
         assert not (stuck / CLEAN_SHUTDOWN).exists()
         assert f"{stuck} is not stopped cleanly" in caplog.text
         with pytest.raises(UserError, match="in use"):
-            LogManager([stuck], LogConfig(), broker_id=0)
+            LogManager([stuck], LogConfig(), broker_id=0).lock()
     finally:
         free.set()
 
@@ -252,7 +251,6 @@ async def test_what_cannot_be_removed_does_not_keep_logs_from_being_closed(
     values = {"broker.id": "0", "log.dirs": str(tmp_path / "a"), "listen": f"unix:{tmp_path}/s"}
     service = LogStorageService(load(LogStorageSettings, values))
     await service.start()
-    assert service._manager is not None
     for log_dir in service._manager.logs.log_dirs:
         log_dir.record_boot()
     (tmp_path / "kept").mkdir()

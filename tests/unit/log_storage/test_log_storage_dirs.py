@@ -68,7 +68,7 @@ def test_bad_directories(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used"):
         opened(tmp_path / "file")
     with pytest.raises(UserError, match="only once"):
-        LogManager([tmp_path, tmp_path / "x" / ".."], LogConfig(), broker_id=1)
+        LogManager([tmp_path, tmp_path / "x" / ".."], LogConfig(), broker_id=1).lock()
 
 
 @pytest.mark.parametrize("clean", [True, False])

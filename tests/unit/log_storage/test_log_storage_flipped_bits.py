@@ -65,8 +65,9 @@ def disk_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(data: Path) -> Seen:
+    manager = LogManager([data], CONFIG, broker_id=1)
     try:
-        manager = LogManager([data], CONFIG, broker_id=1)
+        manager.lock()
     except UserError as error:
         return Seen(str(error), [], [], None, None, 0)
     batches: list[bytes] = []

@@ -114,7 +114,6 @@ async def test_a_refusal_tells_of_no_log_end_that_is_not_on_disk(tmp_path: Path)
         await storage.create(key())
         await storage.fence(LEADER, 1, [key()])
         servicer = storage.service._servicer
-        assert servicer is not None
         request = appending(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=batch())
         await servicer.append_and_read._append(request)  # and its stream broke
         (hosted,) = servicer.access.manager.logs
@@ -228,7 +227,7 @@ async def test_what_was_rolled_is_flushed(tmp_path: Path, monkeypatch: pytest.Mo
             for number in range(3):
                 fields = {"leader_epoch": 1, "expected_offset": number, "records": batch(value=b"x" * 700)}
                 await storage.append(LEADER, partition=partition, **fields)
-        logs = {hosted.key.partition: hosted.online() for hosted in storage.service._manager.logs or []}
+        logs = {hosted.key.partition: hosted.online() for hosted in storage.service._manager.logs}
         while logs[0].recovery_point < logs[0].segments[-1].base_offset:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert logs[1].recovery_point == 0  # of one segment, that is appended to

@@ -88,6 +88,7 @@ def test_a_lost_tail_is_said_and_stays_so(tmp_path: Path) -> None:
     for _ in range(2):
         assert take_inventory([tmp_path]).tail_lost
     manager = LogManager([tmp_path], LogConfig(), broker_id=1)
+    manager.lock()
     assert manager.logs.log_dirs[0].tail_lost  # as the broker has not registered so
     manager.unlock()
 
@@ -96,7 +97,9 @@ def test_a_lost_tail_is_said_and_stays_so(tmp_path: Path) -> None:
 def test_whether_every_append_was_flushed_is_not_forgotten(tmp_path: Path, every: bool) -> None:
     config = LogConfig(flush_messages=1) if every else LogConfig()
     begun(tmp_path, config).close()
-    LogManager([tmp_path], config, broker_id=1).unlock()  # a start, and a kill
+    killed = LogManager([tmp_path], config, broker_id=1)
+    killed.lock()
+    killed.unlock()
     before = boot_record.read_record(tmp_path)
     take_inventory([tmp_path])
     assert boot_record.read_record(tmp_path) == before

@@ -180,7 +180,6 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
         log = await filled(storage, 30)
         log.offsets.raise_high_watermark(30)
         kept = log.segments[2].base_offset
-        assert storage.service._servicer is not None
         await storage.service._servicer.access.settle()
         if missing:
             producer_snapshots.path_of(log.directory, kept).unlink()

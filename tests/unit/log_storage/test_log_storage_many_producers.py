@@ -207,7 +207,6 @@ async def test_a_served_log_has_them_written_in_a_thread(tmp_path: Path, monkeyp
     monkeypatch.setattr(producer_snapshots, "encode", encoded)
     async with running(tmp_path) as storage:
         log = await filled(storage, 50)
-        assert storage.service._servicer is not None
         await storage.service._servicer.access.settle()
         assert not log.producer_state.pending
         assert snapshots(log) == [segment.base_offset for segment in log.segments[1:]]

@@ -56,7 +56,6 @@ async def test_a_log_that_stands_still_does_not_hold_up_the_lookups_of_others(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = storage.service._manager
-    assert manager is not None
     asked = log_storage_pb2.LogListOffsetsRequest()
     for partition in range(3):
         await storage.create(key(partition))

@@ -161,7 +161,6 @@ async def test_a_roll_at_the_very_offset_is_kept_in_a_thread_too(
         await storage.create(key(), segment_bytes="1024")
         await storage.fence(LEADER, 1, [key()])
         manager = storage.service._manager
-        assert manager is not None
         log = manager.logs.get(PartitionKey(b"t" * 16, 0)).online()
         append(log, produced(1, sequence=0))
         while len(log.segments) < 3 or log.segments[-1].size_bytes + 100 < 1024:

@@ -10,12 +10,14 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from log_storage_batches import batch, lead, make_log, produced, read_all
+from log_storage_client import running
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -29,7 +31,8 @@ from highwater.log_storage.recovery.recovery_progress import OpeningStopped, Rec
 from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import file_name
-from highwater.log_storage.service import SERVICE_NAME, LogStorageService
+from highwater.log_storage.server.gate import SERVICE_NAME, Gate
+from highwater.log_storage.service import LogStorageService
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.settings import LogStorageSettings, load
@@ -274,10 +277,13 @@ async def _while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     try:
         await asyncio.to_thread(begun.wait, DEADLINE_S)
         answer = await stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), timeout=DEADLINE_S)
+        assert answer.opening
         assert answer.log_dirs[0].recovery == log_storage_pb2.RecoveryProgress(total_logs=1)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Flush(log_storage_pb2.FlushRequest(), timeout=DEADLINE_S)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError, match="DescribeLogs tells how far it is"):
+            await stub.Append(timeout=DEADLINE_S).read()  # nothing was sent yet
         health = health_pb2_grpc.HealthStub(channel)
         asked = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
         assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -285,6 +291,7 @@ async def _while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await start
         assert (await health.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
         answer = await stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), timeout=DEADLINE_S)
+        assert not answer.opening
         assert answer.log_dirs[0].recovery == log_storage_pb2.RecoveryProgress(total_logs=1, opened_logs=1)
         assert not (await stub.Flush(log_storage_pb2.FlushRequest(), timeout=DEADLINE_S)).errors
     finally:
@@ -292,3 +299,24 @@ async def _while_logs_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await asyncio.gather(start, return_exceptions=True)
         await channel.close()
         await service.stop()
+
+
+async def test_a_stream_goes_by_the_gate_once_however_many_appends_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone_by = []
+    intercept = Gate.intercept_service
+
+    async def counted(gate: Gate, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        gone_by.append(details.method.rpartition("/")[2])
+        return await intercept(gate, continuation, details)
+
+    monkeypatch.setattr(Gate, "intercept_service", counted)
+    async with running(tmp_path) as storage:
+        gone_by.clear()
+        call = storage.stub.Append()
+        for number in range(10):
+            await call.write(log_storage_pb2.AppendRequest(correlation_id=number))
+            assert (await call.read()).correlation_id == number
+        await call.done_writing()
+    assert gone_by == ["Append"]

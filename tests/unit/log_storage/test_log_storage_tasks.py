@@ -68,7 +68,6 @@ async def test_a_directory_that_was_full_is_found_to_have_room_after_a_failure(
     async with running(tmp_path) as storage:
         await storage.create(key())
         manager = storage.service._manager
-        assert manager is not None
         failed = asyncio.Event()
         count_offline = manager.logs.count_offline
 
@@ -98,8 +97,6 @@ async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_t
         for partition in range(3):
             await storage.create(key(partition))
         manager, servicer = storage.service._manager, storage.service._servicer
-        assert manager is not None
-        assert servicer is not None
         first, *others = manager.logs
         seen: set[HostedLog] = set()
 

@@ -150,6 +150,7 @@ def test_what_does_not_go_together(data: Path, damage: Callable[[Path], None], f
 
 def test_a_directory_in_use_is_left_alone(data: Path) -> None:
     manager = LogManager([data], CONFIG, broker_id=1)
+    manager.lock()
     for directory in (data, data / "t-0"):
         with pytest.raises(UserError, match="in use"):
             list(verify(directory))

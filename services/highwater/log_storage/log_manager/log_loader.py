@@ -39,23 +39,30 @@ class LogLoader:
         broker_id: int,
         recovery_threads: int,
     ) -> None:
-        """Locks the directories. One that cannot be used is offline and does not stop the others. Raises `UserError`:
-        one is in use or not this broker's, they are not of one set, or none can be used."""
+        self.locked = False  # whether the directories are known
+        self.loaded = False  # whether all logs are open that can be
         self._logs = logs
-        if not paths or len({path.resolve() for path in paths}) < len(paths):
-            raise UserError("log.dirs must name at least one directory, and each only once")
+        self._paths = paths
+        self._broker_id = broker_id
         self._recovery_threads = recovery_threads
         self._futures: list[tuple[LogDir, Path]] = []
         self._stopping = threading.Event()
+
+    def lock(self) -> None:
+        """Locks the directories. One that cannot be used is offline and does not stop the others. Raises `UserError`:
+        one is in use or not this broker's, they are not of one set, or none can be used."""
+        if not self._paths or len({path.resolve() for path in self._paths}) < len(self._paths):
+            raise UserError("log.dirs must name at least one directory, and each only once")
+        every = self._logs.config.flush_messages == 1
         try:
-            for path in paths:
-                every = logs.config.flush_messages == 1
-                self._logs.log_dirs.append(LogDir(path, broker_id, flush_every_message=every))
+            for path in self._paths:
+                self._logs.log_dirs.append(LogDir(path, self._broker_id, flush_every_message=every))
             self._check_usable()
             self._begin()
         except UserError:
             self.unlock()
             raise
+        self.locked = True
 
     def _check_usable(self) -> None:
         if not self._logs.online_dirs:
@@ -93,10 +100,12 @@ class LogLoader:
         self._check_usable()
 
     def load(self) -> None:
-        """Opens every log, `num.recovery.threads.per.data.dir` at a time in each directory, of all directories at once
-        (they may be volumes of their own), then takes the clean-shutdown marks. A log that cannot be opened is offline,
-        and so are all of a directory that fails; the others are not touched by it. Raises `UserError`, and
-        `OpeningStopped` after `stop_loading`."""
+        """Locks the directories where `lock` has not, and opens every log, `num.recovery.threads.per.data.dir` at a
+        time in each directory, of all directories at once (they may be volumes of their own), then takes the
+        clean-shutdown marks. A log that cannot be opened is offline, and so are all of a directory that fails; the
+        others are not touched by it. Raises `UserError`, and `OpeningStopped` after `stop_loading`."""
+        if not self.locked:
+            self.lock()
         directories = self._logs.online_dirs
         with ThreadPoolExecutor(len(directories), "log-dirs") as threads:
             list(threads.map(lambda log_dir: self._in(log_dir, self._load_directory), directories))
@@ -108,6 +117,7 @@ class LogLoader:
             self._in(log_dir, self._settle)
         self._check_usable()
         self._logs.count_offline()
+        self.loaded = True
 
     def stop_loading(self) -> None:
         """Ends `load`, soon, from another thread: as a kill would, so the next start recovers what is left."""

@@ -47,10 +47,24 @@ class LogManager:
         recovery_threads: int = 1,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        """Locks the directories; `load` follows. Raises `UserError` as `LogLoader`."""
+        """Touches no disk: `load` follows, or `lock` and `load`."""
         self.logs = LogRegistry(config, now_ms)
         self.mover = LogMover(self.logs)
         self._loader = LogLoader(self.logs, paths, broker_id=broker_id, recovery_threads=recovery_threads)
+
+    @property
+    def locked(self) -> bool:
+        """Whether the directories are this manager's, and known."""
+        return self._loader.locked
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the logs are open, but for those that cannot be."""
+        return self._loader.loaded
+
+    def lock(self) -> None:
+        """See `LogLoader.lock`."""
+        self._loader.lock()
 
     def load(self) -> None:
         """See `LogLoader.load`."""

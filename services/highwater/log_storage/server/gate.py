@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
-from highwater.log_storage.server.servicer import LogStorageServicer
+from highwater.log_storage.log_manager.log_manager import LogManager
 
-_ALWAYS_ANSWERED = "DescribeLogs"
+SERVICE_NAME = "highwater.v1.LogStorage"
+_CALLS = f"/{SERVICE_NAME}/"
+_ANSWERED_EARLIER = f"{_CALLS}DescribeLogs"
 
 
-class Gate:
-    """Stands in front of the servicer. What comes before `open` is refused as UNAVAILABLE, as a server that is not
-    there yet would be: callers try again. DescribeLogs is answered from `found` on, when the directories are known."""
+async def _refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAVAILABLE, "log-storage is opening its logs: DescribeLogs tells how far it is"
+    )
 
-    def __init__(self) -> None:
-        self._servicer: LogStorageServicer | None = None
-        self._is_open = False
 
-    def found(self, servicer: LogStorageServicer) -> None:
-        self._servicer = servicer
+_REFUSED = grpc.unary_unary_rpc_method_handler(_refuse)
+_REFUSED_STREAM = grpc.stream_stream_rpc_method_handler(_refuse)
 
-    def open(self) -> None:
-        self._is_open = True
 
-    def __getattr__(self, name: str) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
-        getattr(LogStorageServicer, name)  # raises `AttributeError` for what is no call of the service
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the stubs' generic, and no class at run time
+    """Refuses calls of LogStorage as UNAVAILABLE until the manager's logs are open, as a server that is not there yet
+    would: callers try again. DescribeLogs is answered as soon as the directories are known. A call that has passed, be
+    it a stream of hours, is not looked at again."""
 
-        async def answer(request: Any, context: Any) -> Any:
-            if self._servicer is None or not (self._is_open or name == _ALWAYS_ANSWERED):
-                await context.abort(
-                    grpc.StatusCode.UNAVAILABLE, "log-storage is opening its logs: DescribeLogs tells how far it is"
-                )
-            response = await getattr(self._servicer, name)(request, context)
-            if name == _ALWAYS_ANSWERED:
-                response.opening = not self._is_open
-            return response
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
 
-        return answer
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        if self._manager.loaded or handler is None:
+            return handler
+        method = handler_call_details.method
+        if not method.startswith(_CALLS) or (method == _ANSWERED_EARLIER and self._manager.locked):
+            return handler
+        return _REFUSED_STREAM if handler.request_streaming else _REFUSED

@@ -63,7 +63,7 @@ class LogLifecycle:
     async def DescribeLogs(
         self, request: log_storage_pb2.DescribeLogsRequest, context: Any
     ) -> log_storage_pb2.DescribeLogsResponse:
-        response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation)
+        response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation, opening=not self._manager.loaded)
         asked = [key_of(partition) for partition in request.partitions]
         for hosted in self._manager.logs if not asked else [self._manager.logs.find(key) for key in asked]:
             if hosted is not None:
