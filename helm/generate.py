@@ -17,13 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from highwater.rpc.settings import (
-    ControllerSettings,
-    FetcherSettings,
-    LogStorageSettings,
-    ReplicaManagerSettings,
-    ServiceSettings,
-)
+from highwater.controller.settings import ControllerSettings
+from highwater.fetcher.settings import FetcherSettings
+from highwater.log_storage.settings import LogStorageSettings
+from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.settings import ServiceSettings
 
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "highwater"

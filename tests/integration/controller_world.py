@@ -10,6 +10,7 @@ import grpc.aio
 from fake_broker import FakeBroker, eventually
 
 from highwater.controller.service import ControllerService
+from highwater.controller.settings import ControllerSettings
 from highwater.errors import ErrorCode
 from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.local import LocalEtcd
@@ -21,7 +22,6 @@ from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
-from highwater.rpc.settings import ControllerSettings
 from highwater.v1 import controller_pb2, controller_pb2_grpc
 
 

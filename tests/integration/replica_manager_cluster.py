@@ -13,15 +13,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from highwater.fetcher.service import FetcherService
+from highwater.fetcher.settings import FetcherSettings
 from highwater.log_storage.service import LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedState
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows
 from highwater.replica_manager.service import ReplicaManagerService
+from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.channel import open_channel
-from highwater.rpc.settings import FetcherSettings, LogStorageSettings, ReplicaManagerSettings, load
+from highwater.rpc.settings import load
 from highwater.v1 import (
     broker_pb2,
     broker_pb2_grpc,

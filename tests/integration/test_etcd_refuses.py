@@ -14,6 +14,7 @@ from etcd_proxy import until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.controller.service import ControllerService
+from highwater.controller.settings import ControllerSettings
 from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.leases.leased_key import LeasedKey
 from highwater.metadata.leases.registration import BrokerRegistrar
@@ -22,7 +23,6 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, BrokerRegistration, PartitionState, TopicAssignment
 from highwater.metadata.store.etcd_errors import Refused
 from highwater.metadata.store.store import Store
-from highwater.rpc.settings import ControllerSettings
 
 NOSPACE = 1
 

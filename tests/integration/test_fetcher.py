@@ -17,11 +17,13 @@ from fake_leader import FakeLeader, FakeReplicaControl, LeaderLog
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.service import FetcherService
+from highwater.fetcher.settings import FetcherSettings
 from highwater.log_storage.service import LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
-from highwater.rpc.settings import FetcherSettings, LogStorageSettings, load
+from highwater.rpc.settings import load
 from highwater.v1 import common_pb2, fetcher_pb2, fetcher_pb2_grpc, log_storage_pb2, log_storage_pb2_grpc
 
 TOPIC_ID = uuid.uuid4().bytes

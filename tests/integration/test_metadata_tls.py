@@ -16,6 +16,7 @@ from etcd_proxy import until
 from tls_etcd import TlsEtcd, write_client
 
 from highwater.controller.service import ControllerService
+from highwater.controller.settings import ControllerSettings
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
@@ -24,7 +25,7 @@ from highwater.metadata.store import tls
 from highwater.metadata.store.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.tls import TlsSettings
-from highwater.rpc.settings import ControllerSettings, load
+from highwater.rpc.settings import load
 
 PREFIX = "/highwater/flights/"
 USER = "highwater-flights"

@@ -8,11 +8,12 @@ from pathlib import Path
 from replica_manager_cluster import TestCluster, Trio, eventually
 
 from highwater.log_storage.service import LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.doubted_dirs import doubted_dirs, remember_doubted
 from highwater.metadata.store.store import Store
-from highwater.rpc.settings import LogStorageSettings, load
+from highwater.rpc.settings import load
 
 
 async def start_with(trio: Trio, *directories: str) -> None:

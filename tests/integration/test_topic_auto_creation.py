@@ -13,12 +13,12 @@ from replica_manager_cluster import TestCluster, Trio
 
 from highwater.client import Consumer, Producer, TopicPartition, UnknownTopicError
 from highwater.controller.service import ControllerService
+from highwater.controller.settings import ControllerSettings
 from highwater.errors import ErrorCode
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.topics import read_topics
 from highwater.metadata.store.store import Store
-from highwater.rpc.settings import ControllerSettings
 from highwater.v1 import broker_pb2
 
 

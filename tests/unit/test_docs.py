@@ -18,14 +18,12 @@ from typer.main import get_command
 
 from highwater.cli.app import app
 from highwater.client import Admin, Consumer, Producer, exceptions
+from highwater.controller.settings import ControllerSettings
 from highwater.errors import ErrorCode
-from highwater.rpc.settings import (
-    ControllerSettings,
-    FetcherSettings,
-    LogStorageSettings,
-    ReplicaManagerSettings,
-    ServiceSettings,
-)
+from highwater.fetcher.settings import FetcherSettings
+from highwater.log_storage.settings import LogStorageSettings
+from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[2]
 CODE = ROOT / "services" / "highwater"

@@ -30,7 +30,11 @@ ARROWS = {
     # An inventory of a broker's volumes recovers their logs as its log-storage would.
     "kube": frozenset({"client", "metadata", "log_storage"}),
     "spark": frozenset({"client", "console", "log_storage.inspect"}),
-    "cli": frozenset({"client", "console", "kube", "metadata", "log_storage.inspect"}),
+    # `highwater up` gives each service the settings that it knows.
+    "cli": frozenset(
+        {"client", "console", "kube", "metadata", "log_storage.inspect"}
+        | {f"{service}.settings" for service in ("controller", "fetcher", "log_storage", "replica_manager")}
+    ),
 }
 ROOMS = {
     "log_storage": (
@@ -51,6 +55,7 @@ ROOMS = {
 # Of the package itself, and every room's.
 SHARED = {
     "client": {"exceptions", "notebook", "topic_partition"},
+    "controller": {"settings"},
     "log_storage": {"clock", "config", "errors", "fence", "thread_work", "throttle"},
     "spark": {"errors", "schema"},
 }

@@ -21,18 +21,15 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
+from highwater.controller.settings import ControllerSettings
 from highwater.errors import UserError
+from highwater.fetcher.settings import FetcherSettings
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.metadata.local import etcd_command, etcd_healthy
+from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.listeners import parse_listeners
 from highwater.rpc.local_process import free_ports
-from highwater.rpc.settings import (
-    ControllerSettings,
-    FetcherSettings,
-    LogStorageSettings,
-    ReplicaManagerSettings,
-    ServiceSettings,
-    load,
-)
+from highwater.rpc.settings import ServiceSettings, load
 from highwater.v1.controller_pb2 import DescribeClusterRequest
 from highwater.v1.controller_pb2_grpc import ControllerStub
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from highwater.controller.service import ControllerService
+from highwater.controller.settings import ControllerSettings
 from highwater.rpc.server import run_service, serve
-from highwater.rpc.settings import ControllerSettings, from_command_line
+from highwater.rpc.settings import from_command_line
 from highwater.telemetry import log
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from highwater.controller.administration.administration import Administration
 from highwater.controller.administration.servicer import ControllerServicer
+from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.term.active_controller import ActiveController, Rebalancing
@@ -23,7 +24,6 @@ from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
 from highwater.rpc.server import RpcServer
-from highwater.rpc.settings import ControllerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

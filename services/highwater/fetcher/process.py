@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from highwater.fetcher.service import FetcherService
+from highwater.fetcher.settings import FetcherSettings
 from highwater.rpc.server import run_service, serve
-from highwater.rpc.settings import FetcherSettings, from_command_line
+from highwater.rpc.settings import from_command_line
 from highwater.telemetry import log
 
 

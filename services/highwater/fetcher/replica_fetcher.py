@@ -36,11 +36,11 @@ from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
+from highwater.fetcher.settings import FetcherSettings
 from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
-from highwater.rpc.settings import FetcherSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import broker_pb2, broker_pb2_grpc

@@ -32,10 +32,6 @@ _END = "isr_history_end"
 _END_S = 60  # the lease of the key that says where the history ends
 
 
-class HistorySettings(EtcdSettings):
-    cluster: str = "highwater"
-
-
 async def current_revision(store: Store, keys: Keys) -> int:
     """Raises `StoreError`."""
     _, revision = await store.get_many([keys.cluster_id])
@@ -110,17 +106,17 @@ async def answered(arguments: Sequence[str]) -> int:
     return 2
 
 
-def _settings(given: argparse.Namespace) -> HistorySettings:
+def _settings(given: argparse.Namespace) -> EtcdSettings:
     """Of all that a service's file has, what leads to etcd. Raises `UserError`."""
     merged: dict[str, str] = {}
     for config in given.config:
         merged |= read_properties(config)
     merged |= dict(item.split("=", 1) for item in given.set if "=" in item)
-    wanted = {name.replace("_", ".") for name in HistorySettings.model_fields}
-    return load(HistorySettings, {key: value for key, value in merged.items() if key in wanted})
+    wanted = {name.replace("_", ".") for name in EtcdSettings.model_fields}
+    return load(EtcdSettings, {key: value for key, value in merged.items() if key in wanted})
 
 
-async def _said(settings: HistorySettings, minimum: int, since: int | None) -> int:
+async def _said(settings: EtcdSettings, minimum: int, since: int | None) -> int:
     keys = Keys(settings.cluster)
     async with Store.of(settings) as store:
         if since is None:

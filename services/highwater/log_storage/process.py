@@ -10,8 +10,9 @@ from typing import NoReturn
 
 from highwater.log_storage.recovery.recovery_progress import OpeningStopped
 from highwater.log_storage.service import LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.server import run_service
-from highwater.rpc.settings import LogStorageSettings, from_command_line
+from highwater.rpc.settings import from_command_line
 from highwater.telemetry import log
 
 INTERRUPTED_S = 5.0  # for what a start has begun

@@ -23,8 +23,8 @@ from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.gate import SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.server import RpcServer
-from highwater.rpc.settings import LogStorageSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

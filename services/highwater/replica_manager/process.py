@@ -10,8 +10,9 @@ import asyncio
 from highwater.errors import UserError
 from highwater.metadata.leases.registration import DuplicateBrokerIdError
 from highwater.replica_manager.service import ReplicaManagerService
+from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.server import run_service
-from highwater.rpc.settings import ReplicaManagerSettings, from_command_line
+from highwater.rpc.settings import from_command_line
 from highwater.telemetry.log import configure
 
 

@@ -40,11 +40,11 @@ from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.server.listener_servers import ListenerServers
+from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener
-from highwater.rpc.settings import ReplicaManagerSettings
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics

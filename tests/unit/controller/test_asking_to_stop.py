@@ -10,6 +10,7 @@ import pytest
 
 from highwater.controller.administration import administration
 from highwater.controller.administration.administration import Administration, HeldBack
+from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.actions import Action, WriteState
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
@@ -23,7 +24,6 @@ from highwater.metadata.schema.models import (
     VersionedTopic,
 )
 from highwater.model.partition import PartitionKey
-from highwater.rpc.settings import ControllerSettings
 
 TOPIC_ID = b"t" * 16
 KEY = PartitionKey(TOPIC_ID, 0)

@@ -13,7 +13,8 @@ import pytest
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.replica_fetcher import ReplicaFetcher
-from highwater.rpc.settings import FetcherSettings, load
+from highwater.fetcher.settings import FetcherSettings
+from highwater.rpc.settings import load
 from highwater.telemetry.metrics import Metrics
 
 DEADLINE_S = 10.0

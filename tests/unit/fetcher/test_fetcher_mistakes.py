@@ -14,8 +14,9 @@ from highwater.fetcher.follower.follower import FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage, _Sent
 from highwater.fetcher.replica_fetcher import ReplicaFetcher, _Asked
+from highwater.fetcher.settings import FetcherSettings
 from highwater.model.partition import PartitionKey
-from highwater.rpc.settings import FetcherSettings, load
+from highwater.rpc.settings import load
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2, common_pb2, log_storage_pb2
 

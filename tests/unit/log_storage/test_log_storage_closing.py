@@ -20,8 +20,9 @@ from highwater.log_storage.log.flusher import Sync
 from highwater.log_storage.log_manager.log_manager import CLOSED_AT_ONCE, LogManager
 from highwater.log_storage.log_manager.side_by_side import side_by_side
 from highwater.log_storage.service import THREADS, LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
-from highwater.rpc.settings import LogStorageSettings, load
+from highwater.rpc.settings import load
 
 KEY = PartitionKey(b"t" * 16, 0)
 RECORDS = 3
@@ -210,7 +211,8 @@ import asyncio, sys, threading
 from highwater.log_storage import process
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.log_registry import LogRegistry
-from highwater.rpc.settings import LogStorageSettings, load
+from highwater.log_storage.settings import LogStorageSettings
+from highwater.rpc.settings import load
 
 def hang(*arguments):
     begun.set()

@@ -22,8 +22,9 @@ from highwater.log_storage.log.retention import UNLIMITED, Aged, Limits, expired
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
-from highwater.rpc.settings import LogStorageSettings, load
+from highwater.rpc.settings import load
 from highwater.v1 import log_storage_pb2
 
 DAY_MS = 24 * 3600 * 1000

@@ -33,9 +33,10 @@ from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import file_name
 from highwater.log_storage.server.gate import SERVICE_NAME, Gate
 from highwater.log_storage.service import LogStorageService
+from highwater.log_storage.settings import LogStorageSettings
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
-from highwater.rpc.settings import LogStorageSettings, load
+from highwater.rpc.settings import load
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
 SMALL = LogConfig(segment_bytes=1024, index_interval_bytes=100)

@@ -9,7 +9,7 @@ import pytest
 from highwater.errors import UserError
 from highwater.metadata.leases.registration import DuplicateBrokerIdError
 from highwater.replica_manager import process
-from highwater.rpc.settings import ReplicaManagerSettings
+from highwater.replica_manager.settings import ReplicaManagerSettings
 
 SETTINGS = ReplicaManagerSettings.model_construct()
 DEADLINE_S = 5

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from highwater.errors import UserError
+from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.listeners import advertised_addresses
-from highwater.rpc.settings import ReplicaManagerSettings, load
+from highwater.rpc.settings import load
 
 REQUIRED = {"broker.id": "1", "etcd": "127.0.0.1:1", "log.storage": "unix:/ls"}
 

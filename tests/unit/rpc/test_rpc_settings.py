@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from highwater.controller.settings import ControllerSettings
 from highwater.errors import UserError
-from highwater.rpc.settings import (
-    ControllerSettings,
-    FetcherSettings,
-    LogStorageSettings,
-    ReplicaManagerSettings,
-    load,
-    read_properties,
-)
+from highwater.fetcher.settings import FetcherSettings
+from highwater.log_storage.settings import LogStorageSettings
+from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.settings import load, read_properties
 
 REQUIRED = {"broker.id": "1", "listen": "127.0.0.1:0", "log.dirs": "/tmp/a,/tmp/b"}
 

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TypeVar
 
 from highwater.controller.administration.configuration import Configuration
+from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.term.active_controller import ActiveController, Standing
 from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
@@ -33,7 +34,6 @@ from highwater.metadata.state.topics import (
 from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
-from highwater.rpc.settings import ControllerSettings
 
 RETRY_PAUSE_S = 0.1
 METADATA_PATIENCE_S = 1.0  # a broker that is slow to hear of a topic does not hold up its creation for longer

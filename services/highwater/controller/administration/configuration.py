@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from highwater.controller.settings import ControllerSettings
 from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
@@ -18,7 +19,6 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.topic_configs import read_topic_config, write_topic_config
 from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
 from highwater.metadata.store.store import Store
-from highwater.rpc.settings import ControllerSettings
 
 RETRY_PAUSE_S = 0.1
 ALTER_TIMEOUT_S = 10.0

@@ -1,0 +1,19 @@
+"""The settings of the controller."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from highwater.rpc.settings import Address, InternalServiceSettings, ReplicationSettings
+
+
+class ControllerSettings(InternalServiceSettings, ReplicationSettings):
+    controller_id: int = Field(ge=0)
+    advertised_listener: Address
+    num_partitions: int = Field(1, ge=1)
+    default_replication_factor: int = Field(1, ge=1)
+    unclean_leader_election_enable: bool = False
+    auto_leader_rebalance_enable: bool = True
+    leader_imbalance_check_interval_seconds: int = Field(300, ge=1)
+    leader_imbalance_per_broker_percentage: int = Field(10, ge=0)
+    controller_session_timeout_ms: int = Field(3_000, ge=1_000)

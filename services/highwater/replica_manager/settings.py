@@ -1,0 +1,67 @@
+"""The settings of the replica-manager."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import NoDecode
+
+from highwater.rpc.listeners import check_advertised, check_inter_broker_name, inter_broker_name, parse_listeners
+from highwater.rpc.settings import LogDefaultsSettings, LogStorageUserSettings, OptionalAddress, ReplicationSettings
+
+ListenerMap = Annotated[dict[str, str], NoDecode]
+
+
+class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, ReplicationSettings):
+    listeners: ListenerMap
+    """The address that each listener is bound to, by name; written `NAME://host:port` or `NAME://unix:/path`."""
+    advertised_listeners: ListenerMap = Field({}, validate_default=True)
+    """The addresses that others use for the listeners, where they differ from those that are bound."""
+    inter_broker_listener_name: str = Field("", validate_default=True)
+    """The internal listener: of other brokers, the controller and the broker's own fetcher. Empty: the only one."""
+    host_address: OptionalAddress = ""
+    """The internal listener by the host's own address, where the advertised one may be somebody else's; empty: it is
+    not."""
+    rack: str = ""
+    broker_session_timeout_ms: int = Field(4_000, ge=1_000)
+    """Of this, half a second of etcd's and the elections is made what a lost node costs (RULES 8.9)."""
+    replica_lag_time_max_ms: int = Field(10_000, ge=1)
+    queued_max_requests: int = Field(500, ge=1)
+    queued_max_request_bytes: int = Field(256 << 20, ge=1 << 20)
+    tail_cache_bytes: int = Field(64 << 20, ge=0)
+    fetch_max_bytes: int = Field(55 << 20, ge=1024)
+    auto_create_topics_enable: bool = False
+    controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
+    ready_max_wait_ms: int = Field(600_000, ge=0)
+
+    @field_validator("listeners", "advertised_listeners", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return parse_listeners(value) if isinstance(value, str) else value
+
+    @field_validator("listeners")
+    @classmethod
+    def _some(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise ValueError("there is none: write NAME://host:port or NAME://unix:/path")
+        return value
+
+    @field_validator("advertised_listeners")
+    @classmethod
+    def _reachable(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        if "listeners" in info.data:  # else that is what is wrong
+            check_advertised(info.data["listeners"], value)
+        return value
+
+    @field_validator("inter_broker_listener_name")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        if "listeners" in info.data:
+            check_inter_broker_name(info.data["listeners"], value)
+        return value
+
+    @property
+    def internal_listener(self) -> str:
+        """The name of the listener that brokers and the controller use."""
+        return inter_broker_name(self.listeners, self.inter_broker_listener_name)
