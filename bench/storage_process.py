@@ -11,11 +11,11 @@ from typing import Self
 
 from highwater.cli.child_process import ChildProcess
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import read_header
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
-from highwater.replica_manager.storage.append_stream import AppendAnswer
 from highwater.replica_manager.storage.log_storage import LogStorage
 
 START_TIMEOUT_S = 30

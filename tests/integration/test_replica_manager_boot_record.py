@@ -11,12 +11,12 @@ from replica_manager_cluster import TestCluster, eventually
 
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import BrokerRegistration
 from highwater.metadata.store.store import Store
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage
 
 

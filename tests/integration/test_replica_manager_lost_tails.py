@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from replica_manager_cluster import TestCluster, eventually
 
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.brokers import read_brokers
 from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
 from highwater.metadata.store.store import Store
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import Description, LogStorage
 
 

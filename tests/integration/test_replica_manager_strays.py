@@ -11,13 +11,13 @@ import pytest
 from replica_manager_cluster import TestCluster, Topic, eventually, rows
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.requests.control import Sender
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 
 

@@ -16,9 +16,9 @@ from flapping_link import FlappingLink
 from test_fetcher import FLIGHTS, LEADER, Broker, bytes_of
 
 from highwater.fetcher import log_storage as fetchers_storage
+from highwater.log_storage_client import append_stream
+from highwater.log_storage_client.append_stream import Append, AppendAnswer, AppendStream
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage import append_stream
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, AppendStream
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Instruction
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 
 from .etcd import Compare, Delete, Entry, Event, Put, Watch
 from .scheduler import Future

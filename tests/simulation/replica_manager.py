@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import Append, AppendAnswer, StorageUnavailableError
 from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.metadata.store.etcd_errors import Refused, Unavailable
@@ -25,7 +26,6 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchHandler
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import StorageError
 
 from .etcd import Compare, Put

@@ -15,11 +15,11 @@ from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
+from highwater.log_storage_client.append_stream import AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage.append_stream import AppendAnswer
 
 from .history import History
 from .scheduler import Process, Scheduler

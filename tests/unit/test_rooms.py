@@ -23,8 +23,9 @@ ARROWS = {
     "client": frozenset[str](),
     "metadata": frozenset[str](),
     "log_storage": frozenset[str](),
-    "fetcher": frozenset[str](),
-    "replica_manager": frozenset({"metadata"}),
+    "log_storage_client": frozenset[str](),
+    "fetcher": frozenset({"log_storage_client"}),
+    "replica_manager": frozenset({"log_storage_client", "metadata"}),
     "controller": frozenset({"metadata"}),
     "console": frozenset({"client"}),
     # An inventory of a broker's volumes recovers their logs as its log-storage would.

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import grpc.aio
 
-from highwater.fetcher.bidirectional_stream import StreamEndedError, drive_stream
 from highwater.fetcher.follower.actions import (
     Append,
     Fence,
@@ -31,8 +30,9 @@ from highwater.fetcher.wire import (
     to_truncate_fully,
     to_truncate_to,
 )
+from highwater.log_storage_client.append_request import APPEND_METHOD
 from highwater.model.partition import PartitionKey
-from highwater.rpc.append_request import APPEND_METHOD
+from highwater.rpc.bidirectional_stream import StreamEndedError, drive_stream
 from highwater.rpc.channel import open_channel
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import (
     Action,
@@ -39,6 +38,7 @@ from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
 from highwater.fetcher.settings import FetcherSettings
 from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
 from highwater.model.partition import PartitionKey
+from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.supervision import TaskSupervisor

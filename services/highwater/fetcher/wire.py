@@ -18,11 +18,11 @@ from highwater.fetcher.follower.actions import (
     TruncateTo,
 )
 from highwater.fetcher.follower.following import FollowedPartition, Following, LeaderEndpoint
+from highwater.log_storage_client.append_request import append_request
 from highwater.model.leader_epochs import EpochEntry
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError, iter_batches
-from highwater.rpc.append_request import append_request
 from highwater.rpc.errors import from_proto
 from highwater.v1 import broker_pb2, common_pb2, log_storage_pb2, replica_control_pb2
 

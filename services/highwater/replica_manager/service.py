@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.leases.controller_election import read_controller_epoch
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.cluster_watch import watch_brokers
@@ -41,7 +42,6 @@ from highwater.replica_manager.server.control_servicer import ReplicaControlServ
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.server.listener_servers import ListenerServers
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.rpc.listeners import Listener

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import Append, AppendAnswer
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -32,7 +33,6 @@ from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 from highwater.telemetry.metrics import Metrics
 
 KEY = PartitionKey(b"t" * 16, 0)

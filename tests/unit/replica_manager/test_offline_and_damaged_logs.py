@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
 from highwater.metadata.store.etcd_errors import Unavailable
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import Description, LogDescription, StorageError
 from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.v1 import log_storage_pb2

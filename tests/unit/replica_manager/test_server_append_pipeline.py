@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import Append, AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 
 KEY = PartitionKey(b"t" * 16, 0)
 

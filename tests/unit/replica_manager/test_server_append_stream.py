@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from highwater.log_storage_client.append_stream import Append, AppendAnswer, AppendStream, StorageUnavailableError
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.errors import UserError
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.leases.leased_key import boottime_ms
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.schema.keys import Keys
@@ -20,7 +21,6 @@ from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, 
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import Description
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.partition_states import read_states
 from highwater.metadata.state.topics import TopicsRead, read_topics
@@ -14,7 +15,6 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 from highwater.telemetry.log import get_logger, pairs
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.records import STAMP_BYTES, BatchHeader, stamp
 from highwater.replica_manager.partition.actions import Action, FenceAnswer
@@ -17,7 +18,6 @@ from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.purgatory import Purgatory, WaitingProduce
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
-from highwater.replica_manager.storage.append_stream import AppendAnswer
 from highwater.rpc.embedding import Piece
 
 _ENOUGH_BYTES = 1 << 62

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 
 TO_HIGH_WATERMARK = -1
 MAX_WAITING = 1_000  # partitions, over all requests

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
 from highwater.replica_manager.partition.answers import check_consumer_fetch
@@ -23,7 +24,6 @@ from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting, WaitingFetch
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.payloads import rows_before_columns
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.rpc.embedding import Piece, size_of
 
 NO_PIECES: tuple[Piece, ...] = ()

@@ -25,6 +25,7 @@ from functools import partial
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.model.topic_name import is_internal_topic
 from highwater.records import BatchHeader
@@ -33,7 +34,6 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.batch_check import check
-from highwater.replica_manager.storage.append_stream import AppendAnswer
 
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 

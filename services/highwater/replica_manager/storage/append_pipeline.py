@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import Append, AppendAnswer
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage.append_stream import Append, AppendAnswer
 
 _FENCED = frozenset({ErrorCode.STALE_FENCE, ErrorCode.UNKNOWN_FENCE})
 # The first append of a round expects what log-storage itself answered. It can miss only where an append of a stream

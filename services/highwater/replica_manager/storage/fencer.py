@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import StorageUnavailableError
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
-from highwater.replica_manager.storage.append_stream import StorageUnavailableError
 from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.telemetry.log import get_logger, pairs
 

@@ -14,10 +14,10 @@ import grpc
 import grpc.aio
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_stream import Append, AppendStream, StorageUnavailableError
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FenceAnswer
-from highwater.replica_manager.storage.append_stream import Append, AppendStream, StorageUnavailableError
 from highwater.rpc.channel import open_channel
 from highwater.rpc.errors import from_proto
 from highwater.supervision import TaskSupervisor

@@ -18,8 +18,8 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.append_request import APPEND_METHOD, append_request
 from highwater.model.partition import PartitionKey
-from highwater.rpc.append_request import APPEND_METHOD, append_request
 from highwater.rpc.embedding import Piece
 from highwater.rpc.errors import from_proto
 from highwater.rpc.overdue import until_overdue
@@ -27,7 +27,7 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import common_pb2, log_storage_pb2
 
-logger = get_logger("replica_manager.append_stream")
+logger = get_logger("log_storage_client.append_stream")
 
 # Messages of about 250 KB moved most; a larger single batch is sent alone.
 MESSAGE_BYTES = 512 << 10

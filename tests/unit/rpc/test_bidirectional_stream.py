@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
-from highwater.fetcher.bidirectional_stream import StreamEndedError, drive_stream
+from highwater.rpc.bidirectional_stream import StreamEndedError, drive_stream
 
 
 class Call:

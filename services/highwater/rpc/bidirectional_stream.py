@@ -37,7 +37,7 @@ async def drive_stream(
 
     Raises:
         OverdueError: that has been the same one for `limit_s`.
-        ConversationEndedError: the stream broke or was closed by the server.
+        StreamEndedError: the stream broke or was closed by the server.
         Whatever `requests` and `received` raise.
     """
 
