@@ -11,15 +11,18 @@ from typing import Self
 
 from highwater.cli.child_process import ChildProcess
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import AppendAnswer
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import read_header
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
-from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
+from highwater.rpc.channel import open_channel
 
 START_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 30
+CALL_TIMEOUT_S = 5
 
 
 @contextlib.contextmanager
@@ -40,16 +43,25 @@ def log_storage_process(directory: Path, settings: Mapping[str, str]) -> Iterato
             process.kill()
 
 
+class Storage:
+    """The two ways of a broker to its log-storage."""
+
+    def __init__(self, address: str) -> None:
+        self.calls = LogStorageClient(open_channel(address), timeout_s=CALL_TIMEOUT_S)
+        self.appends = LeaderAppends(address, lambda incarnation: None)
+
+
 @contextlib.asynccontextmanager
-async def connected(address: str) -> AsyncIterator[LogStorage]:
+async def connected(address: str) -> AsyncIterator[Storage]:
     """Returns when it answers."""
-    storage = LogStorage(address, lambda incarnation: None)
-    storage.start()
+    storage = Storage(address)
+    storage.appends.start()
     try:
-        await storage.probe(START_TIMEOUT_S)
+        await storage.appends.probe(START_TIMEOUT_S)
         yield storage
     finally:
-        await storage.stop()
+        await storage.appends.stop()
+        await storage.calls.close()
 
 
 class Appender:
@@ -61,14 +73,14 @@ class Appender:
 
     @classmethod
     async def leading(
-        cls, storage: LogStorage, key: PartitionKey, config: Mapping[str, str], *, leader_epoch: int = 0
+        cls, storage: Storage, key: PartitionKey, config: Mapping[str, str], *, leader_epoch: int = 0
     ) -> Self:
         """The log is made where there is none. A leader epoch leads once (RULES 3.2)."""
-        made = await storage.create_log("bench", key, config, "")
+        made = await storage.calls.create_log("bench", key, config, "")
         if made.error.code is not ErrorCode.NONE:
             raise RuntimeError(f"{made.error.code.name}: {made.error.message}")
-        (fenced,) = await storage.fence(Role.LEADER, "bench", [(key, leader_epoch)])
-        end = fenced.log_end_offset
+        (fenced,) = await storage.calls.fence(Role.LEADER, [(key, leader_epoch)], replica_manager_incarnation="bench")
+        end = fenced.log.log_end_offset
         return cls(
             AppendPipeline(
                 key,

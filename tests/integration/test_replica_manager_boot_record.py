@@ -11,23 +11,23 @@ from replica_manager_cluster import TestCluster, eventually
 
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import CLEAN_SHUTDOWN
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import BrokerRegistration
 from highwater.metadata.store.store import Store
-from highwater.replica_manager.storage.log_storage import LogStorage
 
 
 async def test_a_boot_that_could_not_be_recorded_is_tried_again(
     etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was given up: the next start of the machine would have counted as a lost tail."""
-    record_boot = LogStorage.record_boot
+    record_boot = LogStorageClient.record_boot
     tried, recorded = 0, False
 
-    async def failing(storage: LogStorage, incarnation: str) -> None:
+    async def failing(storage: LogStorageClient, incarnation: str) -> None:
         nonlocal tried, recorded
         tried += 1
         if tried <= 2:
@@ -38,7 +38,7 @@ async def test_a_boot_that_could_not_be_recorded_is_tried_again(
     async def done() -> bool:
         return recorded
 
-    monkeypatch.setattr(LogStorage, "record_boot", failing)
+    monkeypatch.setattr(LogStorageClient, "record_boot", failing)
     async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as cluster:
         # Its directory is new, so that its tail counts as lost until a controller has taken note of it.
         await store.put(keys.broker_tail(0), str(cluster[0].broker_epoch).encode())
@@ -51,12 +51,12 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
 ) -> None:
     """log-storage is started again and finds that its tail is lost. While etcd does not take the registration that says
     so, what was still to be done for the one before ended it, and the next start would have known nothing of it."""
-    record_boot, register = LogStorage.record_boot, BrokerRegistrar.register
+    record_boot, register = LogStorageClient.record_boot, BrokerRegistrar.register
     may_record, may_register = False, asyncio.Event()
     may_register.set()
     tried, recorded = 0, False
 
-    async def failing(storage: LogStorage, *incarnation: str) -> None:
+    async def failing(storage: LogStorageClient, *incarnation: str) -> None:
         nonlocal tried, recorded
         tried += 1
         if not may_record:
@@ -68,7 +68,7 @@ async def test_a_boot_is_not_recorded_over_what_a_later_start_has_found(
         await may_register.wait()
         return await register(registrar, registration)
 
-    monkeypatch.setattr(LogStorage, "record_boot", failing)
+    monkeypatch.setattr(LogStorageClient, "record_boot", failing)
     monkeypatch.setattr(BrokerRegistrar, "register", waiting)
     async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as cluster:
         trio = cluster[0]

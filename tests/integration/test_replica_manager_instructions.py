@@ -11,13 +11,14 @@ import pytest
 from replica_manager_cluster import TestCluster, eventually, rows, to_key
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import CreateAnswer, StorageError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
-from highwater.replica_manager.storage.log_storage import CreateAnswer, LogStorage, StorageError
 from highwater.rpc.channel import open_channel
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
@@ -33,10 +34,10 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
 ) -> None:
     """RULES 1.4: not registered under that broker epoch any more, so it must not begin to lead under it."""
     creating, registered_anew = asyncio.Event(), asyncio.Event()
-    create_log = LogStorage.create_log
+    create_log = LogStorageClient.create_log
 
     async def slowly(
-        storage: LogStorage, topic: str, key: PartitionKey, config: dict[str, str], newer_than: str
+        storage: LogStorageClient, topic: str, key: PartitionKey, config: dict[str, str], newer_than: str
     ) -> CreateAnswer:
         creating.set()
         await registered_anew.wait()
@@ -44,7 +45,7 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
 
     topic = await cluster.create_topic("orders", instruct=False)
     before = cluster[0].broker_epoch
-    monkeypatch.setattr(LogStorage, "create_log", slowly)
+    monkeypatch.setattr(LogStorageClient, "create_log", slowly)
     instructed = asyncio.create_task(cluster.instruct(0, topic))
     await creating.wait()
     await cluster.store.txn((), (Delete(cluster.keys.broker(0)),))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from replica_manager_cluster import TestCluster, eventually
 
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import Description, StorageUnavailableError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.brokers import read_brokers
 from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
 from highwater.metadata.store.store import Store
-from highwater.replica_manager.storage.log_storage import Description, LogStorage
 
 
 def disk_of(cluster: TestCluster) -> Any:
@@ -78,14 +78,14 @@ async def test_nothing_offline_is_reported_before_it_is_known_what_is_in_doubt(
 ) -> None:
     """log-storage beside a failing disk may be slow to answer. The controller was told all the same, and a start that
     came first brought the directory back as a whole one."""
-    describe, failing = LogStorage.describe, 3
+    describe, failing = LogStorageClient.describe, 3
 
-    async def slow(storage: LogStorage, *timeout_s: float) -> Description:
+    async def slow(storage: LogStorageClient) -> Description:
         nonlocal failing
         if failing:
             failing -= 1
             raise StorageUnavailableError("made up")
-        return await describe(storage, *timeout_s)
+        return await describe(storage)
 
     async with TestCluster(store, keys, etcd.address, tmp_path, 2) as cluster:
         manager = cluster[1].replica_manager
@@ -93,7 +93,7 @@ async def test_nothing_offline_is_reported_before_it_is_known_what_is_in_doubt(
         log_dir = disk_of(cluster)
         log_dir.disk.doubted = None  # it takes nothing any more
         log_dir.disk.fail("an I/O error")
-        monkeypatch.setattr(LogStorage, "describe", slow)
+        monkeypatch.setattr(LogStorageClient, "describe", slow)
         manager.liveness.report_offline_logs()
 
         async def reported() -> bool:

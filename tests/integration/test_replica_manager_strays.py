@@ -11,14 +11,14 @@ import pytest
 from replica_manager_cluster import TestCluster, Topic, eventually, rows
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.requests.control import Sender
-from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ async def test_a_topic_deleted_out_of_the_controllers_reach_is_cleaned_up_when_a
 async def test_a_deletion_that_failed_is_tried_again_although_the_topic_is_gone(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete_log = LogStorage.delete_log
+    delete_log = LogStorageClient.delete_log
     tried = 0
 
-    async def failing(storage: LogStorage, key: PartitionKey, leader_epoch: int) -> StorageError:
+    async def failing(storage: LogStorageClient, key: PartitionKey, leader_epoch: int) -> StorageError:
         nonlocal tried
         tried += 1
         if tried == 1:
@@ -94,7 +94,7 @@ async def test_a_deletion_that_failed_is_tried_again_although_the_topic_is_gone(
 
     topic = await cluster.create_topic("doomed")
     await cluster.delete_topic(topic)
-    monkeypatch.setattr(LogStorage, "delete_log", failing)
+    monkeypatch.setattr(LogStorageClient, "delete_log", failing)
     stopped = await cluster.stop_replica(0, topic)
     assert stopped.results[0].error.code == ErrorCode.LOG_STORAGE_ERROR
 

@@ -17,9 +17,9 @@ from test_fetcher import FLIGHTS, LEADER, Broker, bytes_of
 
 from highwater.fetcher import log_storage as fetchers_storage
 from highwater.log_storage_client import append_stream
-from highwater.log_storage_client.append_stream import Append, AppendAnswer, AppendStream
+from highwater.log_storage_client.values import Append, AppendAnswer
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.v1 import log_storage_pb2
 
 KEY = PartitionKey(b"t" * 16, 0)
@@ -122,13 +122,13 @@ async def test_a_leader_s_append_that_is_not_answered_is_of_unknown_outcome(
     monkeypatch.setattr(append_stream, "LIMIT_S", LIMIT_S)
     mute = Mute()
     server = await serve_appends(f"unix:{tmp_path}/s", mute.append)
-    async with asyncio.timeout(10), open_channel(f"unix:{tmp_path}/s") as channel:
-        stream = AppendStream(channel, lambda incarnation: None)
+    async with asyncio.timeout(10):
+        stream = LeaderAppends(f"unix:{tmp_path}/s", lambda incarnation: None)
         stream.start()
         for expected in (True, False):
             await stream.probe(5)
             answered: asyncio.Future[AppendAnswer | None] = asyncio.get_running_loop().create_future()
-            stream.send(Append(KEY, 1, 0, b"records", answered.set_result))
+            stream.send(Append(KEY, 1, 0, b"records"), answered.set_result)
             assert (await answered is None) is expected
         await stream.stop()
     await server.stop(None)
@@ -138,7 +138,7 @@ async def test_a_leader_s_append_that_is_not_answered_is_of_unknown_outcome(
 async def test_a_follower_s_append_that_is_not_answered_is_of_unknown_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetchers_storage, "APPEND_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(append_stream, "LIMIT_S", LIMIT_S)
     mute = Mute()
     server = await serve_appends(f"unix:{tmp_path}/s", mute.append)
     lost = asyncio.Event()
@@ -147,7 +147,7 @@ async def test_a_follower_s_append_that_is_not_answered_is_of_unknown_outcome(
     async with asyncio.timeout(10):
         for unknown in (True, False):
             answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            append = fetchers_storage.Append(0, 1, 0, b"records", 0, 0)
+            append = fetchers_storage.act.Append(0, 1, 0, b"records", 0, 0)
             storage.append([(KEY, append)], lambda answers, reason, to=answered: to.set_result(answers))
             assert (await answered is None) is unknown
             assert lost.is_set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Instruction

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import Append, AppendAnswer, StorageUnavailableError
+from highwater.log_storage_client.values import Append, AppendAnswer, StorageError, StorageUnavailableError
 from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.metadata.store.etcd_errors import Refused, Unavailable
@@ -26,7 +26,6 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchHandler
-from highwater.replica_manager.storage.log_storage import StorageError
 
 from .etcd import Compare, Put
 from .history import InvariantError
@@ -46,6 +45,8 @@ PRODUCE_MARGIN_MS = APPEND_LIMIT_MS + 2000
 ETCD_TIMEOUT_MS = 600
 REFUSED_PAUSE_MS = 200
 
+Answered = Callable[[AppendAnswer | None], None]
+
 
 class SimulatedReplicaManager(ReplicaManager):
     """Fences go over the simulated network, and each step of a partition is checked."""
@@ -54,6 +55,7 @@ class SimulatedReplicaManager(ReplicaManager):
         super().__init__(
             owner.node.broker_id,
             settings,
+            owner.storage_client,  # type: ignore[arg-type]
             owner.storage_client,  # type: ignore[arg-type]
             owner.storage_client,  # type: ignore[arg-type]
             owner.isr_changes,  # type: ignore[arg-type]
@@ -113,7 +115,7 @@ class StorageClient:
         self._owner = owner
         self.stream: Stream | None = None
         self._server: LogStorage | None = None
-        self._sent: deque[Append] = deque()
+        self._sent: deque[tuple[Append, Answered]] = deque()
 
     def call(self, method: str, *args: Any) -> Future:
         node = self._owner.node
@@ -121,15 +123,15 @@ class StorageClient:
             self._owner, node.broker_id, lambda: node.storage, method, *args, timeout_ms=STORAGE_TIMEOUT_MS
         )
 
-    def append(self, append: Append) -> None:
+    def send(self, append: Append, answered: Answered) -> None:
         if self.stream is None:
             server = self._owner.node.storage
             if server is None or not server.alive:
-                append.answered(None)
+                answered(None)
                 return
             self._server = server
             self.stream = Stream(self._owner.world.network, self._owner, server, self._broken, lambda: None)
-        self._sent.append(append)
+        self._sent.append((append, answered))
         self.stream.to_server(self._arrived, self.stream, self._server, append)
         self._owner.after(APPEND_LIMIT_MS, self._overdue, append)
 
@@ -138,7 +140,7 @@ class StorageClient:
         return len(self._sent)
 
     def _overdue(self, append: Append) -> None:
-        if self._sent and self._sent[0] is append and self.stream is not None:
+        if self._sent and self._sent[0][0] is append and self.stream is not None:
             self.stream.close(0)
             self._broken()
 
@@ -148,17 +150,17 @@ class StorageClient:
         stream.to_client(self._answered, append, answer)
 
     def _answered(self, append: Append, answer: Any) -> None:
-        sent = self._sent.popleft()
+        sent, answered = self._sent.popleft()
         assert sent is append
         self._owner.storage_seen(answer.incarnation)
-        append.answered(answer)
+        answered(answer)
         self._owner.check_answered(append, answer)
 
     def _broken(self) -> None:
         self.stream = None
         sent, self._sent = self._sent, deque()
-        for append in sent:
-            append.answered(None)
+        for _, answered in sent:
+            answered(None)
 
     async def drop_damaged(self, key: PartitionKey, leader_epoch: int) -> StorageError:
         # Where the registration has just been lost, the next one is younger than all that etcd holds.
@@ -352,7 +354,7 @@ class ReplicaManagerProcess(Process):
         if hosted is None or hosted.pipeline is None or hosted.pipeline.leader_epoch != append.leader_epoch:
             return
         known = hosted.partition.log_end_offset
-        if known < answer.log_end_offset:
+        if known < answer.log.log_end_offset:
             raise InvariantError(
                 "produce (log end)", f"{self.name} takes {append.key} to end at {known}, was told {answer}"
             )
@@ -460,11 +462,11 @@ class ReplicaManagerProcess(Process):
         tail = TailBatch(stamped.base_offset, stamped.next_offset, leader_epoch, 1, (stamped,))  # type: ignore[arg-type]
         hosted._tail.append(leader_epoch, answer.incarnation, [tail])
         actions = hosted.partition.appended(
-            leader_epoch, answer.incarnation, answer.log_end_offset, answer.log_start_offset, self.now_ms
+            leader_epoch, answer.incarnation, answer.log.log_end_offset, answer.log.log_start_offset, self.now_ms
         )
         if actions:
             self.replica_manager.perform(hosted, actions)
-        for wait in self.replica_manager.purgatory.replicas.grown(hosted.key, answer.log_end_offset, 1):
+        for wait in self.replica_manager.purgatory.replicas.grown(hosted.key, answer.log.log_end_offset, 1):
             wait.wake()
 
     # Reading

@@ -15,7 +15,7 @@ from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
 from highwater.log_storage.files import boot_record
 from highwater.log_storage.files.boot_record import Boot, BootRecord, Cut
 from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
-from highwater.log_storage_client.append_stream import AppendAnswer
+from highwater.log_storage_client.values import AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.model.log_state import LogState
@@ -354,9 +354,8 @@ class LogStorage(Process):
     ) -> AppendAnswer:
         state = LogState(-1, -1, -1, -1) if log is None else log.state
         offline = log is not None and log.offline
-        return AppendAnswer(
-            error, "", base, last, duplicate, -1, state.log_end_offset, state.last_epoch, 0, self.incarnation, offline
-        )
+        state = LogState(state.log_end_offset, state.last_epoch, 0, state.high_watermark)
+        return AppendAnswer(error, "", base, last, duplicate, -1, state, self.incarnation, offline)
 
     def append_as_follower(
         self,

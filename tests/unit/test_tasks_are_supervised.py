@@ -32,7 +32,6 @@ ALLOWED: dict[str, str] = {
     "metadata/leases/registration.py BrokerRegistrar.register": "whatever it raises, the registration is lost",
     "metadata/leases/leased_key.py LeasedKey.hold": "both are waited for, the outcome of one is the key's",
     "replica_manager/process.py serve": "waits for the signal, and is waited for",
-    "log_storage_client/append_stream.py AppendStream._run": "both halves are waited for, errors are logged",
     "replica_manager/server/broker_servicer.py BrokerServicer.FetchStream": "of the call; its error ends the stream",
     "replica_manager/server/broker_servicer.py BrokerServicer.ProduceStream": "of the call; its error ends the stream",
     "replica_manager/storage/fencer.py Fencer._flush": "one call; what it raises is logged, and a failure",

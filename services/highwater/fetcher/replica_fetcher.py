@@ -34,13 +34,15 @@ from highwater.fetcher.follower.actions import (
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
-from highwater.fetcher.log_storage import LogStorage, OutcomeUnknownError
+from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.settings import FetcherSettings
-from highwater.fetcher.wire import from_fetch_result, from_key, to_fetch_partition
+from highwater.fetcher.wire import from_fetch_result, to_fetch_partition
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import broker_pb2, broker_pb2_grpc
@@ -351,7 +353,7 @@ class ReplicaFetcher:
     async def _fence(self, fences: Sequence[tuple[Follower, Fence]]) -> None:
         try:
             answers = await self._log_storage.fence([(follower.key, fence) for follower, fence in fences])
-        except OutcomeUnknownError as error:
+        except StorageUnavailableError as error:
             self._outcome_unknown([(follower, fence.generation) for follower, fence in fences], str(error))
             return
         now_ms = self._now_ms()
@@ -375,7 +377,7 @@ class ReplicaFetcher:
         )
         try:
             answer = await self._log_storage.truncate(follower.key, action)
-        except OutcomeUnknownError as error:
+        except StorageUnavailableError as error:
             self._outcome_unknown([(follower, action.generation)], str(error))
             return
         if self._followers.get(follower.key) is follower:

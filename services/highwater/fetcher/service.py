@@ -16,8 +16,8 @@ from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
-from highwater.fetcher.wire import to_key
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger

@@ -9,7 +9,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.leases.controller_election import read_controller_epoch
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.cluster_watch import watch_brokers
@@ -43,7 +44,8 @@ from highwater.replica_manager.server.controller_forwarder import ControllerForw
 from highwater.replica_manager.server.listener_servers import ListenerServers
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.replica_manager.storage.fencer import Fencer
-from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
+from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -57,6 +59,7 @@ INTERNAL_SERVICES = (*CLIENT_SERVICES, "highwater.v1.ReplicaControl")
 READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
+STORAGE_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer for so long is not live
 STRAYS_S = 0.2  # between two looks whether logs that nobody wants are to be looked for
 MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
 MAX_WAITING_FETCHES = 10_000
@@ -75,7 +78,10 @@ class ReplicaManagerService:
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
-        storage = LogStorage(
+        storage = LogStorageClient(
+            open_channel(settings.log_storage), timeout_s=STORAGE_TIMEOUT_S, seen=self._log_storage_seen
+        )
+        appends = LeaderAppends(
             settings.log_storage,
             self._log_storage_seen,
             self._offline_logs_changed,
@@ -99,6 +105,7 @@ class ReplicaManagerService:
                 min_insync_replicas=settings.min_insync_replicas,
             ),
             storage,
+            appends,
             self._fencer,
             self._isr_changes,
             incarnation=incarnation,
@@ -191,7 +198,7 @@ class ReplicaManagerService:
         self._metrics.serve(settings.metrics_listen)
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
-        replica_manager.storage.start()
+        replica_manager.appends.start()
         self.liveness.start()
         supervisor = self._supervisor
         # What only reads, reports or cleans up is begun anew. The watch reads everything again.
@@ -255,7 +262,8 @@ class ReplicaManagerService:
         await self._fencer.stop()
         await self.replica_manager.offline_logs.stop()
         await self.replica_manager.damaged_logs.stop()
-        await self.replica_manager.storage.stop()
+        await self.replica_manager.appends.stop()
+        await self.replica_manager.storage.close()
         await self._store.close()
 
     def _fail(self, error: BaseException) -> None:

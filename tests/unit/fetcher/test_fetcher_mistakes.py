@@ -12,7 +12,7 @@ from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import Append, FetchPosition
 from highwater.fetcher.follower.follower import FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
-from highwater.fetcher.log_storage import LogStorage, _Sent
+from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import ReplicaFetcher, _Asked
 from highwater.fetcher.settings import FetcherSettings
 from highwater.model.partition import PartitionKey
@@ -94,9 +94,9 @@ async def test_every_append_of_a_broken_stream_is_settled() -> None:
     def mistaken(answers: Any, reason: str) -> None:
         raise KeyError("a mistake of ours")
 
-    storage._sent.append(_Sent(1, [], mistaken))
+    storage.append([], mistaken)
     storage.append([], lambda answers, reason: settled.append(answers))
-    storage._fail_all("broken")
+    storage._stream._settle("broken")
     assert settled == [None]
     await storage.stop()
 
@@ -104,16 +104,18 @@ async def test_every_append_of_a_broken_stream_is_settled() -> None:
 async def test_an_answer_that_cannot_be_read_leaves_its_append_to_be_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LogStorage("unix:/nobody")
     settled = []
-    storage._sent.append(
-        _Sent(1, [(FIRST, Append(7, 1, 0, b"records", 0, 0))], lambda answers, reason: settled.append(answers))
+    storage.append(
+        [(FIRST, Append(7, 1, 0, b"records", 0, 0))], lambda answers, reason: settled.append((answers, reason))
     )
+    await anext(storage._stream._requests())
 
     def unreadable(*_: Any) -> None:
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr("highwater.fetcher.log_storage.from_log_result", unreadable)
+    monkeypatch.setattr("highwater.log_storage_client.append_stream.append_answer", unreadable)
+    response = log_storage_pb2.AppendResponse(correlation_id=1, results=[log_storage_pb2.AppendResult()])
     with pytest.raises(KeyError):
-        storage._received(log_storage_pb2.AppendResponse(correlation_id=1, results=[log_storage_pb2.AppendResult()]))
-    storage._fail_all("broken")
-    assert settled == [None]
+        storage._stream._received(response)
+    storage._stream._settle("broken")
+    assert settled == [(None, "the append stream to log-storage at unix:/nobody broke: broken")]
     await storage.stop()

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import Append, AppendAnswer
+from highwater.log_storage_client.values import Append, AppendAnswer
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
+from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.records import Codec, Record, encode_rows, read_header
 from highwater.replica_manager.partition.actions import (
@@ -37,6 +38,7 @@ from highwater.telemetry.metrics import Metrics
 
 KEY = PartitionKey(b"t" * 16, 0)
 EPOCH = 5
+Answered = Callable[[AppendAnswer | None], None]
 COUNTED = ReplicaManagerMetrics(Metrics("test"))
 
 
@@ -47,17 +49,17 @@ class Log:
     def __init__(self) -> None:
         self.log_end_offset = 0
         self.batches: dict[bytes, int] = {}  # and where each begins
-        self.sent: deque[Append] = deque()
+        self.sent: deque[tuple[Append, Answered]] = deque()
         self.late: deque[Append] = deque()
         self.refusing: dict[bytes, ErrorCode] = {}
         self.offline = False
 
-    def send(self, append: Append) -> None:
-        self.sent.append(append)
+    def send(self, append: Append, answered: Answered) -> None:
+        self.sent.append((append, answered))
 
     def answer_next(self) -> None:
-        append = self.sent.popleft()
-        append.answered(self._append(append))
+        append, answered = self.sent.popleft()
+        answered(self._append(append))
 
     def answer_all(self) -> None:
         while self.sent:
@@ -66,9 +68,9 @@ class Log:
     def break_stream(self) -> None:
         """Nothing is answered; what was sent may still land."""
         sent, self.sent = self.sent, deque()
-        self.late += sent
-        for append in sent:
-            append.answered(None)
+        self.late += (append for append, _ in sent)
+        for _, answered in sent:
+            answered(None)
 
     def land_next(self) -> None:
         self._append(self.late.popleft())
@@ -87,9 +89,8 @@ class Log:
             base = self.batches[records] = self.log_end_offset
             self.log_end_offset += count
         last = base + count - 1 if error is ErrorCode.NONE else -1
-        return AppendAnswer(
-            error, "", base, last, duplicate, -1, self.log_end_offset, EPOCH, 0, "storage-1", offline=self.offline
-        )
+        state = LogState(self.log_end_offset, EPOCH, 0, -1)
+        return AppendAnswer(error, "", base, last, duplicate, -1, state, "storage-1", offline=self.offline)
 
 
 class Leader:
@@ -104,6 +105,7 @@ class Leader:
             1,
             PartitionSettings(min_insync_replicas=min_insync_replicas),
             storage,
+            log,
             storage,
             storage,
             incarnation="rm",
@@ -125,9 +127,6 @@ class Leader:
         self.answer_fence()
 
     # Where log-storage's client, the fencer and what carries ISR changes to etcd stand
-
-    def append(self, append: Append) -> None:
-        self.log.send(append)
 
     def submit(self, key: PartitionKey, fence: Fence, answered: Any) -> Any:
         self.fences.append(fence)
@@ -188,11 +187,11 @@ def test_a_mismatch_that_ends_where_the_append_would_have_ended_is_sent_again() 
         EPOCH,
         0,
         send=log.send,
-        log_ended=lambda answer: ended.append(answer.log_end_offset),
+        log_ended=lambda answer: ended.append(answer.log.log_end_offset),
         interrupted=lambda: pytest.fail("leadership goes on"),
         log_failed=lambda: pytest.fail("the log is sound"),
     )
-    log.late.append(Append(KEY, EPOCH, 0, batch(0), lambda _: None))
+    log.late.append(Append(KEY, EPOCH, 0, batch(0)))
     log.land_next()
     answers: list[tuple[int, ErrorCode, int]] = []
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import Description, LogDescription, StorageError, StorageUnavailableError
 from highwater.metadata.schema.models import NO_LEADER, PartitionState, VersionedState
 from highwater.metadata.store.etcd_errors import Unavailable
+from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.damaged_logs import PATIENCE_MS, RETRY_MS, DamagedLogs
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
-from highwater.replica_manager.storage.log_storage import Description, LogDescription, StorageError
 from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.v1 import log_storage_pb2
 
@@ -43,7 +43,7 @@ class Storage:
 
     async def describe(self) -> Description:
         self._answer()
-        logs = tuple(LogDescription(key, "t", 0, 9, 9, 0, key in self.offline) for key in (KEY, OTHER))
+        logs = tuple(LogDescription(key, "t", LogState(9, 0, 0, 9), key in self.offline) for key in (KEY, OTHER))
         return Description("one", logs, False, frozenset())
 
     async def describe_logs(self) -> log_storage_pb2.DescribeLogsResponse:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import Append, AppendAnswer
+from highwater.log_storage_client.values import Append, AppendAnswer
+from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
 KEY = PartitionKey(b"t" * 16, 0)
+Answered = Callable[[AppendAnswer | None], None]
 
 
 class FakeLog:
     """A log behind a stream: answers in order, one `answer_next` at a time."""
 
     def __init__(self) -> None:
-        self.sent: deque[Append] = deque()
+        self.sent: deque[tuple[Append, Answered]] = deque()
         self.log_end_offset = 0
         self.appended: list[bytes] = []
         self.duplicates: set[bytes] = set()
         self.refused: set[bytes] = set()
 
-    def send(self, append: Append) -> None:
-        self.sent.append(append)
+    def send(self, append: Append, answered: Answered) -> None:
+        self.sent.append((append, answered))
 
     def answer_next(self) -> None:
-        append = self.sent.popleft()
+        append, answered = self.sent.popleft()
         records = bytes(append.records)
         error, base, duplicate = ErrorCode.NONE, self.log_end_offset, False
         if append.expected_offset != self.log_end_offset:
@@ -41,7 +44,7 @@ class FakeLog:
         else:
             self.appended.append(records)
             self.log_end_offset += len(records)
-        append.answered(AppendAnswer(error, "", base, -1, duplicate, -1, self.log_end_offset, 0, 0, "one"))
+        answered(AppendAnswer(error, "", base, -1, duplicate, -1, LogState(self.log_end_offset, 0, 0, -1), "one"))
 
     def answer_all(self) -> None:
         while self.sent:
@@ -66,7 +69,7 @@ def test_appends_are_sent_at_once_with_the_offsets_that_those_before_will_leave(
     pipeline = pipeline_over(log)
     for records in (b"a", b"bb", b"ccc"):
         pipeline.append(records, len(records), lambda _: None)
-    assert [append.expected_offset for append in log.sent] == [0, 1, 3]
+    assert [append.expected_offset for append, _ in log.sent] == [0, 1, 3]
 
 
 def test_after_a_duplicate_nothing_is_sent_until_all_in_flight_is_answered_then_all_in_order() -> None:
@@ -79,10 +82,10 @@ def test_after_a_duplicate_nothing_is_sent_until_all_in_flight_is_answered_then_
     log.answer_next()
     log.answer_next()
     pipeline.append(b"eeeee", 5, lambda answer: answers.__setitem__(b"eeeee", answer))
-    assert [bytes(append.records) for append in log.sent] == [b"ccc", b"dddd"]  # the new one waits
+    assert [bytes(append.records) for append, _ in log.sent] == [b"ccc", b"dddd"]  # the new one waits
     log.answer_next()
     log.answer_next()
-    assert [(bytes(a.records), a.expected_offset) for a in log.sent] == [(b"ccc", 1), (b"dddd", 4), (b"eeeee", 8)]
+    assert [(bytes(a.records), a.expected_offset) for a, _ in log.sent] == [(b"ccc", 1), (b"dddd", 4), (b"eeeee", 8)]
     log.answer_all()
     assert log.appended == [b"a", b"ccc", b"dddd", b"eeeee"]
     assert answers[b"bb"].duplicate
@@ -122,7 +125,7 @@ def test_an_unknown_outcome_ends_the_leadership_and_fails_all_that_is_outstandin
     errors: list[ErrorCode] = []
     for records in (b"a", b"b"):
         pipeline.append(records, 1, lambda answer: errors.append(answer.error))
-    log.sent[0].answered(None)
+    log.sent[0][1](None)
     pipeline.append(b"c", 1, lambda answer: errors.append(answer.error))
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
     assert interruptions == ["interrupted"]
@@ -139,7 +142,7 @@ def test_a_log_that_is_offline_ends_the_leadership_with_a_definite_answer_to_the
     for records in (b"a", b"b"):
         pipeline.append(records, 1, lambda answer: errors.append(answer.error))
     error = ErrorCode.LOG_STORAGE_ERROR
-    log.sent[0].answered(AppendAnswer(error, "EIO", -1, -1, False, -1, 0, 0, 0, "one", offline=True))
+    log.sent[0][1](AppendAnswer(error, "EIO", -1, -1, False, -1, LogState(0, 0, 0, -1), "one", offline=True))
     assert errors == [error, ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert interruptions == ["log failed"]
     log.answer_all()
@@ -152,8 +155,8 @@ def test_a_full_disk_refuses_an_append_and_leadership_goes_on() -> None:
     pipeline = pipeline_over(log, interruptions)
     errors: list[ErrorCode] = []
     pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
-    full = AppendAnswer(ErrorCode.STORAGE_FULL, "", -1, -1, False, -1, 0, 0, 0, "one")
-    log.sent.popleft().answered(full)
+    full = AppendAnswer(ErrorCode.STORAGE_FULL, "", -1, -1, False, -1, LogState(0, 0, 0, -1), "one")
+    log.sent.popleft()[1](full)
     pipeline.append(b"b", 1, lambda answer: errors.append(answer.error))
     log.answer_all()
     assert errors == [ErrorCode.STORAGE_FULL, ErrorCode.NONE]
@@ -167,7 +170,7 @@ def test_a_fence_of_another_ends_the_leadership() -> None:
     pipeline = pipeline_over(log, interruptions)
     errors: list[ErrorCode] = []
     pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
-    log.sent[0].answered(AppendAnswer(ErrorCode.STALE_FENCE, "", -1, -1, False, -1, 0, -1, 0, "one"))
+    log.sent[0][1](AppendAnswer(ErrorCode.STALE_FENCE, "", -1, -1, False, -1, LogState(0, -1, 0, -1), "one"))
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert interruptions == ["interrupted"]
 
@@ -178,6 +181,6 @@ def test_a_log_end_that_log_storage_itself_contradicts_ends_the_leadership() -> 
     pipeline = pipeline_over(log, interruptions)
     errors: list[ErrorCode] = []
     pipeline.append(b"a", 1, lambda answer: errors.append(answer.error))
-    log.sent[0].answered(AppendAnswer(ErrorCode.OFFSET_MISMATCH, "", -1, -1, False, -1, 0, -1, 0, "one"))
+    log.sent[0][1](AppendAnswer(ErrorCode.OFFSET_MISMATCH, "", -1, -1, False, -1, LogState(0, -1, 0, -1), "one"))
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert interruptions == ["interrupted"]

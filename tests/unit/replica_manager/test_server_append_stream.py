@@ -10,9 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from highwater.log_storage_client.append_stream import Append, AppendAnswer, AppendStream, StorageUnavailableError
+from highwater.log_storage_client.values import Append, AppendAnswer, StorageUnavailableError
 from highwater.model.partition import PartitionKey
-from highwater.rpc.channel import open_channel
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.v1 import log_storage_pb2
 
 
@@ -32,34 +32,33 @@ async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_p
         request_deserializer=log_storage_pb2.AppendRequest.FromString,
         response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
     )
-    async with open_channel(address) as channel:
-        stream = AppendStream(channel, lambda incarnation: None)
-        stream.start()
-        for _ in range(20):
-            with pytest.raises(StorageUnavailableError):
-                await stream.probe(0.001)
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
-        )
-        server.add_insecure_port(address)
-        await server.start()
-        assert await stream.probe(10) == "new"
-        assert len(asked) == 2  # the message that opens the stream, and this probe
-        await stream.stop()
-        await server.stop(None)
+    stream = LeaderAppends(address, lambda incarnation: None)
+    stream.start()
+    for _ in range(20):
+        with pytest.raises(StorageUnavailableError):
+            await stream.probe(0.001)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
+    )
+    server.add_insecure_port(address)
+    await server.start()
+    assert await stream.probe(10) == "new"
+    assert len(asked) == 2  # the message that opens the stream, and this probe
+    await stream.stop()
+    await server.stop(None)
 
 
 async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path: Path) -> None:
     """Else who renews a lease goes on for ever, and who waits for its end, too: the broker never registers again."""
-    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
-        stream = AppendStream(channel, lambda incarnation: None)
-        probing = asyncio.create_task(stream.probe(10))
-        await asyncio.sleep(0)
-        stream._probes[0].set_result("new")
-        probing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await probing
+    stream = LeaderAppends(f"unix:{tmp_path}/nobody", lambda incarnation: None)
+    probing = asyncio.create_task(stream.probe(10))
+    await asyncio.sleep(0)
+    stream._probes[0].set_result("new")
+    probing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probing
+    await stream.stop()
 
 
 @pytest.mark.parametrize("mistake", ["another message's answer", "who is told raises"])
@@ -93,14 +92,13 @@ async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(tmp_pat
     )
     server.add_insecure_port(address)
     await server.start()
-    async with open_channel(address) as channel:
-        stream = AppendStream(channel, told)
-        stream.start()
-        assert await stream.probe(10) == "one"
-        settled: asyncio.Future[AppendAnswer | None] = asyncio.get_running_loop().create_future()
-        stream.send(Append(PartitionKey(b"a" * 16, 0), 1, 0, b"records", settled.set_result))
-        async with asyncio.timeout(5):
-            assert await settled is None
-        assert await stream.probe(10) == "one"  # over a new stream
-        await stream.stop()
+    stream = LeaderAppends(address, told)
+    stream.start()
+    assert await stream.probe(10) == "one"
+    settled: asyncio.Future[AppendAnswer | None] = asyncio.get_running_loop().create_future()
+    stream.send(Append(PartitionKey(b"a" * 16, 0), 1, 0, b"records"), settled.set_result)
+    async with asyncio.timeout(5):
+        assert await settled is None
+    assert await stream.probe(10) == "one"  # over a new stream
+    await stream.stop()
     await server.stop(None)

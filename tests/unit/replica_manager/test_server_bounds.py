@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.client import LogStorageClient
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, PartitionSettings
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
@@ -19,7 +20,8 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
-from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
+from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
@@ -31,12 +33,15 @@ COUNTED = ReplicaManagerMetrics(Metrics("test"))
 
 @pytest.fixture
 async def replica_manager(tmp_path: Path) -> AsyncIterator[ReplicaManager]:
-    storage = LogStorage(f"unix:{tmp_path}/nobody", lambda incarnation: None)
+    address = f"unix:{tmp_path}/nobody"
+    storage = LogStorageClient(open_channel(address), timeout_s=5.0)
+    appends = LeaderAppends(address, lambda incarnation: None)
     nothing: Any = SimpleNamespace(committed=None)
     yield ReplicaManager(
         1,
         PartitionSettings(),
         storage,
+        appends,
         nothing,
         nothing,
         incarnation="rm",
@@ -48,7 +53,8 @@ async def replica_manager(tmp_path: Path) -> AsyncIterator[ReplicaManager]:
         report_offline_logs=lambda: None,
         now_ms=lambda: 0,
     )
-    await storage.stop()
+    await appends.stop()
+    await storage.close()
 
 
 async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(replica_manager: ReplicaManager) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.values import FencedLog, StorageError
 from highwater.model.fence_role import Role
+from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
@@ -25,10 +27,10 @@ class Answering:
     def __init__(self, failure: Exception | None = None) -> None:
         self._failure = failure
 
-    async def fence(self, role: Role, incarnation: str, partitions: list[tuple[PartitionKey, int]]) -> list[Any]:
+    async def fence(self, role: Role, partitions: list[tuple[PartitionKey, int]], **_: Any) -> list[FencedLog]:
         if self._failure is not None:
             raise self._failure
-        return [FenceAnswer(role, epoch) for _, epoch in partitions]
+        return [FencedLog(StorageError(ErrorCode.NONE), LogState(0, -1, 0, 0), (), "one", False) for _ in partitions]
 
 
 async def test_an_answer_that_one_partition_cannot_take_reaches_the_others(caplog: pytest.LogCaptureFixture) -> None:

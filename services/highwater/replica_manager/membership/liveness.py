@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.errors import UserError
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import Description, StorageUnavailableError
 from highwater.metadata.leases.leased_key import boottime_ms
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.schema.keys import Keys
@@ -21,7 +21,6 @@ from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, 
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.log_storage import Description
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
@@ -197,7 +196,7 @@ class Liveness:
         self._due.set()
 
     async def _probe(self) -> None:
-        await self._replica_manager.storage.probe(self._session_timeout_ms / 2000)
+        await self._replica_manager.appends.probe(self._session_timeout_ms / 2000)
 
     async def _run(self) -> None:
         taken_since_ms: int | None = None
@@ -229,7 +228,7 @@ class Liveness:
     async def _register(self) -> None:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:
         # while log-storage opens its logs it does not know yet whether their tails are lost.
-        incarnation = await self._replica_manager.storage.probe(self._session_timeout_ms / 2000)
+        incarnation = await self._replica_manager.appends.probe(self._session_timeout_ms / 2000)
         # In this order: what a present disk is told to have lost stands in the description, and is not settled by this.
         doubted = await doubted_dirs(self._store, self._keys)
         described = await self._replica_manager.storage.describe()

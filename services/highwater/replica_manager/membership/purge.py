@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.partition_states import read_states
 from highwater.metadata.state.topics import TopicsRead, read_topics
@@ -15,7 +16,6 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.storage.log_storage import LogStorage, StorageError
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.purge")
@@ -41,7 +41,7 @@ class Purge:
     def __init__(
         self,
         broker_id: int,
-        storage: LogStorage,
+        storage: LogStorageClient,
         store: Store,
         keys: Keys,
         *,

@@ -18,13 +18,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import StorageError
 from highwater.metadata.schema.models import NO_LEADER, PartitionState
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import MetadataCache
 from highwater.replica_manager.storage.inquiry import Inquiry
-from highwater.replica_manager.storage.log_storage import LogStorage, StorageError, from_key
+from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
@@ -45,7 +47,7 @@ class DamagedLogs:
     def __init__(
         self,
         broker_id: int,
-        storage: LogStorage,
+        storage: LogStorageClient,
         hosted: Mapping[PartitionKey, HostedPartition],
         metadata: MetadataCache,
         *,

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import AppendAnswer
+from highwater.log_storage_client.values import AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.records import STAMP_BYTES, BatchHeader, stamp
 from highwater.replica_manager.partition.actions import Action, FenceAnswer
@@ -69,7 +69,7 @@ class HostedPartition:
         it, then the followers that wait."""
         # log-storage has rewritten batches of log append time, CRC and all, and it has skipped those in front that were
         # duplicates: neither is what stands in the log, and the cache begins anew behind it.
-        as_sent = answer.log_append_time_ms < 0 and answer.log_end_offset == answer.base_offset + sum(
+        as_sent = answer.log_append_time_ms < 0 and answer.log.log_end_offset == answer.base_offset + sum(
             header.last_offset_delta + 1 for _, header in batches
         )
         if as_sent:
@@ -77,29 +77,29 @@ class HostedPartition:
                 leader_epoch, answer.incarnation, tail_batches(leader_epoch, answer.base_offset, records, batches)
             )
         else:
-            self._tail.pass_over(leader_epoch, answer.incarnation, answer.log_end_offset)
+            self._tail.pass_over(leader_epoch, answer.incarnation, answer.log.log_end_offset)
         self._log_grew(leader_epoch, answer, len(records))
 
     def log_ended(self, leader_epoch: int, answer: AppendAnswer) -> None:
         """log-storage has answered an append of this leadership, whatever the answer. Where the log ends further on
         than the partition knows, an earlier append of unknown outcome has landed after the fence (RULES 3.4)."""
         leadership = self.partition.leadership
-        if leadership is None or answer.log_end_offset <= leadership.log_end_offset:
+        if leadership is None or answer.log.log_end_offset <= leadership.log_end_offset:
             return
-        self._tail.pass_over(leader_epoch, answer.incarnation, answer.log_end_offset)
+        self._tail.pass_over(leader_epoch, answer.incarnation, answer.log.log_end_offset)
         self._log_grew(leader_epoch, answer, _ENOUGH_BYTES)
 
     def _log_grew(self, leader_epoch: int, answer: AppendAnswer, size_bytes: int) -> None:
         actions = self.partition.appended(
             leader_epoch,
             answer.incarnation,
-            answer.log_end_offset,
-            answer.log_start_offset,
+            answer.log.log_end_offset,
+            answer.log.log_start_offset,
             self._now_ms(),
         )
         if actions:
             self._perform(self, actions)
-        for wait in self._purgatory.replicas.grown(self.key, answer.log_end_offset, size_bytes):
+        for wait in self._purgatory.replicas.grown(self.key, answer.log.log_end_offset, size_bytes):
             wait.wake()
 
     def await_commit(

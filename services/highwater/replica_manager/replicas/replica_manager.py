@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from highwater.errors import ErrorCode
+from highwater.log_storage_client.client import LogStorageClient
 from highwater.metadata.schema.models import LiveBroker, VersionedState
 from highwater.metadata.state.partition_states import Outcome, StateWriteResult
 from highwater.model.partition import PartitionKey
@@ -24,7 +25,7 @@ from highwater.replica_manager.replicas.metadata_cache import Endpoint, Metadata
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.fencer import Fencer
-from highwater.replica_manager.storage.log_storage import LogStorage
+from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -44,7 +45,8 @@ class ReplicaManager:
         self,
         broker_id: int,
         settings: act.PartitionSettings,
-        storage: LogStorage,
+        storage: LogStorageClient,
+        appends: LeaderAppends,
         fencer: Fencer,
         isr_changes: IsrChanges,
         *,
@@ -63,6 +65,7 @@ class ReplicaManager:
         self.incarnation = incarnation
         self.settings = settings
         self.storage = storage
+        self.appends = appends
         self._fencer = fencer
         self._isr_changes = isr_changes
         self.lease_confirmed = lease_confirmed
@@ -188,7 +191,7 @@ class ReplicaManager:
             hosted.key,
             leader_epoch,
             log_end_offset,
-            send=self.storage.append,
+            send=self.appends.send,
             log_ended=functools.partial(hosted.log_ended, leader_epoch),
             interrupted=functools.partial(self._append_unknown, hosted, leader_epoch),
             log_failed=lambda: self.offline_logs.seen([hosted.key]),

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import CreateAnswer, StorageError, StorageUnavailableError
 from highwater.metadata.schema.models import VersionedState
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
@@ -18,7 +18,6 @@ from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.log_storage import CreateAnswer, StorageError
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition

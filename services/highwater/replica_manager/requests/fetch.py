@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
 from highwater.replica_manager.partition.answers import check_consumer_fetch

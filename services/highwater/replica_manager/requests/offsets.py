@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import OffsetAnswer, OffsetLookup, StorageError, StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.answers import check_client_epoch, end_offset_for_epoch, latest_for_consumer
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.log_storage import OffsetAnswer, OffsetLookup, StorageError
 
 LATEST = -1
 EARLIEST = -2

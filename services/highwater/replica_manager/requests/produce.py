@@ -5,7 +5,7 @@ The way out of an acks=all produce, and the way back:
     BrokerServicer.ProduceStream    protobuf becomes `ProducePart`s
     ProduceHandler.submit           admission: a slot, the leadership, the minimum, the batches' headers
     AppendPipeline.append           names the offset that it expects
-    AppendStream.send               one message for each turn of the event loop, to log-storage
+    LeaderAppends.send              one message for each turn of the event loop, to log-storage
     _Request.appended               <- its answer: the produce enters the purgatory
     HostedPartition.appended        tail cache, the leader's log end; followers' fetches are woken
     FetchHandler.note_follower      <- their next fetch acknowledges: the high watermark advances
@@ -25,7 +25,7 @@ from functools import partial
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import AppendAnswer
+from highwater.log_storage_client.values import AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.model.topic_name import is_internal_topic
 from highwater.records import BatchHeader
@@ -218,7 +218,7 @@ class _Request:
         if self._done is not None:
             result = self.results[index]
             result.base_offset, result.last_offset = answer.base_offset, answer.last_offset
-            result.log_append_time_ms, result.log_start_offset = answer.log_append_time_ms, answer.log_start_offset
+            result.log_append_time_ms, result.log_start_offset = answer.log_append_time_ms, answer.log.log_start_offset
         if self.acks == ACKS_ALL:
             # Before the partition hears of the append: with a single replica, that commits it.
             hosted.await_commit(leader_epoch, answer.last_offset + 1, self.deadline_ms, partial(self.completed, index))

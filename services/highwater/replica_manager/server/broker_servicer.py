@@ -32,9 +32,9 @@ from highwater.replica_manager.server.fetch_stream import (
 from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error, unknown_topic_id
-from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 

@@ -18,8 +18,8 @@ from highwater.replica_manager.requests.control import (
     Sender,
     StopInstruction,
 )
-from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

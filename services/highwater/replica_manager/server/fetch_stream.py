@@ -11,10 +11,10 @@ from highwater.errors import ErrorCode
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.server.partition_errors import partition_error
-from highwater.replica_manager.storage.log_storage import from_key, to_key
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.

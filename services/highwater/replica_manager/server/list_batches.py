@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.log_storage import from_key
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import from_key
 from highwater.v1 import broker_pb2
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.storage.log_storage import StorageError
 from highwater.rpc.errors import to_proto
 from highwater.v1 import broker_pb2, log_storage_pb2
 

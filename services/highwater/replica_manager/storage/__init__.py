@@ -1,5 +1,5 @@
-"""The way to this broker's log-storage: the append stream and the pipeline of a partition's appends on it, fences, the
-other calls, and which logs are offline.
+"""The way to this broker's log-storage: the appends of what it leads and the pipeline of a partition's, fences, and
+which logs are offline. The client of the calls and of the stream below is `highwater.log_storage_client`.
 
 May import `partition/`, whose actions it carries out.
 """

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import Append, AppendAnswer
+from highwater.log_storage_client.values import Append, AppendAnswer
+from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 
 _FENCED = frozenset({ErrorCode.STALE_FENCE, ErrorCode.UNKNOWN_FENCE})
@@ -33,7 +34,7 @@ class _Item:
 
 def refused(error: ErrorCode, message: str = "") -> AppendAnswer:
     """The answer to an append that never reached log-storage, or whose leadership ended before its answer."""
-    return AppendAnswer(error, message, -1, -1, False, -1, -1, -1, -1, "")
+    return AppendAnswer(error, message, -1, -1, False, -1, LogState(-1, -1, -1, -1), "")
 
 
 class AppendPipeline:
@@ -48,7 +49,7 @@ class AppendPipeline:
         leader_epoch: int,
         log_end_offset: int,
         *,
-        send: Callable[[Append], None],
+        send: Callable[[Append, Callable[[AppendAnswer | None], None]], None],
         log_ended: Callable[[AppendAnswer], None],
         interrupted: Callable[[], None],
         log_failed: Callable[[], None],
@@ -102,7 +103,7 @@ class AppendPipeline:
         item.expected_offset = self._expected
         self._expected += item.offsets
         self._in_flight.append(item)
-        self._send(Append(self.key, self.leader_epoch, item.expected_offset, item.records, self._answered))
+        self._send(Append(self.key, self.leader_epoch, item.expected_offset, item.records), self._answered)
 
     def _answered(self, answer: AppendAnswer | None) -> None:
         if self._closed:
@@ -116,8 +117,8 @@ class AppendPipeline:
             self.close()
             self._log_failed()
             return
-        if answer.log_end_offset >= 0:
-            self._log_end_offset = answer.log_end_offset
+        if answer.log.log_end_offset >= 0:
+            self._log_end_offset = answer.log.log_end_offset
         if self._holds(item, answer):
             self._stalled = True
         if answer.error is ErrorCode.OFFSET_MISMATCH:
@@ -127,7 +128,7 @@ class AppendPipeline:
         else:
             self._misses = 0
             item.done(answer)
-        if answer.log_end_offset >= 0 and not self._closed:
+        if answer.log.log_end_offset >= 0 and not self._closed:
             self._log_ended(answer)
         if self._stalled and not self._in_flight and not self._closed:
             self._resume()

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.client import LogStorageClient
+from highwater.log_storage_client.values import FencedLog, StorageUnavailableError
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import Fence, FenceAnswer
-from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.fencer")
@@ -24,7 +24,7 @@ _Due = tuple[PartitionKey, Fence, Answered, "asyncio.Future[FenceAnswer]"]
 class Fencer:
     """Fences under this replica-manager's `incarnation`."""
 
-    def __init__(self, storage: LogStorage, incarnation: str) -> None:
+    def __init__(self, storage: LogStorageClient, incarnation: str) -> None:
         self._storage = storage
         self._incarnation = incarnation
         self._due: list[_Due] = []
@@ -56,7 +56,15 @@ class Fencer:
     async def _fence(self, role: Role, due: Sequence[_Due]) -> None:
         try:
             partitions = [(key, fence.leader_epoch) for key, fence, _, _ in due]
-            answers = await self._storage.fence(role, self._incarnation, partitions)
+            # Asked for as soon as the append stream has met another incarnation: this channel may have to connect yet,
+            # and a fence that failed is only tried again when the instruction comes again.
+            fenced = await self._storage.fence(
+                role,
+                partitions,
+                replica_manager_incarnation=self._incarnation if role is Role.LEADER else "",
+                wait_for_ready=True,
+            )
+            answers = [_answer(role, fence, log) for (_, fence, _, _), log in zip(due, fenced, strict=True)]
         except StorageUnavailableError as error:
             logger.warning("cannot fence %d partitions: %s", len(due), error)
             answers = _failed(role, due)
@@ -70,6 +78,21 @@ class Fencer:
                 logger.exception("a fence's answer could not be taken %s", pairs(partition=key))
             if not future.done():
                 future.set_result(answer)
+
+
+def _answer(role: Role, fence: Fence, fenced: FencedLog) -> FenceAnswer:
+    return FenceAnswer(
+        role=role,
+        leader_epoch=fence.leader_epoch,
+        error=fenced.error.code,
+        log_end_offset=fenced.log.log_end_offset,
+        last_epoch=fenced.log.last_epoch,
+        log_start_offset=fenced.log.log_start_offset,
+        high_watermark=fenced.log.high_watermark,
+        incarnation=fenced.incarnation,
+        epochs=fenced.epochs,
+        offline=fenced.offline,
+    )
 
 
 def _failed(role: Role, due: Sequence[_Due]) -> list[FenceAnswer]:

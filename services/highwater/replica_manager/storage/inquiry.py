@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from highwater.log_storage_client.append_stream import StorageUnavailableError
+from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from highwater.log_storage_client.client import LogStorageClient
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.inquiry import Inquiry
-from highwater.replica_manager.storage.log_storage import LogStorage
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
@@ -22,7 +22,10 @@ class OfflineLogs:
     """`failed` is called with each log once, when it is found offline."""
 
     def __init__(
-        self, storage: LogStorage, failed: Callable[[PartitionKey], None], supervisor: TaskSupervisor | None = None
+        self,
+        storage: LogStorageClient,
+        failed: Callable[[PartitionKey], None],
+        supervisor: TaskSupervisor | None = None,
     ) -> None:
         self._storage = storage
         self._failed = failed
