@@ -21,10 +21,10 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server import append_and_read
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -37,7 +37,7 @@ Call = Callable[[LogStorageServicer, HostedLog], Awaitable[Any]]
 
 def appending(offset: int) -> log_storage_pb2.AppendRequest:
     given = log_storage_pb2.AppendPartition(
-        partition=key_proto(KEY), leader_epoch=1, expected_offset=offset, records=batch()
+        partition=to_key(KEY), leader_epoch=1, expected_offset=offset, records=batch()
     )
     return log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[given])
 

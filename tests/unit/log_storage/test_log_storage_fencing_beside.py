@@ -16,11 +16,11 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.files.fence_journal import FILE_NAME, read_fences
 from highwater.log_storage.log_manager.log_manager import LogManager
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -37,12 +37,12 @@ class Served:
         self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
 
     async def create(self, key: PartitionKey) -> bool:
-        request = log_storage_pb2.CreateLogRequest(topic="t", partition=key_proto(key))
+        request = log_storage_pb2.CreateLogRequest(topic="t", partition=to_key(key))
         async with asyncio.timeout(DEADLINE_S):
             return (await self.servicer.CreateLog(request, None)).created
 
     async def fence(self, key: PartitionKey, epoch: int) -> log_storage_pb2.FenceResult:
-        asked = log_storage_pb2.FencePartition(partition=key_proto(key), leader_epoch=epoch)
+        asked = log_storage_pb2.FencePartition(partition=to_key(key), leader_epoch=epoch)
         request = log_storage_pb2.FenceEpochRequest(
             role=log_storage_pb2.ROLE_LEADER, replica_manager_incarnation="rm", partitions=[asked]
         )
@@ -50,7 +50,7 @@ class Served:
             return (await self.servicer.FenceEpoch(request, None)).results[0]
 
     async def delete(self, key: PartitionKey, epoch: int = -1) -> ErrorCode:
-        request = log_storage_pb2.DeleteLogRequest(partition=key_proto(key), leader_epoch=epoch)
+        request = log_storage_pb2.DeleteLogRequest(partition=to_key(key), leader_epoch=epoch)
         return from_proto((await self.servicer.DeleteLog(request, None)).error)
 
 

@@ -17,10 +17,10 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.log_registry import LogRegistry
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -48,7 +48,7 @@ class Follower:
             role=log_storage_pb2.ROLE_FOLLOWER,
             partitions=[
                 log_storage_pb2.AppendPartition(
-                    partition=key_proto(key),
+                    partition=to_key(key),
                     leader_epoch=1,
                     expected_offset=END,
                     leader_high_watermark=END,

@@ -17,11 +17,11 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server import list_batches
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -77,7 +77,7 @@ async def test_a_page_of_batches_across_a_change(
     offset, found = 0, []
     while offset < log.log_end_offset:
         request = log_storage_pb2.LogListBatchesRequest(
-            partition=key_proto(KEY), offset=offset, max_batches=100, check_crcs=True
+            partition=to_key(KEY), offset=offset, max_batches=100, check_crcs=True
         )
         answer = await servicer.ListBatches(request, None)
         assert from_proto(answer.error) is ErrorCode.NONE

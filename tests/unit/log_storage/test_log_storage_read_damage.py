@@ -17,12 +17,12 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing import segment_examiner
 from highwater.log_storage.segment.segment import Segment
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -46,14 +46,14 @@ class Served:
 
     async def read(self, offset: int) -> ErrorCode:
         """Once what a damaged read begins has come to its end."""
-        request = log_storage_pb2.ReadRequest(partition=key_proto(KEY), offset=offset, max_offset=-1, max_bytes=1)
+        request = log_storage_pb2.ReadRequest(partition=to_key(KEY), offset=offset, max_offset=-1, max_bytes=1)
         answer = await self.servicer.Read(request, None)
         await self.servicer.access.inquest.settle()
         return from_proto(answer.error)
 
     async def append(self) -> Any:
         partition = log_storage_pb2.AppendPartition(
-            partition=key_proto(KEY), leader_epoch=1, expected_offset=self.log.log_end_offset, records=batch()
+            partition=to_key(KEY), leader_epoch=1, expected_offset=self.log.log_end_offset, records=batch()
         )
         return await self.servicer.append_and_read.append(
             log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[partition])
@@ -125,7 +125,7 @@ async def test_a_lookup_by_time_that_meets_it(served: Served) -> None:
     flip(served.log.segments[-1], BATCH_BYTES - 1)
     flip(served.log.segments[0], 16)
     request = log_storage_pb2.LogListOffsetsRequest()
-    request.partitions.add(partition=key_proto(KEY), timestamp=1_000, max_offset=-1)
+    request.partitions.add(partition=to_key(KEY), timestamp=1_000, max_offset=-1)
     [answer] = (await served.servicer.ListOffsets(request, None)).results
     await served.servicer.access.inquest.settle()
     assert from_proto(answer.error) is ErrorCode.CORRUPT_MESSAGE

@@ -28,11 +28,11 @@ from highwater.log_storage.segment.damage import DamagedRange, walk_checked
 from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -61,7 +61,7 @@ class World:
 
     async def list(self, offset: int = 0, *, check_crcs: bool = False) -> log_storage_pb2.LogListBatchesResponse:
         request = log_storage_pb2.LogListBatchesRequest(
-            partition=key_proto(KEY), offset=offset, max_batches=4, check_crcs=check_crcs
+            partition=to_key(KEY), offset=offset, max_batches=4, check_crcs=check_crcs
         )
         return await self.servicer.ListBatches(request, None)
 
@@ -229,7 +229,7 @@ async def test_what_is_damaged_is_dropped_with_all_behind_it(world: World, numbe
     world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.FOLLOWER, "", "one", led_before=1)
 
     async def drop(leader_epoch: int) -> log_storage_pb2.DropDamagedResponse:
-        request = log_storage_pb2.DropDamagedRequest(partition=key_proto(KEY), leader_epoch=leader_epoch)
+        request = log_storage_pb2.DropDamagedRequest(partition=to_key(KEY), leader_epoch=leader_epoch)
         return await world.servicer.DropDamaged(request, None)
 
     assert from_proto((await drop(2)).error) is ErrorCode.STALE_FENCE
@@ -300,7 +300,7 @@ async def test_a_leaders_log_is_not_cut(world: World) -> None:
     flip(world.log.segments[0], 16)
     await world.scrubber.scrub(world.hosted)
     world.hosted.log_dir.fences.fences[KEY] = Fence(3, Role.LEADER, "manager", "one")
-    request = log_storage_pb2.DropDamagedRequest(partition=key_proto(KEY), leader_epoch=3)
+    request = log_storage_pb2.DropDamagedRequest(partition=to_key(KEY), leader_epoch=3)
     assert from_proto((await world.servicer.DropDamaged(request, None)).error) is ErrorCode.STALE_FENCE
 
 

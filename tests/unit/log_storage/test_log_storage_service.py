@@ -12,7 +12,7 @@ from log_storage_batches import batch, produced
 from log_storage_client import FOLLOWER, LEADER, Code, Storage, appending, key, running
 
 from highwater.log_storage.server import append_and_read
-from highwater.log_storage.server.conversions import key_of
+from highwater.rpc.partition_keys import from_key
 from highwater.v1 import common_pb2, log_storage_pb2
 
 
@@ -60,7 +60,7 @@ async def test_a_log_that_stands_still_does_not_hold_up_the_lookups_of_others(
     for partition in range(3):
         await storage.create(key(partition))
         asked.partitions.add(partition=key(partition), timestamp=-2, max_offset=-1)
-    standing = manager.logs.get(key_of(key(0)))
+    standing = manager.logs.get(from_key(key(0)))
 
     async def listed() -> list[tuple[int, int]]:
         return [(each.error.code, each.offset) for each in (await storage.stub.ListOffsets(asked)).results]

@@ -18,10 +18,10 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.segment_files import OFFSET_GAPS
-from highwater.log_storage.server.conversions import key_proto
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
@@ -65,7 +65,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[LogManager, LogStorageSe
 
 def appending(offset: int, records: bytes) -> log_storage_pb2.AppendRequest:
     given = log_storage_pb2.AppendPartition(
-        partition=key_proto(KEY), leader_epoch=1, expected_offset=offset, records=records
+        partition=to_key(KEY), leader_epoch=1, expected_offset=offset, records=records
     )
     return log_storage_pb2.AppendRequest(role=log_storage_pb2.ROLE_LEADER, partitions=[given])
 

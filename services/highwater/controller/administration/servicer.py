@@ -16,6 +16,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import to_key
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 DEFAULT_TIMEOUT_MS = 30_000
@@ -94,7 +95,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if held_back is None:
             return controller_pb2.ControlledShutdownResponse(error=_not_registered(request))
         return controller_pb2.ControlledShutdownResponse(
-            remaining=map(wire.partition_key, held_back.sample), leads=held_back.leads, needed_by=held_back.needed_by
+            remaining=map(to_key, held_back.sample), leads=held_back.leads, needed_by=held_back.needed_by
         )
 
     async def DescribeReadiness(

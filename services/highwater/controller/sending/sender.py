@@ -17,6 +17,7 @@ from highwater.metadata.schema.models import LiveBroker
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskGroup, UnaskedCancellationError, uncancelled
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
@@ -142,7 +143,7 @@ class BrokerSender:
         response = await stub.StopReplica(request, timeout=CONTROL_TIMEOUT_S)
         if not self._accepted(from_proto(response.error), response.error.message):
             return False
-        good = {wire.key_of(each.partition) for each in response.results if from_proto(each.error) is ErrorCode.NONE}
+        good = {from_key(each.partition) for each in response.results if from_proto(each.error) is ErrorCode.NONE}
         # A log that cannot be deleted now is purged by its topic id when the broker starts again (RULES 9.2).
         gone = [key for key in batch.keys if self._cluster.topics.identified(key.topic_id) is None]
         self.outbox.stopped(batch, batch.keys.keys() - good - set(gone), self._clock_ms())

@@ -12,15 +12,8 @@ from highwater.controller.topics.topic_growth import NewPartitions
 from highwater.metadata.schema.models import LiveBroker, VersionedState
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.v1 import common_pb2, controller_pb2, replica_control_pb2
-
-
-def partition_key(key: PartitionKey) -> common_pb2.PartitionKey:
-    return common_pb2.PartitionKey(topic_id=key.topic_id, partition=key.partition)
-
-
-def key_of(message: common_pb2.PartitionKey) -> PartitionKey:
-    return PartitionKey(message.topic_id, message.partition)
 
 
 def endpoint(broker: LiveBroker) -> common_pb2.BrokerEndpoint:
@@ -73,7 +66,7 @@ def partition_state(
 def instruction(told: PartitionInstruction) -> replica_control_pb2.PartitionInstruction:
     return replica_control_pb2.PartitionInstruction(
         topic=told.topic,
-        partition=partition_key(told.key),
+        partition=to_key(told.key),
         state=partition_state(told.versioned, told.replicas, told.offline_replicas),
         config=told.config,
         topic_revision=told.topic_revision,
@@ -82,7 +75,7 @@ def instruction(told: PartitionInstruction) -> replica_control_pb2.PartitionInst
 
 def stop(stopped: StopPartition) -> replica_control_pb2.StopPartition:
     return replica_control_pb2.StopPartition(
-        partition=partition_key(stopped.key), leader_epoch=stopped.leader_epoch, delete_log=stopped.delete_log
+        partition=to_key(stopped.key), leader_epoch=stopped.leader_epoch, delete_log=stopped.delete_log
     )
 
 
@@ -108,7 +101,7 @@ def answers(
     """The answers for the partitions that were told; others are dropped."""
     found = []
     for result in response.results:
-        key = key_of(result.partition)
+        key = from_key(result.partition)
         if key in told:
             tail = None
             if result.HasField("tail"):

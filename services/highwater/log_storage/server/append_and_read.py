@@ -17,10 +17,11 @@ from highwater.log_storage.log.log import Appended, Log
 from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.server.conversions import Answering, fill_log, key_of, refuse
+from highwater.log_storage.server.conversions import Answering, fill_log, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.fence_role import Role
+from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
@@ -103,7 +104,7 @@ class AppendAndRead:
             records = partition.records  # which copies them
             given_bytes += len(records)
             result = response.results.add(partition=partition.partition)
-            hosted = self._manager.logs.find(key_of(partition.partition))
+            hosted = self._manager.logs.find(from_key(partition.partition))
             if hosted is not None and hosted.busy:
                 await hosted.idle()
             try:
@@ -222,7 +223,7 @@ class AppendAndRead:
         for part in request.partitions:
             result = response.results.add(offset=NO_OFFSET, timestamp=NO_TIME)
             with Answering(result):
-                hosted = self._manager.logs.get(key_of(part.partition))
+                hosted = self._manager.logs.get(from_key(part.partition))
                 if hosted.busy:
                     standing.append((part, result))
                 else:

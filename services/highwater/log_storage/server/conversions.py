@@ -11,17 +11,8 @@ from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.recovery.recovery_progress import RecoveryProgress
 from highwater.model.log_state import LogState
-from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
-from highwater.v1 import common_pb2, log_storage_pb2
-
-
-def key_of(partition: common_pb2.PartitionKey) -> PartitionKey:
-    return PartitionKey(partition.topic_id, partition.partition)
-
-
-def key_proto(key: PartitionKey) -> common_pb2.PartitionKey:
-    return common_pb2.PartitionKey(topic_id=key.topic_id, partition=key.partition)
+from highwater.v1 import log_storage_pb2
 
 
 def refuse(answer: Any, error: LogError) -> None:

@@ -11,11 +11,12 @@ from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.server.conversions import fill_log, key_of, refuse
+from highwater.log_storage.server.conversions import fill_log, refuse
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.thread_work import to_its_end
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.v1 import log_storage_pb2
 
@@ -49,7 +50,7 @@ class Fences:
     async def _raise_fences(self, request: log_storage_pb2.FenceEpochRequest) -> list[LogError | None]:
         """Decides on the fences and writes those that are raised; what was refused of them."""
         while True:
-            asked_of = [self._manager.logs.find(key_of(asked.partition)) for asked in request.partitions]
+            asked_of = [self._manager.logs.find(from_key(asked.partition)) for asked in request.partitions]
             for hosted in asked_of:
                 if hosted is not None:
                     await hosted.fences_free()
@@ -69,7 +70,7 @@ class Fences:
 
     async def _sync_fenced(self, result: log_storage_pb2.FenceResult) -> None:
         """Where `flush.messages` says so: what the log held as it was fenced goes to disk."""
-        hosted = self._manager.logs.find(key_of(result.partition))
+        hosted = self._manager.logs.find(from_key(result.partition))
         if result.error.code or hosted is None or hosted.log is None or not hosted.log.flusher.must_sync:
             return
         try:
@@ -86,7 +87,7 @@ class Fences:
     ) -> None:
         if request.role not in (LEADER, FOLLOWER) or asked.leader_epoch < 0:
             raise LogError(ErrorCode.INVALID_REQUEST, "a fence has the role LEADER or FOLLOWER and an epoch from 0 on")
-        hosted = self._manager.logs.get(key_of(asked.partition))
+        hosted = self._manager.logs.get(from_key(asked.partition))
         log = hosted.online()
         proposed = self._asked_fence(request, asked)
         verdict = propose(hosted.fence, proposed)
@@ -122,7 +123,7 @@ class Fences:
         refused: LogError | None,
         result: log_storage_pb2.FenceResult,
     ) -> None:
-        hosted = self._manager.logs.find(key_of(asked.partition))
+        hosted = self._manager.logs.find(from_key(asked.partition))
         result.fenced_epoch = -1
         try:
             if refused is not None:

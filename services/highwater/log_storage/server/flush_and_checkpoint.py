@@ -11,11 +11,11 @@ from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.server.conversions import key_of, key_proto
 from highwater.log_storage.server.fences import admit
 from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for_each_log
 from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
@@ -36,14 +36,16 @@ class FlushAndCheckpoint:
         response = log_storage_pb2.FlushResponse(incarnation=self._incarnation)
         if request.incarnation not in ("", self._incarnation):
             return response
-        keys = [key_of(partition) for partition in request.partitions] or [hosted.key for hosted in self._manager.logs]
+        keys = [from_key(partition) for partition in request.partitions] or [
+            hosted.key for hosted in self._manager.logs
+        ]
         failed: set[LogDir] = set()
         for key in keys:
             hosted = self._manager.logs.find(key)
             try:
                 await self.flush(self._manager.logs.get(key))
             except LogError as error:
-                response.errors.add(partition=key_proto(key), error=to_proto(error.code, error.message))
+                response.errors.add(partition=to_key(key), error=to_proto(error.code, error.message))
                 if hosted is not None:
                     failed.add(hosted.log_dir)
         for log_dir in self._manager.logs.online_dirs:

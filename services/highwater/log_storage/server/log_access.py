@@ -17,8 +17,8 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
-from highwater.log_storage.server.conversions import key_of
 from highwater.log_storage.thread_work import to_its_end
+from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2
@@ -72,7 +72,7 @@ class LogAccess:
 
     async def idle(self, partition: common_pb2.PartitionKey) -> HostedLog:
         """Raises `LogError` (UNKNOWN_TOPIC_ID)."""
-        hosted = self.manager.logs.get(key_of(partition))
+        hosted = self.manager.logs.get(from_key(partition))
         if hosted.busy:
             await hosted.idle()
         return hosted

@@ -6,10 +6,11 @@ import shutil
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.server.conversions import Answering, describe, key_of, key_proto, recovery_proto
+from highwater.log_storage.server.conversions import Answering, describe, recovery_proto
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.v1 import log_storage_pb2
 
 
@@ -25,7 +26,7 @@ class LogLifecycle:
         self, request: log_storage_pb2.CreateLogRequest, context: Any
     ) -> log_storage_pb2.CreateLogResponse:
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
-        key = key_of(request.partition)
+        key = from_key(request.partition)
         with Answering(response):
             async with self._access.hosting:
                 if self._manager.logs.find(key) is None:
@@ -42,7 +43,7 @@ class LogLifecycle:
         self, request: log_storage_pb2.DeleteLogRequest, context: Any
     ) -> log_storage_pb2.DeleteLogResponse:
         response = log_storage_pb2.DeleteLogResponse(incarnation=self._incarnation)
-        key = key_of(request.partition)
+        key = from_key(request.partition)
         with Answering(response):
             hosted = self._manager.logs.find(key)
             if hosted is not None:
@@ -64,13 +65,13 @@ class LogLifecycle:
         self, request: log_storage_pb2.DescribeLogsRequest, context: Any
     ) -> log_storage_pb2.DescribeLogsResponse:
         response = log_storage_pb2.DescribeLogsResponse(incarnation=self._incarnation, opening=not self._manager.loaded)
-        asked = [key_of(partition) for partition in request.partitions]
+        asked = [from_key(partition) for partition in request.partitions]
         for hosted in self._manager.logs if not asked else [self._manager.logs.find(key) for key in asked]:
             if hosted is not None:
-                describe(hosted, response.logs.add(partition=key_proto(hosted.key)))
+                describe(hosted, response.logs.add(partition=to_key(hosted.key)))
         for key in asked:
             if self._manager.logs.find(key) is None:
-                missing = response.logs.add(partition=key_proto(key), fenced_epoch=-1)
+                missing = response.logs.add(partition=to_key(key), fenced_epoch=-1)
                 missing.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_ID, f"this broker has no log of {key}"))
         for log_dir in self._manager.logs.log_dirs:
             described = response.log_dirs.add(

@@ -10,10 +10,10 @@ from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
-from highwater.log_storage.server.conversions import key_of
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.throttle import Throttle
 from highwater.rpc.errors import to_proto
+from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
@@ -45,7 +45,7 @@ class LogMoves:
         response = log_storage_pb2.AlterLogDirsResponse(incarnation=self._incarnation)
         for move in request.moves:
             result = response.results.add(partition=move.partition)
-            key = key_of(move.partition)
+            key = from_key(move.partition)
             try:
                 async with self._manager.logs.get(key).alone():
                     await self._access.in_thread(self._manager.mover.start_move, key, move.log_dir)

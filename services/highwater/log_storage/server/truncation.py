@@ -9,10 +9,11 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.server.conversions import Answering, key_of
+from highwater.log_storage.server.conversions import Answering
 from highwater.log_storage.server.fences import admit, check_decided_on
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.fence_role import Role
+from highwater.rpc.partition_keys import from_key
 from highwater.v1 import log_storage_pb2
 
 
@@ -41,7 +42,7 @@ class Truncations:
     ) -> log_storage_pb2.TruncateResponse:
         response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = self._manager.logs.get(key_of(request.partition))
+            hosted = answering.hosted = self._manager.logs.get(from_key(request.partition))
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
@@ -55,7 +56,7 @@ class Truncations:
     ) -> log_storage_pb2.DropDamagedResponse:
         response = log_storage_pb2.DropDamagedResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
-            hosted = answering.hosted = self._manager.logs.get(key_of(request.partition))
+            hosted = answering.hosted = self._manager.logs.get(from_key(request.partition))
             async with hosted.alone():
                 fence = hosted.fence
                 if fence is not None and (fence.leader_epoch, fence.role is Role.LEADER) >= (
