@@ -74,7 +74,7 @@ class ProduceHandler:
         wall_clock_s: Callable[[], float] = time.time,
     ) -> None:
         self._wall_clock_s = wall_clock_s
-        self._replica_manager = replica_manager
+        self.replica_manager = replica_manager
         self._metrics = metrics
         self.max_requests = max_requests
         self._max_bytes = max_bytes
@@ -93,7 +93,7 @@ class ProduceHandler:
             return
         self._requests += 1
         self._bytes += size
-        deadline_ms = self._replica_manager.now_ms() + max(timeout_ms, 0)
+        deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
         for index, part in enumerate(parts):
             self._append(request, index, part)
@@ -110,9 +110,9 @@ class ProduceHandler:
         return ErrorCode.NONE, ""
 
     def _append(self, request: _Request, index: int, part: ProducePart) -> None:
-        hosted = self._replica_manager.hosted.get(part.key)
+        hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None:
-            request.refuse(index, self._replica_manager.absent(part.key))
+            request.refuse(index, self.replica_manager.absent(part.key))
             return
         if is_internal_topic(hosted.topic):
             request.refuse(
@@ -123,7 +123,7 @@ class ProduceHandler:
             )
             return
         error = produce_admission(hosted.partition, request.acks)
-        if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self._replica_manager.lease_confirmed():
+        if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self.replica_manager.lease_confirmed():
             # RULES 8.1: another may lead by now, and nobody would tell us before we acknowledged.
             request.refuse(
                 index, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all"
@@ -140,9 +140,6 @@ class ProduceHandler:
         request.outstanding += 1
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
         pipeline.append(part.records, checked.offsets, answered)
-
-    def leader_of(self, key: PartitionKey) -> tuple[int, int]:
-        return self._replica_manager.leader_of(key)
 
     def released(self, request: _Request) -> None:
         self._requests -= 1
@@ -198,7 +195,7 @@ class _Request:
         if self._done is None:
             return
         key = self.results[index].key
-        leader = self._handler.leader_of(key) if error in _LEADER_IS_ELSEWHERE else (-1, -1)
+        leader = self._handler.replica_manager.leader_of(key) if error in _LEADER_IS_ELSEWHERE else (-1, -1)
         self.results[index] = ProduceResult(key, error, message, leader=leader[0], leader_epoch=leader[1])
 
     def appended(
