@@ -23,7 +23,7 @@ from highwater.client import TopicPartition
 from highwater.client.blocking import Admin, Producer
 from highwater.errors import UserError
 from highwater.log_storage.files import checkpoints
-from highwater.log_storage.inspect.segment_walk import Damage
+from highwater.log_storage.inspect.segment_audit import Damage
 from highwater.records import Record, decode, encode_rows, iter_batches, retain
 from highwater.spark.pipelines.audit import AuditOptions, audit, run
 from highwater.spark.pipelines.audits.findings import Audited, Finding

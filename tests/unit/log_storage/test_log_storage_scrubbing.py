@@ -25,9 +25,9 @@ from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing import segment_examiner
 from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.segment.damage import DamagedRange, walk_checked
-from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
+from highwater.log_storage.segment.walk import WalkedBatch
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey

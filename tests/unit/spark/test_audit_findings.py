@@ -15,7 +15,7 @@ from highwater.client import TopicPartition
 from highwater.errors import UserError
 from highwater.log_storage.files import boot_record, checkpoints, partition_metadata
 from highwater.log_storage.files.boot_record import Boot, BootRecord
-from highwater.log_storage.inspect.segment_walk import Damage, SegmentTask
+from highwater.log_storage.inspect.segment_audit import Damage, SegmentTask
 from highwater.records import Record, encode_rows
 from highwater.spark.pipelines.audit import shared_out
 from highwater.spark.pipelines.audits.findings import Audited, Finding, Sums, Version, blame, merged

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.offset_index import OffsetIndex
-from highwater.log_storage.segment.scan import checked_batches
 from highwater.log_storage.segment.segment_files import SEGMENT_SUFFIXES, TIME_INDEX_SUFFIX, base_offset_of
 from highwater.log_storage.segment.time_index import TimeIndex
+from highwater.log_storage.segment.walk import checked_batches
 from highwater.records import BatchHeader, CorruptBatchError, Record, decode
 
 

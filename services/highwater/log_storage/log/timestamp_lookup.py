@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from highwater.log_storage.segment.scan import LOOKUP_BYTES
 from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.walk import LOOKUP_BYTES
 from highwater.model.leader_epochs import NO_EPOCH, LeaderEpochCache
 from highwater.records import BatchHeader, decode
 

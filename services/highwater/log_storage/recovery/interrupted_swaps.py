@@ -9,7 +9,6 @@ from pathlib import Path
 from highwater.atomic_file import TEMPORARY_SUFFIX, fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.segment.scan import scan_batches
 from highwater.log_storage.segment.segment_files import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -19,6 +18,7 @@ from highwater.log_storage.segment.segment_files import (
     base_offset_of,
     file_name,
 )
+from highwater.log_storage.segment.walk import scan_batches
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger
 

@@ -10,9 +10,9 @@ from highwater.log_storage.files.disk import is_unreadable
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.segment.damage import DamagedRange, walk_checked
-from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
+from highwater.log_storage.segment.walk import WalkedBatch
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 

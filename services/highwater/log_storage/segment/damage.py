@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from highwater.log_storage.segment.scan import WalkedBatch
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
+from highwater.log_storage.segment.walk import WalkedBatch
 from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
 
 

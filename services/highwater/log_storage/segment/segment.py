@@ -10,7 +10,6 @@ from pathlib import Path
 
 from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
-from highwater.log_storage.segment.scan import LOOKUP_BYTES, SCAN_BYTES, only_begins, scan_batches
 from highwater.log_storage.segment.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -20,6 +19,7 @@ from highwater.log_storage.segment.segment_files import (
     rename,
 )
 from highwater.log_storage.segment.time_index import TimeIndex
+from highwater.log_storage.segment.walk import LOOKUP_BYTES, SCAN_BYTES, only_begins, scan_batches
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, read_header, verify
 
 NO_TIMESTAMP = -1

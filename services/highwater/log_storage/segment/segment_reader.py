@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 from highwater.log_storage.files.descriptor import Descriptor
-from highwater.log_storage.segment.scan import SCAN_BYTES, scan_batches
 from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.walk import SCAN_BYTES, scan_batches
 from highwater.records import BatchHeader
 
 

@@ -28,7 +28,7 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
 from highwater.console.output import json_line, screen, table
 from highwater.errors import UserError
-from highwater.log_storage.inspect.segment_walk import Damage
+from highwater.log_storage.inspect.segment_audit import Damage
 from highwater.spark.pipelines.audits import segment_scan
 from highwater.spark.pipelines.audits.findings import TOLD, Audited, Finding, Sums, Version, blame, merged
 from highwater.spark.pipelines.audits.replicas import Found, Replica, find, only, read_cluster

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.log_storage.inspect.segment_walk import Damage
+from highwater.log_storage.inspect.segment_audit import Damage
 
 TOLD = 10_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from highwater.client.blocking import Admin
 from highwater.client.topic_partition import TopicPartition
 from highwater.log_storage.inspect.replica_files import DirectoryFiles, ReplicaFiles, read_directory
-from highwater.log_storage.inspect.segment_walk import SegmentTask
+from highwater.log_storage.inspect.segment_audit import SegmentTask
 from highwater.model.partition import format_topic_id
 
 

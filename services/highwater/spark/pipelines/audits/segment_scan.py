@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from highwater.errors import UserError
-from highwater.log_storage.inspect.segment_walk import (
+from highwater.log_storage.inspect.segment_audit import (
     Damage,
     Damaged,
     SegmentTask,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_storage_batches import batch
 
-from highwater.log_storage.inspect.segment_walk import Damage, Damaged, SegmentTask, WalkedBatch, walk_segment
+from highwater.log_storage.inspect.segment_audit import Damage, Damaged, SegmentTask, WalkedBatch, walk_segment
 
 BATCHES = [batch(2, base_offset=100 + 2 * number, epoch=1, value=b"v" * 50) for number in range(6)]
 SIZE = len(BATCHES[0])

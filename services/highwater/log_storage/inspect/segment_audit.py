@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from highwater.log_storage.segment.scan import WalkedBatch, checked_batches
+from highwater.log_storage.segment.walk import WalkedBatch, checked_batches
 
 __all__ = ["Damage", "Damaged", "SegmentTask", "WalkedBatch", "walk_open_segment", "walk_segment"]
 
