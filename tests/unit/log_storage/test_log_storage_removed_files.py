@@ -18,7 +18,7 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery.recovery import Checkpointed
-from highwater.log_storage.segment.damage import walk_checked
+from highwater.log_storage.segment.damage import check_segment
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import iter_batches
@@ -177,7 +177,7 @@ def test_a_hole_is_told_by_reads_and_by_a_scrub(tmp_path: Path) -> None:
     found = [
         (damaged.first_offset, damaged.last_offset + 1)
         for segment, behind in zip(again.segments, again.segments[1:], strict=False)
-        for damaged in walk_checked(segment, 0, checked=True, end_offset=behind.base_offset, contiguous=True)
+        for damaged in check_segment(segment, 0, check_crcs=True, end_offset=behind.base_offset, contiguous=True)
         if not hasattr(damaged, "header")
     ]
     assert found == missing

@@ -24,7 +24,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing import segment_examiner
 from highwater.log_storage.scrubbing.scrubber import Scrubber
-from highwater.log_storage.segment.damage import DamagedRange, walk_checked
+from highwater.log_storage.segment.damage import DamagedRange, check_segment
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
 from highwater.log_storage.segment.walk import WalkedBatch
@@ -88,7 +88,7 @@ def flip(segment: Segment, position: int, bit: int = 0) -> None:
 
 
 def batches(segment: Segment) -> list[WalkedBatch]:
-    walked = list(walk_checked(segment, 0, checked=True, end_offset=segment.end_offset))
+    walked = list(check_segment(segment, 0, check_crcs=True, end_offset=segment.end_offset))
     assert all(isinstance(each, WalkedBatch) for each in walked)
     return walked  # type: ignore[return-value]
 
@@ -183,7 +183,7 @@ def test_any_flipped_bit_but_those_of_the_epoch_is_damage(
     struck = next(each for each in reversed(whole) if each.position <= position)
     inside = position - struck.position
     flip(segment, position, data.draw(st.integers(0, 7)))
-    walked = list(walk_checked(segment, 0, checked=True, end_offset=segment.end_offset))
+    walked = list(check_segment(segment, 0, check_crcs=True, end_offset=segment.end_offset))
     damaged = [each for each in walked if isinstance(each, DamagedRange)]
     good = [each.header for each in walked if isinstance(each, WalkedBatch)]
     before = [each.header for each in whole if each.position < struck.position]

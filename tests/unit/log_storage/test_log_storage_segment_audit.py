@@ -1,4 +1,4 @@
-"""What a walk over a segment says of it, beside a log-storage that may be writing it."""
+"""What an audit of a segment says of it, beside a log-storage that may be writing it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_storage_batches import batch
 
-from highwater.log_storage.inspect.segment_audit import Damage, Damaged, SegmentTask, WalkedBatch, walk_segment
+from highwater.log_storage.inspect.segment_audit import Damage, DamagedRange, SegmentTask, WalkedBatch, audit_segment
 
 BATCHES = [batch(2, base_offset=100 + 2 * number, epoch=1, value=b"v" * 50) for number in range(6)]
 SIZE = len(BATCHES[0])
@@ -24,11 +24,11 @@ def walked(
     path: str, *, until: int | None = None, log_start: int = 0, end: int = 112, compacted_to: int = 0
 ) -> list[str]:
     """`100-101` for a batch, `corrupt 102-103` for damage."""
-    found = walk_segment(SegmentTask(path, 100, until, log_start, end, compacted_to))
+    found = audit_segment(SegmentTask(path, 100, until, log_start, end, compacted_to))
     return [
         f"{one.header.base_offset}-{one.header.last_offset}"
         if isinstance(one, WalkedBatch)
-        else f"{one.kind.value} {one.first}-{one.last}"
+        else f"{one.kind.value} {one.first_offset}-{one.last_offset}"
         for one in found
     ]
 
@@ -68,8 +68,8 @@ def test_below_it_everything_is(tmp_path: Path) -> None:
 
 def test_a_disk_that_does_not_give_back_what_it_has(tmp_path: Path) -> None:
     """A directory can be opened, and not be read."""
-    (found,) = walk_segment(SegmentTask(str(tmp_path), 100, None, 0, 112, 0))
-    assert found == Damaged(Damage.CORRUPT, 100, 111, "the file cannot be read: Is a directory")
+    (found,) = audit_segment(SegmentTask(str(tmp_path), 100, None, 0, 112, 0))
+    assert found == DamagedRange(100, 111, "the file cannot be read: Is a directory")
 
 
 def test_a_batch_that_is_damaged_hides_only_itself(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_no_flipped_bit_below_the_high_watermark_goes_unseen(
     content[position] ^= 1 << bit
     path = tmp_path_factory.mktemp("walk") / "s"
     path.write_bytes(content)
-    found = list(walk_segment(SegmentTask(str(path), 100, None, 0, end, 0)))
-    damaged = [one for one in found if isinstance(one, Damaged)]
+    found = list(audit_segment(SegmentTask(str(path), 100, None, 0, end, 0)))
+    damaged = [one for one in found if isinstance(one, DamagedRange)]
     batches = [one for one in found if isinstance(one, WalkedBatch)]
     offsets = [(one.header.base_offset, one.header.last_offset) for one in batches]
     epochs = {one.header.partition_leader_epoch for one in batches}
@@ -120,5 +120,5 @@ def test_no_flipped_bit_below_the_high_watermark_goes_unseen(
         assert offsets == [(first, first + 1) for first in range(100, end, 2)]
     if below and inside:
         assert len(epochs) == 2 or damaged  # a negative one is no epoch
-    assert all(100 <= one.first <= one.last < end for one in damaged)
+    assert all(100 <= one.first_offset <= one.last_offset < end for one in damaged)
     assert all(one.kind in (Damage.CORRUPT, Damage.MISSING) for one in damaged)

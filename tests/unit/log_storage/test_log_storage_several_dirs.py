@@ -141,10 +141,10 @@ def test_each_directory_has_a_clean_shutdown_mark_of_its_own(
     scanned: list[Path] = []
     headers = Segment.headers
 
-    def observed(segment: Segment, position: int, *, checked: bool = False) -> object:
-        if checked:
+    def observed(segment: Segment, position: int, *, check_crcs: bool = False) -> object:
+        if check_crcs:
             scanned.append(segment.path.parents[1])
-        return headers(segment, position, checked=checked)
+        return headers(segment, position, check_crcs=check_crcs)
 
     monkeypatch.setattr(Segment, "headers", observed)
     again = opened(*dirs)

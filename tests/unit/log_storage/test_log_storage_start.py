@@ -103,9 +103,9 @@ def test_only_what_reaches_above_the_recovery_point_is_scanned(tmp_path: Path, m
     walked: list[tuple[int, bool]] = []
     headers = Segment.headers
 
-    def observed(segment: Segment, position: int, *, checked: bool = False) -> object:
-        walked.append((segment.base_offset, checked))
-        return headers(segment, position, checked=checked)
+    def observed(segment: Segment, position: int, *, check_crcs: bool = False) -> object:
+        walked.append((segment.base_offset, check_crcs))
+        return headers(segment, position, check_crcs=check_crcs)
 
     monkeypatch.setattr(Segment, "headers", observed)
     again = make_log(tmp_path, SMALL, Checkpointed(False, 13))

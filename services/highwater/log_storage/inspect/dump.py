@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.index_file import IndexFile
 from highwater.log_storage.segment.offset_index import OffsetIndex
 from highwater.log_storage.segment.segment_files import SEGMENT_SUFFIXES, TIME_INDEX_SUFFIX, base_offset_of
 from highwater.log_storage.segment.time_index import TimeIndex
-from highwater.log_storage.segment.walk import checked_batches
+from highwater.log_storage.segment.walk import DamagedBatch, walk
 from highwater.records import BatchHeader, CorruptBatchError, Record, decode
 
 
@@ -37,18 +38,19 @@ class DumpedEntry:
 def dump_segment(path: Path, *, records: bool = False) -> Iterator[DumpedBatch]:
     """Every batch of a `.log` file. One with a bad CRC is reported and passed over; behind a bad header nothing can be
     found. Raises `OSError`."""
-    with path.open("rb", buffering=0) as file:
-        descriptor = file.fileno()
-        for batch in checked_batches(descriptor, os.fstat(descriptor).st_size):
-            if batch.header is None or batch.problem or not records:
-                yield DumpedBatch(batch.position, batch.header, batch.problem)
-            else:
-                yield _with_records(descriptor, batch.position, batch.header)
+    file = Descriptor(path, os.O_RDONLY)
+    for found in walk(file, 0, file.size_bytes, check_crcs=True, pass_over_damage=True):
+        if isinstance(found, DamagedBatch):
+            yield DumpedBatch(found.position, found.header, found.problem)
+        elif records:
+            yield _with_records(file, found.position, found.header)
+        else:
+            yield DumpedBatch(found.position, found.header, "")
 
 
-def _with_records(descriptor: int, position: int, header: BatchHeader) -> DumpedBatch:
+def _with_records(file: Descriptor, position: int, header: BatchHeader) -> DumpedBatch:
     try:
-        decoded = decode(os.pread(descriptor, header.size_bytes, position)).records()
+        decoded = decode(os.pread(file.number, header.size_bytes, position)).records()
     except CorruptBatchError as error:
         return DumpedBatch(position, header, error.reason)
     return DumpedBatch(position, header, "", tuple(decoded))

@@ -1,22 +1,18 @@
-"""A walk over one segment of a replica: its batches in place, and what is damaged or missing of it below the high
-watermark. Files are opened for reading only and may grow, or go, meanwhile."""
+"""Audits one segment of a replica: its batches in place, and what is damaged or missing of it below the high watermark.
+The file is opened for reading only and may grow, or go, meanwhile."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
 
-from highwater.log_storage.segment.walk import WalkedBatch, checked_batches
+from highwater.log_storage.files.descriptor import Descriptor
+from highwater.log_storage.segment.damage import Damage, DamagedRange
+from highwater.log_storage.segment.walk import DamagedBatch, WalkedBatch, walk
 
-__all__ = ["Damage", "Damaged", "SegmentTask", "WalkedBatch", "walk_open_segment", "walk_segment"]
-
-
-class Damage(StrEnum):
-    CORRUPT = "corrupt"  # it is there, and is not what was written
-    MISSING = "missing"  # it is not there
-    DIFFERS = "differs"  # it is whole, and not what other replicas have
+__all__ = ["Damage", "DamagedRange", "Descriptor", "SegmentTask", "WalkedBatch", "audit_open_segment", "audit_segment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,58 +34,48 @@ class SegmentTask:
         return self.high_watermark if self.until is None else min(self.until, self.high_watermark)
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """Offsets `first` to `last` of a segment, and what is wrong with them."""
-
-    kind: Damage
-    first: int
-    last: int
-    problem: str
-
-
-def walk_segment(task: SegmentTask) -> Iterator[WalkedBatch | Damaged]:
-    """The judged batches in order, and between them what is wrong. Raises `OSError` where the file cannot be opened."""
+def audit_segment(task: SegmentTask) -> Iterator[WalkedBatch | DamagedRange]:
+    """Yields the judged batches in order, and between them what is wrong: behind a batch that cannot be believed the
+    next one in its place counts again, for all of it is read anyhow (a log-storage that meets one gives up the rest of
+    the segment, `check_segment`). Raises `OSError` where the file cannot be opened."""
     try:
-        descriptor = os.open(task.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = Descriptor(Path(task.path), os.O_RDONLY)
     except FileNotFoundError:
-        yield from _Walk(task).gap(task.end, "the segment's file is gone")
+        yield from _Audit(task).gap(task.end, "the segment's file is gone")
         return
-    try:
-        yield from walk_open_segment(task, descriptor)
-    finally:
-        os.close(descriptor)
+    yield from audit_open_segment(task, file)
 
 
-def walk_open_segment(task: SegmentTask, descriptor: int) -> Iterator[WalkedBatch | Damaged]:
-    """The same of a file that the caller has opened. What the disk does not give back is corrupt."""
-    walk = _Walk(task)
+def audit_open_segment(task: SegmentTask, file: Descriptor) -> Iterator[WalkedBatch | DamagedRange]:
+    """Yields the same of a file that the caller has opened. What the disk does not give back is corrupt."""
+    audit = _Audit(task)
     try:
-        yield from walk.over(descriptor, os.fstat(descriptor).st_size)
+        yield from audit.over(file, file.size_bytes)
     except OSError as error:
-        yield from walk.unreadable(error)
+        yield from audit.unreadable(error)
 
 
-class _Walk:
+class _Audit:
     def __init__(self, task: SegmentTask) -> None:
         self._task = task
         self._next = task.base_offset
         self._broken = ""  # a damaged batch whose header says nothing that can be believed
 
-    def over(self, descriptor: int, size: int) -> Iterator[WalkedBatch | Damaged]:
+    def over(self, file: Descriptor, size: int) -> Iterator[WalkedBatch | DamagedRange]:
         task = self._task
-        for batch in checked_batches(descriptor, size):
-            where = f"position {batch.position}"
-            header = batch.header
-            if header is None:
-                self._broken = f"{where}: {batch.problem}; nothing behind it can be read"
-                break
-            if batch.problem:
+        for found in walk(file, 0, size, check_crcs=True, pass_over_damage=True):
+            where = f"position {found.position}"
+            header = found.header
+            if isinstance(found, DamagedBatch):
+                if header is None:
+                    self._broken = f"{where}: {found.problem}; nothing behind it can be read"
+                    break
                 if header.base_offset == self._next and self._next < header.next_offset <= (task.until or task.end):
-                    yield from self._damaged(header.next_offset, f"{where}: {batch.problem}")
+                    yield from self._damaged(header.next_offset, f"{where}: {found.problem}")
                 else:
-                    self._broken = self._broken or f"{where}: {batch.problem}"
+                    self._broken = self._broken or f"{where}: {found.problem}"
                 continue
+            header = found.header
             if header.base_offset < self._next or header.next_offset > (task.until or header.next_offset):
                 self._broken = f"{where}: base offset {header.base_offset}, where the log goes on at {self._next}"
                 continue
@@ -101,26 +87,26 @@ class _Walk:
             yield from self.gap(header.base_offset, f"{where}: {header.base_offset} comes next")
             self._next = header.next_offset
             if header.next_offset > task.log_start_offset:
-                yield WalkedBatch(batch.position, header)
+                yield found
         yield from self.gap(task.end, f"the file ends after {size} bytes")
 
-    def unreadable(self, error: OSError) -> Iterator[Damaged]:
+    def unreadable(self, error: OSError) -> Iterator[DamagedRange]:
         yield from self._damaged(self._task.end, f"the file cannot be read: {error.strerror}")
 
-    def gap(self, offset: int, problem: str) -> Iterator[Damaged]:
+    def gap(self, offset: int, problem: str) -> Iterator[DamagedRange]:
         """What lies between the batches so far and `offset`."""
         if self._broken:
             yield from self._damaged(offset, self._broken)
             self._broken = ""
         first = max(self._next, self._task.log_start_offset, self._task.compacted_to)
         if first < offset:
-            yield Damaged(Damage.MISSING, first, offset - 1, problem)
+            yield DamagedRange(first, offset - 1, problem, Damage.MISSING)
         self._next = max(self._next, offset)
 
-    def _damaged(self, offset: int, problem: str) -> Iterator[Damaged]:
+    def _damaged(self, offset: int, problem: str) -> Iterator[DamagedRange]:
         """Up to `offset` there is something, and it is not what was written."""
         task = self._task
         first, last = max(self._next, task.log_start_offset), min(offset, task.end) - 1
         if first <= last:
-            yield Damaged(Damage.CORRUPT, first, last, problem)
+            yield DamagedRange(first, last, problem)
         self._next = max(self._next, offset)

@@ -9,6 +9,7 @@ from pathlib import Path
 from highwater.atomic_file import TEMPORARY_SUFFIX, fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.segment_files import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -18,7 +19,7 @@ from highwater.log_storage.segment.segment_files import (
     base_offset_of,
     file_name,
 )
-from highwater.log_storage.segment.walk import scan_batches
+from highwater.log_storage.segment.walk import walk
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger
 
@@ -78,7 +79,7 @@ def _drop_swaps(directory: Path, swaps: Mapping[int, Path], reason: str) -> None
 
 def _end_of(path: Path, base_offset: int) -> int:
     end_offset = base_offset
-    with path.open("rb", buffering=0) as file:
-        for _, header in scan_batches(file.fileno(), 0, os.fstat(file.fileno()).st_size, verify=True):
-            end_offset = header.next_offset
+    file = Descriptor(path, os.O_RDONLY)
+    for _, header in walk(file, 0, file.size_bytes, check_crcs=True):
+        end_offset = header.next_offset
     return end_offset

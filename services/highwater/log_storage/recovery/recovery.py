@@ -247,7 +247,7 @@ class _Walk:
 
     def _check_segment(self, segment: Segment) -> None:
         expected, scanned = segment.base_offset, 0
-        for position, header in segment.headers(0, checked=True):
+        for position, header in segment.headers(0, check_crcs=True):
             # A base offset is not under the CRC. Where batches may have gaps between them, only a lower one shows.
             gap = header.base_offset > expected and header.base_offset > self._known.recovery_point and not self.gaps
             if header.base_offset < expected or gap:
@@ -256,10 +256,10 @@ class _Walk:
                 raise CorruptBatchError(
                     position, f"leader epoch {header.partition_leader_epoch} comes after {self._last_epoch}"
                 )
-            size = header.size_bytes
-            segment.note(position, size, header.last_offset, header.max_timestamp)
+            size, last_offset = header.size_bytes, header.last_offset
+            segment.note(position, size, last_offset, header.max_timestamp)
             self._take(header)
-            expected = header.next_offset
+            expected = last_offset + 1
             scanned += size
             if scanned >= _TOLD_BYTES:
                 self._scanned(scanned)

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from highwater.log_storage.files.disk import is_unreadable
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.segment.damage import DamagedRange, walk_checked
+from highwater.log_storage.segment.damage import DamagedRange, check_segment
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
 from highwater.log_storage.segment.walk import WalkedBatch
@@ -63,11 +63,12 @@ class Examiner:
         """What is damaged in it. Raises `OSError`."""
         run = asyncio.get_running_loop().run_in_executor
         await run(self._threads, reader.open)
-        walk = walk_checked(reader, 0, checked=True, end_offset=end_offset, contiguous=log.segment_list.contiguous)
+        contiguous = log.segment_list.contiguous
+        checked = check_segment(reader, 0, check_crcs=True, end_offset=end_offset, contiguous=contiguous)
         found: list[DamagedRange] = []
         position = 0
         while position >= 0:
-            after = await run(self._threads, _step, reader, walk, position, found)
+            after = await run(self._threads, _step, reader, checked, position, found)
             await self._has_read(max((reader.size_bytes if after < 0 else after) - position, 0))
             position = after
         return found
@@ -141,12 +142,12 @@ async def _is_missing(hosted: HostedLog, log: Log, segment: Segment) -> bool:
 
 
 def _step(
-    reader: SegmentReader, walk: Iterator[WalkedBatch | DamagedRange], position: int, found: list[DamagedRange]
+    reader: SegmentReader, checked: Iterator[WalkedBatch | DamagedRange], position: int, found: list[DamagedRange]
 ) -> int:
     """Reads on for some bytes; the position behind them, -1 at the end of the segment."""
     reader.let_go_of_cache(position, 2 * STEP_BYTES)
     after = -1
-    for each in walk:
+    for each in checked:
         if isinstance(each, DamagedRange):
             found.append(each)
         elif each.position + each.header.size_bytes - position >= STEP_BYTES:

@@ -5,77 +5,80 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_reader import SegmentReader
-from highwater.log_storage.segment.walk import WalkedBatch
-from highwater.records import HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
+from highwater.log_storage.segment.walk import DamagedBatch, WalkedBatch
+from highwater.records import BatchHeader
+
+
+class Damage(StrEnum):
+    CORRUPT = "corrupt"  # it is there, and is not what was written
+    MISSING = "missing"  # it is not there
+    DIFFERS = "differs"  # it is whole, and not what other replicas have
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """What stands at these offsets is not what was written."""
+    """Offsets `first_offset` to `last_offset`, and what is wrong with them."""
 
     first_offset: int
     last_offset: int
     problem: str
+    kind: Damage = Damage.CORRUPT
 
 
-def walk_checked(
+def check_segment(
     segment: Segment | SegmentReader,
     position: int,
     *,
-    checked: bool,
+    check_crcs: bool,
     end_offset: int | None = None,
     contiguous: bool = False,
 ) -> Iterator[WalkedBatch | DamagedRange]:
-    """The batches of a segment from `position` on, and what is damaged between them; with `checked` by their CRCs too.
+    """Yields the batches of a segment from `position` on, and what is damaged between them.
+
     A damaged batch whose header can still be believed is passed over; else the rest of the segment is damaged. Base
     offsets are not under the CRC: they must rise, and of a sealed segment stay below its `end_offset`. With
-    `contiguous` no offset may be missing between them, nor, where the walk begins at the segment's first batch, up to
-    `end_offset`. Raises `OSError`."""
+    `contiguous` no offset may be missing between batches, nor, where the walk begins at the segment's first batch, up
+    to `end_offset`. Raises `OSError`."""
     end, expected = segment.size_bytes, segment.base_offset
-    while position < end:
-        try:
-            for found, header in segment.headers(position, checked=checked):
-                if header.base_offset < expected or (end_offset is not None and header.next_offset > end_offset):
-                    place = f"offsets {header.base_offset} to {header.last_offset} stand where {expected} is expected"
-                    yield _rest(segment, expected, f"{segment.path}, position {found}: {place}")
-                    return
-                if contiguous and header.base_offset > expected:
-                    yield _missing(segment, expected, header.base_offset)
-                yield WalkedBatch(found, header)
-                expected = header.next_offset
-                position = found + header.size_bytes
-            break
-        except CorruptBatchError as error:
-            problem = f"{segment.path}, {error}"
-            header_there = _header_at(segment, error.position, end)
-            if header_there is None or not expected <= header_there.base_offset < segment.end_offset:
+    for found in segment.batches_and_damage(position, check_crcs=check_crcs):
+        header = found.header
+        if isinstance(found, DamagedBatch):
+            problem = f"{segment.path}, corrupt batch at byte {found.position}: {found.problem}"
+            if header is None or not _believable(header, found.position, end, expected, segment.end_offset):
                 yield _rest(segment, expected, problem)
                 return
-            yield DamagedRange(header_there.base_offset, header_there.last_offset, problem)
-            expected = header_there.next_offset
-            position = error.position + header_there.size_bytes
+            yield DamagedRange(header.base_offset, header.last_offset, problem)
+        else:
+            header = found.header
+            if header.base_offset < expected or (end_offset is not None and header.next_offset > end_offset):
+                place = f"offsets {header.base_offset} to {header.last_offset} stand where {expected} is expected"
+                yield _rest(segment, expected, f"{segment.path}, position {found.position}: {place}")
+                return
+            if contiguous and header.base_offset > expected:
+                yield _missing(segment, expected, header.base_offset)
+            yield found
+        expected = header.next_offset
     if contiguous and end_offset is not None and expected < end_offset:
         yield _missing(segment, expected, end_offset)
 
 
+def _believable(header: BatchHeader, position: int, end: int, expected: int, end_offset: int) -> bool:
+    """Whether a damaged batch's header says where the next batch begins, in the file and in the log."""
+    in_file = position + header.size_bytes <= end
+    return in_file and expected <= header.base_offset and header.next_offset <= end_offset
+
+
 def _missing(segment: Segment | SegmentReader, first_offset: int, next_offset: int) -> DamagedRange:
     problem = f"{segment.path}: no batch has the offsets {first_offset} to {next_offset - 1}"
-    return DamagedRange(first_offset, next_offset - 1, problem)
+    return DamagedRange(first_offset, next_offset - 1, problem, Damage.MISSING)
 
 
 def _rest(segment: Segment | SegmentReader, first_offset: int, problem: str) -> DamagedRange:
     return DamagedRange(first_offset, max(segment.end_offset - 1, first_offset), problem)
-
-
-def _header_at(segment: Segment | SegmentReader, position: int, end: int) -> BatchHeader | None:
-    try:
-        header = read_header(segment.peek(position, HEADER_BYTES))
-    except CorruptBatchError:
-        return None
-    return header if position + header.size_bytes <= end and header.next_offset <= segment.end_offset else None
 
 
 class KnownDamage:

@@ -19,7 +19,14 @@ from highwater.log_storage.segment.segment_files import (
     rename,
 )
 from highwater.log_storage.segment.time_index import TimeIndex
-from highwater.log_storage.segment.walk import LOOKUP_BYTES, SCAN_BYTES, only_begins, scan_batches
+from highwater.log_storage.segment.walk import (
+    LOOKUP_BYTES,
+    SCAN_BYTES,
+    DamagedBatch,
+    WalkedBatch,
+    only_begins,
+    walk,
+)
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, read_header, verify
 
 NO_TIMESTAMP = -1
@@ -95,7 +102,7 @@ class Segment:
     def first_timestamp(self) -> int:
         """The first batch's largest: the age of the segment counts from it. Raises `CorruptBatchError`, `OSError`."""
         if self._first_timestamp is None and self.size_bytes:
-            for _, header in scan_batches(self._opened().number, 0, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+            for _, header in walk(self._opened(), 0, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
                 self._first_timestamp = header.max_timestamp
                 break
         return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
@@ -316,16 +323,15 @@ class Segment:
     # -- walking and reading ------------------------------------------------------------------------------------------
 
     def headers(
-        self, position: int, *, checked: bool = False, chunk_bytes: int = SCAN_BYTES
-    ) -> Iterator[tuple[int, BatchHeader]]:
-        """Every batch from `position` on; with `checked` its CRC too. So much is read at once. Raises
-        `CorruptBatchError`, `OSError`."""
-        file = self._opened()
-        yield from scan_batches(file.number, position, self.size_bytes, verify=checked, chunk_bytes=chunk_bytes)
+        self, position: int, *, check_crcs: bool = False, chunk_bytes: int = SCAN_BYTES
+    ) -> Iterator[WalkedBatch]:
+        """The batches from `position` on; reads `chunk_bytes` at once. Raises `CorruptBatchError` at the
+        first damaged one, `OSError`."""
+        return walk(self._opened(), position, self.size_bytes, check_crcs=check_crcs, chunk_bytes=chunk_bytes)
 
-    def peek(self, position: int, size_bytes: int) -> bytes:
-        """So many bytes of the file, fewer at its end. Raises `OSError`."""
-        return os.pread(self._opened().number, size_bytes, position)
+    def batches_and_damage(self, position: int, *, check_crcs: bool) -> Iterator[WalkedBatch | DamagedBatch]:
+        """The batches from `position` on, damaged ones among them. Raises `OSError`."""
+        return walk(self._opened(), position, self.size_bytes, check_crcs=check_crcs, pass_over_damage=True)
 
     def begin_reindex(self) -> None:
         """Empties the indexes: every batch will be noted anew."""
@@ -351,8 +357,7 @@ class Segment:
 
     def _find(self, start: int, offset: int) -> tuple[int, BatchHeader] | None:
         first, expected = True, self.base_offset
-        file = self._opened()
-        for position, header in scan_batches(file.number, start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+        for position, header in walk(self._opened(), start, self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if first and start and header.base_offset > offset:
                 raise CorruptBatchError(start, f"the index leads to offset {header.base_offset} for {offset}")
             if header.base_offset < expected:  # it is not under the CRC
@@ -405,8 +410,7 @@ class Segment:
         found = self.position_of(self.time_index.offset_before(timestamp))
         if found is None:
             return
-        file = self._opened()
-        for position, header in scan_batches(file.number, found[0], self.size_bytes, chunk_bytes=LOOKUP_BYTES):
+        for position, header in walk(self._opened(), found[0], self.size_bytes, chunk_bytes=LOOKUP_BYTES):
             if header.max_timestamp >= timestamp:
                 yield position, header
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.segment import Segment
-from highwater.log_storage.segment.walk import SCAN_BYTES, scan_batches
-from highwater.records import BatchHeader
+from highwater.log_storage.segment.walk import DamagedBatch, WalkedBatch, walk
 
 
 class SegmentReader:
@@ -28,18 +27,14 @@ class SegmentReader:
         self._file = Descriptor(self.path, os.O_RDONLY)
 
     @property
-    def _descriptor(self) -> int:
+    def _opened(self) -> Descriptor:
         assert self._file is not None
-        return self._file.number
+        return self._file
 
-    def headers(self, position: int, *, checked: bool = False) -> Iterator[tuple[int, BatchHeader]]:
-        """Every batch from `position` on; with `checked` its CRC too. Raises `CorruptBatchError`, `OSError`."""
-        yield from scan_batches(self._descriptor, position, self.size_bytes, verify=checked, chunk_bytes=SCAN_BYTES)
-
-    def peek(self, position: int, size_bytes: int) -> bytes:
-        """So many bytes of the file, fewer at its end. Raises `OSError`."""
-        return os.pread(self._descriptor, size_bytes, position)
+    def batches_and_damage(self, position: int, *, check_crcs: bool) -> Iterator[WalkedBatch | DamagedBatch]:
+        """The batches from `position` on, damaged ones among them. Raises `OSError`."""
+        return walk(self._opened, position, self.size_bytes, check_crcs=check_crcs, pass_over_damage=True)
 
     def let_go_of_cache(self, position: int, size_bytes: int) -> None:
         """What is read there next comes from the disk. Raises `OSError`."""
-        os.posix_fadvise(self._descriptor, position, size_bytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._opened.number, position, size_bytes, os.POSIX_FADV_DONTNEED)

@@ -8,7 +8,7 @@ from typing import Any
 
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
-from highwater.log_storage.segment.damage import DamagedRange, walk_checked
+from highwater.log_storage.segment.damage import DamagedRange, check_segment
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.server.conversions import Answering
 from highwater.log_storage.server.log_access import LogAccess
@@ -34,13 +34,13 @@ class ListedBatches:
 
 
 def list_batches(
-    segments: Sequence[Segment], position: int, offset: int, max_batches: int, *, checked: bool
+    segments: Sequence[Segment], position: int, offset: int, max_batches: int, *, check_crcs: bool
 ) -> ListedBatches:
     """A page of what ends at or above `offset`; the walk begins at `position` of the first segment. Raises
     `OSError`."""
     page = ListedBatches(next_offset=offset)
     for segment in segments:
-        for found in walk_checked(segment, position, checked=checked):
+        for found in check_segment(segment, position, check_crcs=check_crcs):
             last_offset = found.last_offset if isinstance(found, DamagedRange) else found.header.last_offset
             if last_offset < offset:
                 continue
@@ -48,7 +48,7 @@ def list_batches(
                 page.damaged.append(replace(found, first_offset=max(found.first_offset, page.next_offset)))
             else:
                 page.headers.append(found.header)
-                page.checked_bytes += found.header.size_bytes if checked else 0
+                page.checked_bytes += found.header.size_bytes if check_crcs else 0
             page.next_offset = last_offset + 1
             if len(page.headers) >= max_batches or page.full:
                 return page
@@ -81,7 +81,7 @@ class BatchListing:
                 response.batches.cleaned_to = log.cleaned_to
         return response
 
-    async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, checked: bool) -> ListedBatches:
+    async def _page(self, hosted: HostedLog, log: Log, offset: int, limit: int, check_crcs: bool) -> ListedBatches:
         if offset >= log.log_end_offset:
             return ListedBatches(next_offset=log.log_end_offset)
         for _ in range(TRIES):
@@ -89,7 +89,7 @@ class BatchListing:
             segments, position = log.reader.place_of(offset)
             cuts = [segment.cuts for segment in segments]
             try:
-                page = await self._access.in_thread(_page_of, segments, position, offset, limit, checked)
+                page = await self._access.in_thread(_page_of, segments, position, offset, limit, check_crcs)
             except OSError as error:
                 if _as_it_was(log, segments, cuts):
                     raise log.disk.refusal(error, str(hosted.directory)) from error
@@ -111,8 +111,8 @@ def _between(known: Sequence[DamagedRange], offset: int, page: ListedBatches) ->
     return [each for each in known if offset <= each.first_offset < page.next_offset and each.first_offset not in seen]
 
 
-def _page_of(segments: Sequence[Segment], position: int, offset: int, limit: int, checked: bool) -> ListedBatches:
-    return list_batches(segments, position, offset, limit, checked=checked)
+def _page_of(segments: Sequence[Segment], position: int, offset: int, limit: int, check_crcs: bool) -> ListedBatches:
+    return list_batches(segments, position, offset, limit, check_crcs=check_crcs)
 
 
 def _fill(target: common_pb2.BatchList, page: ListedBatches) -> None:

@@ -12,7 +12,7 @@ import struct
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ import pyarrow as pa
 from highwater.errors import UserError
 from highwater.log_storage.inspect.segment_audit import (
     Damage,
-    Damaged,
+    DamagedRange,
+    Descriptor,
     SegmentTask,
     WalkedBatch,
-    walk_open_segment,
-    walk_segment,
+    audit_open_segment,
+    audit_segment,
 )
 from highwater.records import BatchHeader, Record, decode
 
@@ -66,10 +67,10 @@ def scan(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for task in _tasks(tasks):
         _check_visible(task.segment)
         digests: dict[tuple[int, int], int] = defaultdict(int)
-        damages: list[Damaged] = []
+        damages: list[DamagedRange] = []
         batches = size = 0
-        for found in walk_segment(task.segment):
-            if isinstance(found, Damaged):
+        for found in audit_segment(task.segment):
+            if isinstance(found, DamagedRange):
                 _add(damages, found)
                 continue
             header = found.header
@@ -84,7 +85,13 @@ def scan(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for (stretch, part), digest in digests.items()
         ]
         rows += [
-            {"what": one.kind.value, **common, "first": one.first, "last": one.last, "problem": one.problem}
+            {
+                "what": one.kind.value,
+                **common,
+                "first": one.first_offset,
+                "last": one.last_offset,
+                "problem": one.problem,
+            }
             for one in damages
         ]
         yield from _record_batches(rows, _SCANNED)
@@ -109,7 +116,7 @@ def batches(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _batch_rows(task: AuditTask) -> Iterator[dict[str, Any]]:
-    for found in walk_segment(task.segment):
+    for found in audit_segment(task.segment):
         if not isinstance(found, WalkedBatch) or not _compared_as_batch(task.segment, found.header):
             continue
         header = found.header
@@ -139,20 +146,17 @@ def records(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _record_rows(task: AuditTask) -> Iterator[dict[str, Any]]:
     segment = task.segment
     try:
-        descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = Descriptor(Path(segment.path), os.O_RDONLY)
     except FileNotFoundError:
         return  # the scan has told it
-    try:
-        for found in walk_open_segment(segment, descriptor):
-            if not isinstance(found, WalkedBatch) or found.header.base_offset >= segment.compacted_to:
-                continue
-            if not found.header.control:
-                content = os.pread(descriptor, found.header.size_bytes, found.position)
-                for record in decode(content).records():
-                    if record.key is not None and record.offset >= segment.log_start_offset:
-                        yield _record_row(task, record)
-    finally:
-        os.close(descriptor)
+    for found in audit_open_segment(segment, file):
+        if not isinstance(found, WalkedBatch) or found.header.base_offset >= segment.compacted_to:
+            continue
+        if not found.header.control:
+            content = os.pread(file.number, found.header.size_bytes, found.position)
+            for record in decode(content).records():
+                if record.key is not None and record.offset >= segment.log_start_offset:
+                    yield _record_row(task, record)
 
 
 def _record_row(task: AuditTask, record: Record) -> dict[str, Any]:
@@ -188,11 +192,10 @@ def _hash(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
-def _add(damages: list[Damaged], found: Damaged) -> None:
+def _add(damages: list[DamagedRange], found: DamagedRange) -> None:
     """Damage that goes on is one."""
-    if damages and damages[-1].kind is found.kind and damages[-1].last + 1 == found.first:
-        before = damages.pop()
-        found = Damaged(found.kind, before.first, found.last, before.problem)
+    if damages and damages[-1].kind is found.kind and damages[-1].last_offset + 1 == found.first_offset:
+        found = replace(damages.pop(), last_offset=found.last_offset)
     damages.append(found)
 
 
