@@ -34,7 +34,8 @@ def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """What a crash has left of files that were about to be replaced. Nobody may be writing there. Raises `OSError`."""
+    """Removes what a crash has left of files that were about to be replaced. Nobody may be writing there. Raises
+    `OSError`."""
     for path in directory.glob(f"*{TEMPORARY_SUFFIX}"):
         if path.is_file():
             path.unlink(missing_ok=True)

@@ -71,12 +71,12 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed later, perhaps at another broker."""
+        """Tells whether the same request may succeed later, perhaps at another broker."""
         return self in _RETRIABLE
 
     @property
     def sentence(self) -> str:
-        """What the code says and what to do, for an answer that knows no more than the code; empty for NONE."""
+        """Says what the code means and what to do, for an answer that knows no more than the code; empty for NONE."""
         return _SENTENCES.get(self, "")
 
 

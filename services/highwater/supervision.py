@@ -32,11 +32,12 @@ Answer = TypeVar("Answer")
 
 
 class UnaskedCancellationError(Exception):
-    """What a task awaited was cancelled, and not the task: the channel of a call was closed, say."""
+    """Raised where what a task awaited was cancelled, and not the task: the channel of a call was closed, say."""
 
 
 def is_cancelled() -> bool:
-    """Whether the running task was asked to end. Where it was not, a `CancelledError` is that of what it awaited."""
+    """Tells whether the running task was asked to end. Where it was not, a `CancelledError` is that of what it
+    awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

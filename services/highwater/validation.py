@@ -1,4 +1,5 @@
-"""What is wrong with a value that pydantic refuses, in the words of whoever gave it: settings, files, command lines.
+"""Tells what is wrong with a value that pydantic refuses, in the words of whoever gave it: settings, files, command
+lines.
 
 pydantic itself is not imported: whoever has an error of it has it loaded.
 """

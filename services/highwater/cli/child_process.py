@@ -64,7 +64,7 @@ class ChildProcess:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time."""
+        """Tells whether it ended within the time."""
         if self._process is None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):

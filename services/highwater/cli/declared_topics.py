@@ -57,7 +57,7 @@ def _place(location: Sequence[int | str]) -> str:
 
 
 def apply(admin: Admin, declared: Sequence[DeclaredTopic]) -> Iterator[tuple[str, HighwaterError | UserError | None]]:
-    """What was done to each topic, in words, or why it was not; the others are gone on with."""
+    """Tells what was done to each topic, in words, or why it was not; the others are gone on with."""
     for topic in declared:
         try:
             for done in _applied(admin, topic):

@@ -246,7 +246,7 @@ class LocalCluster:
         )
 
     def _inner_address(self, name: str) -> str:
-        """Where a broker's processes reach one another."""
+        """The address at which a broker's processes reach one another."""
         if self.settings.tcp_only:
             return f"{self.settings.host}:{self._free_ports.pop()}"
         return f"unix:{self._sockets}/{name}"
@@ -289,8 +289,8 @@ class LocalCluster:
             time.sleep(0.05)
 
     def _all_serve(self) -> bool:
-        """Whether every broker serves and the controller knows all of them. A registration alone says little: after a
-        kill -9 of everything those of before are still there until their leases end.
+        """Tells whether every broker serves and the controller knows all of them. A registration alone says little:
+        after a kill -9 of everything those of before are still there until their leases end.
 
         Asked without an event loop: the caller may run, or have closed, loops of its own."""
         return all(map(_serves, self.bootstrap.split(","))) and any(
@@ -377,7 +377,7 @@ class LocalCluster:
 
 
 def _serves(address: str) -> bool:
-    """Whether the replica-manager there is registered and takes requests."""
+    """Tells whether the replica-manager there is registered and takes requests."""
     try:
         with grpc.insecure_channel(address) as channel:
             answer = HealthStub(channel).Check(HealthCheckRequest(service="highwater.v1.Broker"), timeout=1)

@@ -29,8 +29,8 @@ class ReadAhead(Generic[T]):
         threading.Thread(target=self._read_all, name="read-ahead", daemon=True).start()
 
     async def take(self) -> list[T]:
-        """What was read since the last call, waiting for the first; empty at the end. Raises what the iterator raised,
-        behind all items before it."""
+        """Returns what was read since the last call, waiting for the first; empty at the end. Raises what the iterator
+        raised, behind all items before it."""
         await self._some.wait()
         with self._lock:
             taken, self._read = self._read, []

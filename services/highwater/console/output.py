@@ -1,4 +1,5 @@
-"""What every command shares: where it prints, the `--bootstrap` option, tables for people and `--json` for scripts."""
+"""The part that every command shares: where it prints, the `--bootstrap` option, tables for people and `--json` for
+scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MAX_BLOCK_MS = 0
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """What is not a terminal has no width: a line stays one, for grep and awk."""
+    """Makes a console. One that is no terminal has no width: a line stays one, for grep and awk."""
     console = Console(stderr=stderr, highlight=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=10_000)
 

@@ -1,1 +1,2 @@
-"""What runs beside the services in Kubernetes: how a member of etcd starts, hooks and checks of the Helm chart."""
+"""Programs that run beside the services in Kubernetes: how a member of etcd starts, hooks and checks of the Helm
+chart."""

@@ -172,7 +172,7 @@ def _version(release: Release) -> Any:
 
 
 def _values(release: Release) -> bytes:
-    """What Helm was given. It keeps that in a Secret, which it reads itself."""
+    """The values that Helm was given. Helm keeps them in a Secret, which it reads itself."""
     helm = shutil.which("helm")
     if helm is None:
         raise UserError("helm is not on the PATH: run `helm get values` yourself, and look for secrets in it")

@@ -1,4 +1,4 @@
-"""What a load has sent and read, and whether the two agree. Pure.
+"""The records that a load has sent and read, and whether the two agree. Pure.
 
 Every writer has a key of its own and numbers its records from 0. What must hold at the end, whatever died meanwhile:
 
@@ -76,7 +76,7 @@ class History:
             self.problem("changed records", f"offset {offset} of partition {partition} was another record before")
 
     def next_offset(self, partition: int) -> int:
-        """Where a reader of the partition goes on."""
+        """The offset at which a reader of the partition goes on."""
         return len(self._digests.get(partition, ()))
 
 

@@ -39,8 +39,9 @@ async def current_revision(store: Store, keys: Keys) -> int:
 
 
 async def history(store: Store, keys: Keys, minimum: int, since: int) -> dict[str, Any]:
-    """What there was after revision `since` up to now. Raises `StoreError`: `Compacted` where etcd keeps no longer what
-    came after it, `ValueError` for a state that is none, and `UserError` where etcd says nothing more."""
+    """The changes that there were after revision `since` up to now. Raises `StoreError`: `Compacted` where etcd
+    keeps no longer what came after it, `ValueError` for a state that is none, and `UserError` where etcd says
+    nothing more."""
     found: dict[str, Any] = {"since": since, "changes": 0, "smallest": None, "below": 0, "below_minimum": []}
     # A watch does not say when it has caught up, so it is given a last event.
     lease, _ = await store.lease_grant(_END_S)

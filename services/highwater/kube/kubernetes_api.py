@@ -61,7 +61,7 @@ class Completed:
 
     @property
     def complaint(self) -> str:
-        """What it said that went wrong, in one line: the last one."""
+        """The words in which it said what went wrong, in one line: the last one."""
         said = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
         return said[-1] if said else f"it ended with status {self.status} and said nothing"
 
@@ -211,7 +211,7 @@ def _load(configuration: Any, files: str, context: str | None) -> tuple[str, str
 
 
 def _message(body: Any) -> str:
-    """What a Status object says, where the body is one."""
+    """The message of a Status object, where the body is one."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
     try:
         return str(json.loads(text)["message"])
@@ -221,7 +221,7 @@ def _message(body: Any) -> str:
 
 
 def _drain(socket: Any, said: dict[int, list[bytes]]) -> int:
-    """How many bytes there were."""
+    """Reads to the end, and returns how many bytes there were."""
     size = 0
     for channel, parts in said.items():
         while part := socket.read_channel(channel):

@@ -61,7 +61,8 @@ class Load:
         self._silent = set(range(options.partitions))
 
     async def run(self) -> dict[str, object]:
-        """What was found, for the last line. Raises `HighwaterError` where the cluster never took the topic."""
+        """Runs the load, and returns what was found, for the last line. Raises `HighwaterError` where the cluster never
+        took the topic."""
         options = self._options
         async with Admin(options.bootstrap, max_block_ms=60_000) as admin:
             config = {"min.insync.replicas": str(options.min_insync_replicas)}
@@ -173,7 +174,7 @@ class Load:
     # Reading
 
     async def _read_on(self) -> None:
-        """What comes, as it comes; anew from where it was after whatever befalls the reader."""
+        """Yields what comes, as it comes; anew from where it was after whatever befalls the reader."""
         partitions = [TopicPartition(self._topic, number) for number in range(self._options.partitions)]
         while True:
             try:
@@ -242,7 +243,7 @@ class Load:
         return f"partitions {out} are not in sync" if out else ""
 
     async def _unread(self, admin: Admin) -> str:
-        """What could not be read just now; differences are noted."""
+        """Names what could not be read just now; differences are noted."""
         for number in range(self._options.partitions):
             found = await admin.verify_replicas(self._topic, number)
             errors = [str(one.error) for one in found.replicas if one.error is not None]

@@ -42,7 +42,7 @@ class MergedLogs:
         self._wanted = wanted
 
     def read(self, since_s: float | None, tail_lines: int, *, previous: bool = False) -> Iterator[LogLine]:
-        """What there is now. Raises `UserError`."""
+        """Yields what there is now. Raises `UserError`."""
         sources = [
             (pod.name, one.name)
             for pod, one in self._sources(self._release.pods())
@@ -64,7 +64,7 @@ class MergedLogs:
             yield from heapq.merge(*pool.map(read, sources))
 
     def follow(self, since_s: float | None, tail_lines: int) -> Iterator[LogLine]:
-        """What comes, as it comes; of containers that are started meanwhile, too. Ends when it is closed. Raises
+        """Yields what comes, as it comes; of containers that are started meanwhile, too. Ends when it is closed. Raises
         `UserError`."""
         lines: queue.Queue[LogLine] = queue.Queue(_QUEUED)
         followed: set[tuple[str, str, str]] = set()

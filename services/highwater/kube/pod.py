@@ -93,7 +93,7 @@ class Pod:
         return tuple(one.name for one in self.containers if one.running)
 
     def reason(self, events: Mapping[str, str]) -> str:
-        """Why it is not ready, in one line; empty where it is.
+        """The reason why it is not ready, in one line; empty where it is.
 
         Args:
             events: the last warning of each pod, "Reason: message".

@@ -35,12 +35,12 @@ _PIECE_BYTES = 65536
 
 
 class NotInTimeError(UserError):
-    """What was waited for did not come."""
+    """Raised where what was waited for did not come."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What `helm install NAME helm/highwater` or the manifests of k8s/ made in one namespace."""
+    """The objects that `helm install NAME helm/highwater` or the manifests of k8s/ made in one namespace."""
 
     api: KubernetesApi
     name: str
@@ -142,7 +142,7 @@ class Release:
         return found
 
     def replicas(self, sets: Iterable[Mapping[str, Any]] | None = None) -> dict[str, int]:
-        """How many pods each component is to have, by the StatefulSets, asked for unless given. Raises
+        """Tells how many pods each component is to have, by the StatefulSets, asked for unless given. Raises
         `KubernetesError`."""
         sets = self.objects("statefulsets") if sets is None else sets
         found = {one["metadata"]["labels"][COMPONENT]: one["spec"]["replicas"] for one in sets}
@@ -207,8 +207,8 @@ class Release:
         last_bytes: int | None = None,
         timestamps: bool = False,
     ) -> bytes:
-        """What is there now; of what ran before the last restart, where `previous`. Raises `KubernetesError`, also
-        where the connection breaks off.
+        """Reads what is there now; of what ran before the last restart, where `previous`. Raises `KubernetesError`,
+        also where the connection breaks off.
 
         Args:
             last_bytes: no more than so many from the end are kept.

@@ -18,11 +18,12 @@ _READ_S = 30.0
 
 
 class WrongRecordsError(Exception):
-    """What was read is not what was sent."""
+    """Raised where what was read is not what was sent."""
 
 
 def produce_and_consume(bootstrap: str, *, wait_s: float) -> str:
-    """What was done, in a sentence. Raises `HighwaterError` and `WrongRecordsError`."""
+    """Sends records and reads them; tells what was done, in a sentence. Raises `HighwaterError` and
+    `WrongRecordsError`."""
     topic = f"highwater-test-{uuid.uuid4().hex[:12]}"
     began = time.monotonic()
     with Admin(bootstrap, max_block_ms=wait_s * 1000) as admin:

@@ -63,7 +63,7 @@ class LogConfig:
 
 
 def cleanup_policies(policies: str) -> tuple[bool, bool]:
-    """Whether a list of policies holds delete, and compact."""
+    """Tells whether a list of policies holds delete, and compact."""
     given = {policy.strip() for policy in policies.split(",")}
     return "delete" in given, "compact" in given
 

@@ -1,4 +1,4 @@
-"""What a log refuses, and why."""
+"""The errors of a log: operations that it refuses, and those that fail."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Fence:
         return self if current is None else replace(self, led_before=current.last_led_epoch)
 
     def admits(self, role: Role, leader_epoch: int, log_storage_incarnation: str) -> ErrorCode:
-        """Whether a write under this role and leader epoch may go on: NONE or STALE_FENCE. A fence to lead that an
-        earlier start of log-storage set admits nothing: an epoch's records have one author (RULES 3.5)."""
+        """Tells whether a write under this role and leader epoch may go on: NONE or STALE_FENCE. A fence to lead that
+        an earlier start of log-storage set admits nothing: an epoch's records have one author (RULES 3.5)."""
         if leader_epoch != self.leader_epoch or role is not self.role:
             return ErrorCode.STALE_FENCE
         if role is Role.LEADER and log_storage_incarnation != self.log_storage_incarnation:

@@ -280,7 +280,7 @@ def _log_config(settings: LogStorageSettings) -> LogConfig:
 
 
 def _cleaner_settings(settings: LogStorageSettings) -> CleanerSettings:
-    """What is for all processes together is shared out equally."""
+    """Makes the settings of one process. What is for all processes together is shared out equally."""
     processes = settings.log_cleaner_threads
     limits = PassLimits(
         map_bytes=settings.log_cleaner_dedupe_buffer_size // processes,

@@ -1,4 +1,4 @@
-"""How long to wait after so many bytes, so that a rate is not exceeded. Pure."""
+"""The time to wait after so many bytes, so that a rate is not exceeded. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Throttle:
         self._paid_until_s = 0.0
 
     def delay_s(self, moved_bytes: int, now_s: float) -> float:
-        """How long to wait now that `moved_bytes` more have been moved."""
+        """Tells how long to wait now that `moved_bytes` more have been moved."""
         self._paid_until_s = max(self._paid_until_s, now_s) + moved_bytes / self._bytes_per_second
         return self._paid_until_s - now_s

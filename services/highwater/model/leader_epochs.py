@@ -91,9 +91,9 @@ class LeaderEpochCache:
         return EpochEnd(self._entries[index - 1].leader_epoch, end)
 
     def diverging(self, last_epoch: int, fetch_offset: int, log_end_offset: int) -> EpochEnd | None:
-        """What a leader with this cache answers to a follower whose last batch below `fetch_offset` has `last_epoch`:
-        None where the logs agree, else the diverging epoch and its end (RULES 4.2, 4.3). A log without batches
-        (`NO_EPOCH`) agrees."""
+        """Tells what a leader with this cache answers to a follower whose last batch below `fetch_offset` has
+        `last_epoch`: None where the logs agree, else the diverging epoch and its end (RULES 4.2, 4.3). A log without
+        batches (`NO_EPOCH`) agrees."""
         if last_epoch == NO_EPOCH:
             return None
         end = self.end_offset_for(last_epoch, log_end_offset)

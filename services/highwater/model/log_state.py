@@ -1,4 +1,4 @@
-"""What log-storage tells of a log in each of its answers."""
+"""The state of a log that log-storage tells in each of its answers."""
 
 from __future__ import annotations
 

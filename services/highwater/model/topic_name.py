@@ -1,4 +1,4 @@
-"""Which names a topic may have. Pure."""
+"""The names that a topic may have. Pure."""
 
 from __future__ import annotations
 

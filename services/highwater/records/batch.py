@@ -37,7 +37,7 @@ from highwater.records.rows import decode_row_payload, encode_row_payload
 
 
 class BatchOptions(TypedDict, total=False):
-    """What every `encode_...` takes beside the records. Absent, each is Kafka's "none".
+    """The options that every `encode_...` takes beside the records. Absent, each is Kafka's "none".
 
     `level` is the codec's own compression level. Base offset and leader epoch are the broker's to assign (`stamp`).
     """

@@ -146,7 +146,7 @@ def headers_column(headers: Iterable[Sequence[RecordHeader] | None]) -> pa.Array
 
 
 def lacks_header_key(column: pa.Array) -> bool:
-    """Whether a header in the headers column is null or has a null key; the format knows neither."""
+    """Tells whether a header in the headers column is null or has a null key; the format knows neither."""
     pairs = column.flatten()
     return bool(pairs.null_count or pairs.field(0).null_count)
 

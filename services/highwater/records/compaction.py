@@ -1,4 +1,4 @@
-"""What compaction keeps of a batch.
+"""The part of a batch that compaction keeps.
 
 The batch stays where it was: base offset, last offset delta, leader epoch, producer fields, codec and timestamp type
 are kept, so that offsets, epochs and sequences read the same after it. Rows carry their own offset deltas; columns get

@@ -1,4 +1,4 @@
-"""What is raised for bytes that are not a whole, well-formed batch."""
+"""The errors that are raised for bytes that are not a whole, well-formed batch."""
 
 from __future__ import annotations
 

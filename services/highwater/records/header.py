@@ -72,7 +72,7 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class TimestampType(IntEnum):
-    """Whose clock a batch's timestamps are: the producer's, or the leader's at append (all are the max timestamp)."""
+    """The clock of a batch's timestamps: the producer's, or the leader's at append (all are the max timestamp)."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
@@ -146,7 +146,8 @@ class BatchHeader:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the cleaner may drop this batch's tombstones, once it has passed over them a first time."""
+        """The time from which the cleaner may drop this batch's tombstones, once it has passed over them a first
+        time."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property

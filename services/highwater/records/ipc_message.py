@@ -80,7 +80,7 @@ def _read_metadata(metadata: bytes) -> tuple[int, int, int, bool]:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a table's field stands, 0 where it is absent."""
+    """The position at which a table's field stands, 0 where it is absent."""
     vtable = table - _INT32.unpack_from(metadata, table)[0]
     if vtable < 0:
         # struct would count a negative position from the end

@@ -19,7 +19,7 @@ MIN_SHOWN_TIMESTAMP_MS = -62_135_510_400_000  # 0001-01-02T00:00:00.000Z
 
 
 def writable(timestamp_ms: int) -> bool:
-    """Whether a producer may write it, as far as the format goes; a topic may allow less."""
+    """Tells whether a producer may write it, as far as the format goes; a topic may allow less."""
     return NO_TIMESTAMP <= timestamp_ms <= MAX_TIMESTAMP_MS
 
 

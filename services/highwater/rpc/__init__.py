@@ -1,1 +1,1 @@
-"""What every server and client of Highwater's contracts shares: channels, servers, errors, settings."""
+"""The part that every server and client of Highwater's contracts shares: channels, servers, errors, settings."""

@@ -69,7 +69,7 @@ class ReplaceableChannel:
         self.channel = open_one()
 
     def cannot_connect(self) -> bool:
-        """Whether the last attempt failed, and none has succeeded since."""
+        """Tells whether the last attempt failed, and none has succeeded since."""
         return self.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def replace_failed(self) -> bool:

@@ -104,7 +104,7 @@ def inter_broker_name(listeners: Mapping[str, str], name: str) -> str:
 def advertised_addresses(
     listeners: Mapping[str, str], advertised: Mapping[str, str], bound: Mapping[str, str]
 ) -> dict[str, str]:
-    """What others are told, by listener. A port of 0 stands for the one that was bound."""
+    """The addresses that others are told, by listener. A port of 0 stands for the one that was bound."""
     found = {}
     for name, wanted in listeners.items():
         address = advertised.get(name, wanted)

@@ -1,4 +1,4 @@
-"""What it takes to run programs on this machine: free ports, and children that do not outlive their parent."""
+"""The means to run programs on this machine: free ports, and children that do not outlive their parent."""
 
 from __future__ import annotations
 

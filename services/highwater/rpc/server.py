@@ -39,7 +39,7 @@ class AddressInUseError(Exception):
 
 
 class Health:
-    """What one process says of itself, the same on every server that it has: one status a name."""
+    """The status that one process tells of itself, the same on every server that it has: one status a name."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class RpcServer:
 
 
 def _listens(path: Path) -> bool:
-    """Whether a process takes connections there, or would if it were not paused."""
+    """Tells whether a process takes connections there, or would if it were not paused."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:

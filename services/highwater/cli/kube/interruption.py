@@ -1,4 +1,4 @@
-"""What `highwater kube` does when it is told to end."""
+"""The ways in which `highwater kube` ends when it is told to."""
 
 from __future__ import annotations
 

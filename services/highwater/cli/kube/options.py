@@ -1,4 +1,4 @@
-"""What the commands of `highwater kube` share: which release is meant."""
+"""The options that the commands of `highwater kube` share: which release is meant."""
 
 from __future__ import annotations
 

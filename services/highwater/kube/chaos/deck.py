@@ -48,7 +48,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is to be done to whom. What a kind does not use is empty or 0."""
+    """A fault, and whom it strikes. A field that its kind does not use is empty or 0."""
 
     kind: Kind
     victims: tuple[Victim, ...]

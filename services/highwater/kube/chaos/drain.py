@@ -44,7 +44,7 @@ def drain(release: Release, place: float, say: Callable[[str], None]) -> None:
 
 
 def _evict(release: Release, name: str, uid: str) -> bool:
-    """Whether it has gone within the time."""
+    """Tells whether it has gone within the time."""
     deadline = time.monotonic() + EVICTED_S
     refused = True
     while time.monotonic() < deadline:
@@ -62,7 +62,7 @@ def _evict(release: Release, name: str, uid: str) -> bool:
 
 
 def _nodes(release: Release, node: str) -> tuple[bool, bool]:
-    """Whether it takes no pods already, as somebody wants it, and whether another one takes any."""
+    """Tells whether it takes no pods already, as somebody wants it, and whether another one takes any."""
     try:
         found = release.api.call(release.api.core.list_node)["items"]
     except KubernetesError:
@@ -72,7 +72,7 @@ def _nodes(release: Release, node: str) -> tuple[bool, bool]:
 
 
 def _cordon(release: Release, node: str) -> bool:
-    """Whether it may have been done: where no answer came, it may."""
+    """Tells whether it may have been done: where no answer came, it may."""
     try:
         release.api.call(release.api.core.patch_node, node, {"spec": {"unschedulable": True}})
     except KubernetesError as error:

@@ -27,7 +27,7 @@ _LOOK_S = 2.0
 
 
 class WrongStateError(UserError):
-    """What came back is not as it has to be."""
+    """Raised where what came back is not as it has to be."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class NotBackError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was done, and when."""
+    """One thing that was done, and when."""
 
     time: str
     at_s: float
@@ -50,7 +50,7 @@ class Chaos:
     back_s: float = BACK_S
 
     def run(self, duration_s: float) -> int:
-        """How many faults there were. Raises `NotBackError` and `UserError`."""
+        """Makes faults, and returns how many there were. Raises `NotBackError` and `UserError`."""
         began = time.monotonic()
         self._until_back("nothing yet", lambda: None)
         done = 0
@@ -127,7 +127,7 @@ def _since(began: float) -> float:
 
 
 def not_whole(found: Mapping[str, Any], brokers: int) -> str:
-    """What is still to come before another fault may be made; empty: nothing.
+    """Names what is still to come before another fault may be made; empty: nothing.
 
     Args:
         found: as `cluster` gives it.

@@ -22,7 +22,7 @@ from highwater.kube.etcd_member.volume import Held
 
 
 class Heard(Enum):
-    """What a member's peer port answers, other than what its volume holds."""
+    """The answer of a member's peer port, other than what its volume holds."""
 
     ETCD = auto()
     """Something that is not a member in its init container."""
@@ -55,7 +55,7 @@ def next_step(held: Held, others: Mapping[str, Answer]) -> Step:
 
 
 def what_is_missing(held: Held, others: Mapping[str, Answer]) -> str:
-    """Why the decision is still open, and what to do, in a sentence."""
+    """Tells why the decision is still open, and what to do, in a sentence."""
     differing = sorted(name for name, answer in others.items() if answer is Heard.ANOTHER)
     silent = sorted(name for name, answer in others.items() if answer is Heard.SILENCE)
     working = sorted(name for name, answer in others.items() if answer is Heard.ETCD)

@@ -1,4 +1,5 @@
-"""What a member in its init container tells the others, over HTTP on the port where its etcd will serve its peers."""
+"""The word of a member in its init container to the others, over HTTP on the port where its etcd will serve its
+peers."""
 
 from __future__ import annotations
 
@@ -94,8 +95,8 @@ def answering(
 
 
 async def ask(peer_url: str, own: Word, tls: PeerTls | None) -> Answer | Word:
-    """What answers at the peer URL: a member's word, `Heard.ETCD` for anything else that speaks HTTP, or
-    `Heard.SILENCE`. Tells it `own` at the same time."""
+    """Asks the peer URL, and returns what answers there: a member's word, `Heard.ETCD` for anything else that speaks
+    HTTP, or `Heard.SILENCE`. Tells it `own` at the same time."""
     return await asyncio.to_thread(_ask, peer_url, own, tls)
 
 

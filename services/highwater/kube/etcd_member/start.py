@@ -1,4 +1,4 @@
-"""How one etcd member is to start: as what it was, as part of a new cluster, or in place of one that was lost.
+"""The start of one etcd member: as what it was, as part of a new cluster, or in place of one that was lost.
 
 - **Its volume has a log**: it starts as what it was. If a majority of the others answers, its peer URL there is put
   right first, should it have changed.
@@ -187,7 +187,7 @@ class MemberStart:
             self._told[word.name] = word.held
 
     async def _join(self, membership: Membership, deadline: float) -> bool:
-        """Whether etcd's file is written. Returns False where no majority answers. Raises `UserError` at the
+        """Tells whether etcd's file is written. Returns False where no majority answers. Raises `UserError` at the
         `deadline` (of `time.monotonic`)."""
         give_way_until = time.monotonic() + GIVE_WAY_S
         while True:
@@ -220,8 +220,8 @@ class MemberStart:
     def _whose_turn(
         self, members: list[NamedMember], mine: list[NamedMember], answers: Mapping[str, Answer]
     ) -> str | None:
-        """Who goes first, if not this member. An etcd that joins compares the members in its file with those of the
-        cluster: a change between its init container and its start would keep it from starting."""
+        """Tells who goes first, if not this member. An etcd that joins compares the members in its file with those of
+        the cluster: a change between its init container and its start would keep it from starting."""
         unstarted = [", ".join(member.peer_urls) for member in members if not member.name and member not in mine]
         if unstarted:
             return f"{', '.join(unstarted)} was added and is to start first"
@@ -230,7 +230,7 @@ class MemberStart:
         return f"{', '.join(joining)} joins first" if joining else None
 
     async def _is_settled(self, membership: Membership, members: list[NamedMember]) -> bool:
-        """Whether no change is under way of somebody who has not yet seen this member's."""
+        """Tells whether no change is under way of somebody who has not yet seen this member's."""
         await asyncio.sleep(ROUND_S)
         try:
             return {member.id for member in await membership.members()} == {member.id for member in members}

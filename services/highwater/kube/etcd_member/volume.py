@@ -16,7 +16,7 @@ NOTE_NAME = "highwater.json"
 
 
 class Held(StrEnum):
-    """What a volume holds. The first four have no log: the member was not started on this volume.
+    """The content of a volume. The first four have no log: the member was not started on this volume.
 
     EMPTY -> PREPARED -> AGREED -> STARTED is the first start of a whole cluster, EMPTY -> JOINING -> STARTED how a
     member comes to one that is there; a volume goes back to EMPTY only by being lost.

@@ -94,7 +94,8 @@ def _forked(
     last_leader: int,
     tail_lost: AbstractSet[int],
 ) -> Iterator[str]:
-    """What the last leader has lost another one has; where two go on from its log differently it is not known which."""
+    """Yields doubts where the last leader has lost what another one has; where two go on from its log differently, it
+    is not known which."""
     if last_leader not in tail_lost:
         return
     for broker in sorted(holding_all):
@@ -126,7 +127,7 @@ def _brokers(brokers: AbstractSet[int]) -> str:
 
 
 def begins_with(replica: Replica, other: Replica) -> bool:
-    """Whether all of the other log, but for what the replica's retention has let go of, is in the replica's."""
+    """Tells whether all of the other log, but for what the replica's retention has let go of, is in the replica's."""
     return agreed_end(other, replica) == other.log_end_offset
 
 

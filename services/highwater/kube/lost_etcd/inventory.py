@@ -1,4 +1,4 @@
-"""What a broker's log directories hold, as values with a JSON form. Pure."""
+"""The content of a broker's log directories, as values with a JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class BrokerInventory:
 
     @property
     def whole(self) -> bool:
-        """Whether every log that the broker had is listed. Of volumes that no broker ever used it is not known what
-        was on those in whose place they are."""
+        """Tells whether every log that the broker had is listed. Of volumes that no broker ever used it is not known
+        what was on those in whose place they are."""
         used = bool(self.cluster_id)
         return used and not self.missing_directories and not any(each.failure for each in self.directories)
 

@@ -92,7 +92,7 @@ def _digest(plan: Plan, keys: Keys) -> bytes:
 
 
 def _is_there(present: dict[str, Entry], plan: Plan, keys: Keys) -> bool:
-    """Whether a run before has come to its end, and nothing was done since."""
+    """Tells whether a run before has come to its end, and nothing was done since."""
     wanted = (*plan.values(keys), *plan.topic_values(keys), (keys.cluster_id, plan.cluster_id.encode()))
     return keys.prefix + MARKER not in present and all(
         key in present and present[key].value == value for key, value in wanted

@@ -105,7 +105,7 @@ class ReleaseMetadata:
     # Stopping and starting
 
     def _remember(self) -> dict[str, int]:
-        """How many pods each component has, or had before a run that was killed. Raises `UserError`."""
+        """Remembers how many pods each component has, or had before a run that was killed. Raises `UserError`."""
         before = {}
         sets = {one["metadata"]["labels"][COMPONENT]: one for one in self._release.objects("statefulsets")}
         for component in STOPPED:

@@ -1,4 +1,5 @@
-"""What etcd is to hold: made from the inventories of the brokers' volumes and, where there is one, a backup. Pure.
+"""The metadata that etcd is to hold: made from the inventories of the brokers' volumes and, where there is one, a
+backup. Pure.
 
 The volumes know which topics there are, by their ids, who has which log, and every leader epoch that counts. They do
 not know configurations, deletions that were under way, and the order of an assignment: of these the backup tells, as
@@ -77,8 +78,8 @@ class Plan:
         return [partition for partition in self.partitions if partition.doubts]
 
     def values(self, keys: Keys) -> list[tuple[str, bytes]]:
-        """What is to stand in etcd, but for the two counters and the cluster's id, in an order in which every beginning
-        is harmless: a topic comes after all of its states, and so needs none made."""
+        """The values that are to stand in etcd, but for the two counters and the cluster's id, in an order in which
+        every beginning is harmless: a topic comes after all of its states, and so needs none made."""
         found = [(keys.doubted_dir(directory_id), b"") for directory_id in self.doubted_dirs]
         for topic in self.topics:
             name = topic.assignment.topic
@@ -351,7 +352,7 @@ def _notes(
     deleted: Sequence[str],
     tail_lost: Collection[int],
 ) -> Iterable[str]:
-    """What whoever runs it should know, besides the doubts."""
+    """Tells what whoever runs it should know, besides the doubts."""
     for broker in missing:
         yield f"broker {broker}: there is no inventory of it"
     for each in inventories:

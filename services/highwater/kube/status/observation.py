@@ -53,7 +53,7 @@ def observe(release: Release) -> Observed:
 
 
 def cluster(release: Release) -> Mapping[str, Any]:
-    """What `highwater cluster --json` says in one of the brokers; `error` where none could say. Raises
+    """Asks what `highwater cluster --json` says in one of the brokers; `error` where none could say. Raises
     `KubernetesError`."""
     return _first(release, _serving(release.pods(), BROKER, REPLICA_MANAGER), _CLUSTER)
 

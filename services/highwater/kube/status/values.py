@@ -1,4 +1,4 @@
-"""What was observed of a release, and what is made of it. Frozen where it is a result."""
+"""The observations of a release, and what is made of it. Frozen where it is a result."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Status:
 
 @dataclass(slots=True)
 class Observed:
-    """What was asked and answered; pure values, as tests make them."""
+    """Everything that was asked and answered; pure values, as tests make them."""
 
     release: str
     namespace: str
@@ -130,6 +130,6 @@ def metric(text: str, name: str) -> float | None:
 
 
 def metrics_of(seen: Observed, pod: str, service: str) -> str:
-    """What a service of a pod told; empty where it told nothing."""
+    """The metrics that a service of a pod told; empty where it told nothing."""
     found: Mapping[str, str] = seen.reports.get(pod, {}).get("metrics", {})
     return found.get(f"http://127.0.0.1:{METRICS_PORTS[service]}/metrics", "")

@@ -1,4 +1,4 @@
-"""What the log-storage asks of a cleaner's process and what that answers, as one JSON object a line."""
+"""The jobs that log-storage gives to a cleaner's process, and its answers, as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CleanJob:
 
 @dataclass(frozen=True, slots=True)
 class PassLimits:
-    """What a pass may use."""
+    """The resources that a pass may use."""
 
     map_bytes: int = 128 << 20  # the offset map
     load_factor: float = 0.9  # how full it may be

@@ -1,4 +1,4 @@
-"""What is counted of compaction."""
+"""The metrics of compaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CleanerMetrics:
         self._uncleanable_bytes = metrics.gauge("cleaner_uncleanable_bytes", "Bytes of those logs")
 
     def seen(self, logs: Iterable[LogToClean[Any]], uncleanable: int, uncleanable_bytes: int) -> None:
-        """What there was to choose from."""
+        """Takes note of what there was to choose from."""
         self._dirty.set(max((log.ratio for log in logs), default=0.0))
         self._overdue.set(max((log.overdue_ms for log in logs), default=0) / 1000)
         self._uncleanable.set(uncleanable)

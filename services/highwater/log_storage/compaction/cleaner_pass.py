@@ -59,7 +59,7 @@ class DamagedSegmentError(CleanerError):
 
 @dataclass(slots=True)
 class PassCounts:
-    """What a pass has done so far. Records are those of batches that it had to decode."""
+    """The work that a pass has done so far. Records are those of batches that it had to decode."""
 
     records_read: int = 0
     records_dropped: int = 0
@@ -118,7 +118,7 @@ class Cleaner:
         return len(self._map)
 
     def _map_segment(self, segment: SegmentFile) -> bool:
-        """Whether the map had room for all of it."""
+        """Tells whether the map had room for all of it."""
         first_dirty = self._job.first_dirty_offset
         for chunk, batches in self._chunks(segment):
             columns: list[pa.Array] = []
@@ -199,7 +199,7 @@ class Cleaner:
         return CleanedGroup(tuple(segment.base_offset for segment in group), cleaned.size_bytes, cleaned.end_offset)
 
     def _clean_into(self, cleaned: Segment, segment: SegmentFile, *, last: bool) -> bool:
-        """Whether anything of the segment has changed."""
+        """Tells whether anything of the segment has changed."""
         changed = False
         for chunk, batches in self._chunks(segment):
             ends_group = last and self._file_position + len(chunk) >= segment.size_bytes
@@ -251,7 +251,7 @@ class Cleaner:
         return changed
 
     def _keeps(self, batches: Sequence[DecodedBatch]) -> list[npt.NDArray[np.bool_]]:
-        """Which records stay, batch by batch."""
+        """Tells which records stay, batch by batch."""
         if not batches:
             return []
         hashes = hash_keys(pa.concat_arrays([batch.keys for batch in batches]), self._seed)
@@ -280,8 +280,8 @@ class Cleaner:
         return keep
 
     def _new_horizon(self, batch: DecodedBatch, keep: npt.NDArray[np.bool_]) -> int | None:
-        """When its tombstones may go, told where the cleaner first passes over all of them: of a batch in which the map
-        ends some have a key that has not been cleaned yet."""
+        """The time from which its tombstones may go, told where the cleaner first passes over all of them: of a batch
+        in which the map ends some have a key that has not been cleaned yet."""
         header = batch.batch.header
         if header.delete_horizon_ms is not None or header.last_offset > self._map.latest_offset:
             return None

@@ -226,7 +226,7 @@ class LogCleaner:
 
 
 class UncleanableError(Exception):
-    """Why a log cannot be cleaned."""
+    """Raised where a log cannot be cleaned, with the reason."""
 
 
 def _leave_alone(hosted: HostedLog, error: Exception) -> None:
@@ -235,13 +235,13 @@ def _leave_alone(hosted: HostedLog, error: Exception) -> None:
 
 
 def _wanted(hosted: HostedLog) -> bool:
-    """Whether it is a log that is compacted, and can be used."""
+    """Tells whether it is a log that is compacted, and can be used."""
     log = hosted.log
     return log is not None and not hosted.offline_reason and hosted.configured and log.config.compacts
 
 
 async def _without_pause(_: int) -> None:
-    """What is read again of one segment is not slowed down."""
+    """Does not pause: what is read again of one segment is not slowed down."""
 
 
 def _check_wanted(hosted: HostedLog) -> None:

@@ -1,4 +1,4 @@
-"""Which log the cleaner takes next, which of its offsets, and which segments become one (seeds §5.4). Pure.
+"""Selects the log that the cleaner takes next, the offsets of it, and the segments that become one. Pure.
 
 A log has a clean part, up to the offset in `cleaner-offset-checkpoint`, a dirty part behind it, and a part that must
 not be touched: the active segment, what is not committed, what is younger than `min.compaction.lag.ms`.
@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Compaction(NamedTuple):
-    """What a topic's configuration says of it."""
+    """The settings of a topic's compaction."""
 
     min_cleanable_ratio: float  # the dirty share from which on a log is cleaned
     min_lag_ms: int  # records stay for so long at least
@@ -27,7 +27,7 @@ class Compaction(NamedTuple):
 
 
 class SegmentFacts(NamedTuple):
-    """What the choice needs to know of a segment."""
+    """The facts of a segment that the choice needs."""
 
     base_offset: int
     size_bytes: int
@@ -61,7 +61,7 @@ class LogToClean(Generic[Key]):
 
     @property
     def due(self) -> bool:
-        """Whether it is to be cleaned at all."""
+        """Tells whether it is to be cleaned at all."""
         return self.cleanable_bytes > 0 and (self.overdue_ms > 0 or self.ratio > self.min_cleanable_ratio)
 
 
@@ -74,7 +74,7 @@ def cleanable_range(
     min_lag_ms: int,
     wall_clock_ms: int,
 ) -> CleanableRange:
-    """What can be cleaned of a log; the last of `segments` is the active one.
+    """Finds what can be cleaned of a log; the last of `segments` is the active one.
 
     `cleaned_to` is what the checkpoint says, None where it says nothing. `stable_offset`: from there on nothing may be
     touched (the high watermark; what is not on disk yet).
@@ -144,7 +144,7 @@ def filthiest(logs: Iterable[LogToClean[Key]]) -> LogToClean[Key] | None:
 
 
 class SegmentSizes(NamedTuple):
-    """What grouping needs to know of a segment."""
+    """The sizes of a segment that grouping needs."""
 
     base_offset: int
     next_offset: int  # where the next segment begins

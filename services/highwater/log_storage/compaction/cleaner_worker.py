@@ -86,6 +86,6 @@ class CleanerWorker:
 
 
 def _command(limits: PassLimits) -> list[str]:
-    """What starts a process with these limits."""
+    """The command that starts a process with these limits."""
     given = {name: value for name, value in asdict(limits).items() if value != float("inf")}
     return [sys.executable, "-m", "highwater.log_storage.compaction.cleaner_process", json.dumps(given)]

@@ -20,7 +20,7 @@ from highwater.log_storage.segment.segment import Segment
 
 
 class Compacted(NamedTuple):
-    """What `compact_log` has done."""
+    """The result of `compact_log`."""
 
     passes: int
     records_read: int  # decoded, in all passes; a record is read once for the map and once to be kept or dropped

@@ -105,7 +105,7 @@ class OffsetMap:
     def _first_slots(
         self, low: npt.NDArray[np.uint64], high: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where each key begins to look, and how far it goes from slot to slot."""
+        """The slots at which each key begins to look, and how far it goes from slot to slot."""
         half = np.uint64(32)
         slots = (low >> half) * np.uint64(self._slots) >> half
         steps = ((high >> half) * np.uint64(self._slots - 1) >> half) + np.uint64(1)

@@ -65,7 +65,7 @@ class DueJob(NamedTuple):
 
 
 def due_job(log: Log, wall_clock_ms: int) -> DueJob | None:
-    """What is due now; None where nothing is (any more): between the choice of a log and its pass retention or
+    """The job that is due now; None where nothing is (any more): between the choice of a log and its pass retention or
     DeleteRecords may have taken what was chosen. Raises `CorruptBatchError`, `OSError`."""
     seen = as_seen(None, log, wall_clock_ms)
     if not seen.due:

@@ -1,5 +1,5 @@
-"""Whether the tail of a log directory may be gone (RULES 7.2): the page cache outlives a process, not a kernel or a
-mount, and not a disk that does not take what is in it. The decisions are pure."""
+"""Tells whether the tail of a log directory may be gone (RULES 7.2): the page cache outlives a process, not a kernel or
+a mount, and not a disk that does not take what is in it. The decisions are pure."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def tail_lost(record: BootRecord | None, present: Boot, clean: bool) -> bool:
 
 
 def page_cache_intact(record: BootRecord | None, present: Boot, clean: bool) -> bool:
-    """Whether what the last process had written is all there, as far as the record can tell: it was killed, and no
-    more."""
+    """Tells whether what the last process had written is all there, as far as the record can tell: it was killed, and
+    no more."""
     return not clean and record is not None and not record.tail_lost and record.boot == present
 
 
 def flushes_every_append(flush_messages: int) -> bool:
-    """Whether a log with this `flush.messages` has nothing that was answered and is not on disk. The record of its
-    directory must cease to say so of all of them before one is configured otherwise."""
+    """Tells whether a log with this `flush.messages` has nothing that was answered and is not on disk. The record of
+    its directory must cease to say so of all of them before one is configured otherwise."""
     return flush_messages == 1
 
 
 class Cut(Enum):
-    """What recovery has to cut off a log."""
+    """The part that recovery has to cut off a log."""
 
     NOTHING = "nothing"
     TORN = "the beginning of one last batch"  # all that a kill in the midst of a write leaves
@@ -76,8 +76,9 @@ class Cut(Enum):
 def recovery_shows_loss(
     page_cache: bool, cut: Cut, log_start_offset: int, high_watermark: int, log_end_offset: int
 ) -> str:
-    """Why a log, as an unclean start finds it, has lost what had been written to it; empty: it need not have (RULES
-    7.2). `page_cache`: `page_cache_intact`. The offsets are those of the checkpoints, and where the log ends now.
+    """Tells why a log, as an unclean start finds it, has lost what had been written to it; empty: it need not have
+    (RULES 7.2). `page_cache`: `page_cache_intact`. The offsets are those of the checkpoints, and where the log ends
+    now.
 
     A killed process leaves what it had written, and of the write that it was in the midst of a beginning: whole
     batches, and of one more at the end of the file too few bytes. And a high watermark is never checkpointed before

@@ -59,12 +59,12 @@ class Trouble(Enum):
 
 
 def is_lacking(error: BaseException | None) -> bool:
-    """Whether the process or the machine lacked something, so that nothing is known of the file or its volume."""
+    """Tells whether the process or the machine lacked something, so that nothing is known of the file or its volume."""
     return isinstance(error, OSError) and error.errno in _LACKING
 
 
 def is_unreadable(error: OSError) -> bool:
-    """Whether a read ended with `error` because of what stands on the disk there."""
+    """Tells whether a read ended with `error` because of what stands on the disk there."""
     return error.errno in _UNREADABLE
 
 
@@ -111,8 +111,8 @@ class Disk:
             self.doubt_written(reason)
 
     def doubt_written(self, reason: str) -> None:
-        """What has been written and not synced may be gone: the kernel drops the pages that it could not write, and
-        says so once. Who starts after that finds less, or pages of which the disk knows nothing."""
+        """Doubts what has been written and not synced, for it may be gone: the kernel drops the pages that it could not
+        write, and says so once. Who starts after that finds less, or pages of which the disk knows nothing."""
         if not self.doubt:
             self.doubt = reason
             if self.doubted is not None:
@@ -181,8 +181,8 @@ class Disk:
         self._identity = (found.st_dev, found.st_ino)
 
     def present(self) -> bool:
-        """Whether the path still leads to the directory that was locked; if not, it is offline from now on: what is
-        appended to open files of a directory that is gone would be lost with them."""
+        """Tells whether the path still leads to the directory that was locked; if not, it is offline from now on: what
+        is appended to open files of a directory that is gone would be lost with them."""
         if self._directory is None or self._identity is None:
             return True
         try:

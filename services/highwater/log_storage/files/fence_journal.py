@@ -49,11 +49,11 @@ class FenceJournal:
 
     @property
     def failed(self) -> bool:
-        """Whether what is on disk is not known any more."""
+        """Tells whether what is on disk is not known any more."""
         return self._failure is not None
 
     def written(self, key: PartitionKey) -> bool:
-        """Whether the partition's fence is on disk as it is in memory."""
+        """Tells whether the partition's fence is on disk as it is in memory."""
         return self._failure is None and key not in self._unwritten
 
     def get(self, key: PartitionKey) -> Fence | None:
@@ -167,8 +167,8 @@ def _line(entries: Iterable[list[object]]) -> bytes:
 
 
 def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]:
-    """What the file says, without writing it anew. `clean`: it was closed in good order, so that its last line cannot
-    be torn. Raises `OSError`, `FenceJournalError`."""
+    """Reads what the file says, without writing it anew. `clean`: it was closed in good order, so that its last line
+    cannot be torn. Raises `OSError`, `FenceJournalError`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -23,7 +23,7 @@ def future_directory_name(topic: str, partition: int) -> str:
 
 
 def copied_name(topic: str, partition: int) -> str:
-    """What the name of a copy of that partition begins with. Those of long topics may share it."""
+    """The beginning of the name of a copy of that partition. Those of long topics may share it."""
     return f"{topic[:_TOPIC_CHARACTERS]}-{partition}"
 
 

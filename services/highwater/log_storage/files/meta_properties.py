@@ -26,7 +26,7 @@ class MetaProperties:
 
 
 def read(directory: Path) -> MetaProperties:
-    """What the file says; nothing where there is none. Raises `OSError`."""
+    """Reads what the file says; nothing where there is none. Raises `OSError`."""
     try:
         lines = (directory / FILE_NAME).read_text(errors="replace").splitlines()
     except FileNotFoundError:

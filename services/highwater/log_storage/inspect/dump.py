@@ -1,5 +1,5 @@
-"""What is in the files of a log, for `highwater log dump FILE`: plain iterators over a file that nobody needs to have
-open."""
+"""Reads what is in the files of a log, for `highwater log dump FILE`: plain iterators over a file that nobody needs to
+have open."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ __all__ = ["Damage", "DamagedRange", "Descriptor", "SegmentTask", "WalkedBatch",
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """What is known of a segment before it is read. Batches are judged that end above `log_start_offset` and at or
-    below `high_watermark`; what is outside may be deleted, or half written."""
+    """The facts of a segment that are known before it is read. Batches are judged that end above `log_start_offset` and
+    at or below `high_watermark`; what is outside may be deleted, or half written."""
 
     path: str
     base_offset: int
@@ -30,7 +30,7 @@ class SegmentTask:
 
     @property
     def end(self) -> int:
-        """How far the segment has to go."""
+        """The offset up to which the segment has to go."""
         return self.high_watermark if self.until is None else min(self.until, self.high_watermark)
 
 
@@ -94,7 +94,7 @@ class _Audit:
         yield from self._damaged(self._task.end, f"the file cannot be read: {error.strerror}")
 
     def gap(self, offset: int, problem: str) -> Iterator[DamagedRange]:
-        """What lies between the batches so far and `offset`."""
+        """Yields what lies between the batches so far and `offset`."""
         if self._broken:
             yield from self._damaged(offset, self._broken)
             self._broken = ""

@@ -1,5 +1,5 @@
-"""Whether the files of a log directory, or of one log, are what they should be, for `highwater log verify DIR`: plain
-iterators that read everything and write nothing. No log-storage may be writing there meanwhile."""
+"""Tells whether the files of a log directory, or of one log, are what they should be, for `highwater log verify DIR`:
+plain iterators that read everything and write nothing. No log-storage may be writing there meanwhile."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _verify_fences(path: Path, fences: dict[PartitionKey, Fence], *, clean: bool
 
 
 def _verify_properties(directory: Path) -> Iterator[VerifiedFile]:
-    """Whose directory it is: two files have to agree. They are there from the first start on."""
+    """Verifies whose directory it is: two files have to agree. They are there from the first start on."""
     record, record_file = boot_record.read_record(directory), VerifiedFile(directory / boot_record.FILE_NAME)
     if record_file.path.exists() and record is None:
         record_file.problems.append("it is no boot record: the next start takes the tail for lost")
@@ -195,7 +195,7 @@ def _unfenced(directory: Path, topic_id: bytes, fenced: Collection[PartitionKey]
 
 
 class _LogWalk:
-    """What the batches so far have told. `contiguous`: compaction has left no gaps between them."""
+    """The facts that the batches so far have told. `contiguous`: compaction has left no gaps between them."""
 
     def __init__(self, *, contiguous: bool) -> None:
         self._contiguous = contiguous
@@ -299,8 +299,8 @@ class _LogWalk:
         return verified
 
     def _begins_inside(self, start_offset: int) -> bool:
-        """Whether the log starts there, inside its first batch: a follower whose leader's log did takes that for the
-        beginning of its epoch, too."""
+        """Tells whether the log starts there, inside its first batch: a follower whose leader's log did takes that for
+        the beginning of its epoch, too."""
         first = self._first_batch
         return first is not None and first.base_offset < start_offset <= first.last_offset
 

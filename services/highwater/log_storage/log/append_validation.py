@@ -1,4 +1,4 @@
-"""What a log checks of the batches it is given, before anything is written. Pure."""
+"""Checks the batches that a log is given, before anything is written. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_given(records: ReadableBuffer) -> list[GivenBatch]:
 
 
 def check_produced(header: BatchHeader, config: LogConfig) -> None:
-    """What a leader takes from a producer. Raises `LogError` (MESSAGE_TOO_LARGE, INVALID_RECORD)."""
+    """Checks what a leader takes from a producer. Raises `LogError` (MESSAGE_TOO_LARGE, INVALID_RECORD)."""
     if header.size_bytes > config.message_max_bytes:
         raise LogError(
             ErrorCode.MESSAGE_TOO_LARGE,

@@ -29,7 +29,7 @@ class RepeatableError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What `begin_sync` found to be written. `Flusher.write_out` may run in a thread; then `finish_sync`."""
+    """The files that `begin_sync` found to be written. `Flusher.write_out` may run in a thread; then `finish_sync`."""
 
     segments: Sequence[Segment]
     directory: Path | None  # whose entries have changed since they were last on disk
@@ -50,7 +50,7 @@ class Sync:
 
 
 def _opened(segment: Segment) -> bool:
-    """Whether it is there: a raised log start may let go of segments while they are flushed. Raises `OSError`."""
+    """Tells whether it is there: a raised log start may let go of segments while they are flushed. Raises `OSError`."""
     try:
         segment.open()
     except FileNotFoundError:
@@ -62,7 +62,8 @@ def _opened(segment: Segment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What `begin_flush` found to be written. `Flusher.write_out` may run in a thread; then `finish_flush`."""
+    """The files that `begin_flush` found to be written. `Flusher.write_out` may run in a thread; then
+    `finish_flush`."""
 
     sync: Sync
     write_epochs: Callable[[], None]
@@ -129,7 +130,7 @@ class Flusher:
 
     @property
     def must_sync(self) -> bool:
-        """Whether an append has to wait for the disk (`flush.messages`)."""
+        """Tells whether an append has to wait for the disk (`flush.messages`)."""
         return self._offsets.log_end_offset - self._offsets.synced_offset >= self._context.config.flush_messages
 
     def begin_sync(self) -> Sync:

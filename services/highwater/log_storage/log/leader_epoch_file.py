@@ -34,7 +34,7 @@ class LeaderEpochFile:
         self.last_epoch = last_epoch
 
     def forget_filed(self) -> None:
-        """What the file says is not what it has to."""
+        """Forgets what the file says: it does not say what it has to."""
         self._filed = frozenset({NO_EPOCH})
 
     def truncate_from_end(self, cut: int, headers: Iterator[BatchHeader]) -> None:

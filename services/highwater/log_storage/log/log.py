@@ -51,7 +51,7 @@ class Appended(NamedTuple):
 
 
 class Log:
-    """What a log holds, and what leaders and followers do with it: taking over, and appending.
+    """A log: what it holds, and what leaders and followers do with it: taking over, and appending.
 
     State, each with an invariant of its own: `context` (where it is, whether it is online), `offsets`, `segment_list`,
     `leader_epochs`, `producer_state`, `damage` (as scrubbing, and reads that failed, have found it). What is done with
@@ -125,7 +125,7 @@ class Log:
 
     @property
     def failure(self) -> str | None:
-        """Why the log is offline; None where only its disk may be."""
+        """The reason why the log is offline; None where only its disk may be."""
         return self.context.failure
 
     @property
@@ -283,8 +283,9 @@ class Log:
         return appended
 
     def _first_offset(self, given: Sequence[GivenBatch]) -> int:
-        """Where a follower's batches have to begin: at the log end. Only where the leader's log starts inside a batch
-        (after DeleteRecords) and so does this one, still without a batch, does the first one begin below it."""
+        """The offset at which a follower's batches have to begin: at the log end. Only where the leader's log starts
+        inside a batch (after DeleteRecords) and so does this one, still without a batch, does the first one begin below
+        it."""
         if given and len(self.segments) == 1 and not self.segments[0].size_bytes:
             header = given[0].header
             if header.base_offset < self.log_start_offset == self.log_end_offset <= header.last_offset:

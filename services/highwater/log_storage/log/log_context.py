@@ -1,4 +1,5 @@
-"""What the parts of one log share: where it is, its settings, the disk under it, and whether it is online."""
+"""The context that the parts of one log share: where it is, its settings, the disk under it, and whether it is
+online."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def take_over(copy: Log, source: Log) -> None:
 
 
 def _reach(copy: Log, log_end_offset: int) -> None:
-    """Where the source's last batches were compacted away, or it has none."""
+    """Moves the copy's end where the source's last batches were compacted away, or it has none."""
     if copy.log_end_offset == log_end_offset:
         return
     assert copy.log_end_offset < log_end_offset

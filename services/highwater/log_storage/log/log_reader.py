@@ -20,7 +20,7 @@ from highwater.records import BatchHeader, CorruptBatchError
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Where a read begins. `run` may be called in a thread."""
+    """The place where a read begins. `run` may be called in a thread."""
 
     disk: Disk
     segment: Segment
@@ -81,7 +81,7 @@ class LogReader:
         return self._plan(offset, self._offsets.log_end_offset, max_bytes)
 
     def bytes_from(self, offset: int) -> int:
-        """How many bytes of batches the log has from that offset on. Raises `LogError` as `plan_read`."""
+        """Tells how many bytes of batches the log has from that offset on. Raises `LogError` as `plan_read`."""
         self._context.check_online()
         segments = self._segments.starting_with(offset)
         plan = self._plan(offset, self._offsets.log_end_offset, 0)

@@ -69,8 +69,8 @@ class LogStart:
             raise self._context.fail_unless_passing(error) from error
 
     def expired(self, wall_clock_ms: int) -> int:
-        """How many segments, from the oldest on, retention lets go (`retention.expired_segments`). Raises `LogError`
-        (LOG_STORAGE_ERROR)."""
+        """Tells how many segments, from the oldest on, retention lets go (`retention.expired_segments`). Raises
+        `LogError` (LOG_STORAGE_ERROR)."""
         self._context.check_online()
         config, offsets = self._context.config, self._offsets
         limits = Limits(config.retention_ms, config.retention_bytes) if config.deletes else Limits(UNLIMITED, UNLIMITED)

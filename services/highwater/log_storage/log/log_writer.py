@@ -103,8 +103,8 @@ class LogWriter:
         return end
 
     def _is_old(self, segment: Segment, timestamp: int, met_for_ms: int) -> bool:
-        """Whether a batch with this timestamp is too much younger than the segment's first one. Where that has none,
-        whether the segment has been appended to for so long, by the clock."""
+        """Tells whether a batch with this timestamp is too much younger than the segment's first one. Where that has
+        none, whether the segment has been appended to for so long, by the clock."""
         config = self._context.config
         roll_after_ms = config.roll_after_ms
         if config.roll_jitter_ms:

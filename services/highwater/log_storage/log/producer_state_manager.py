@@ -1,4 +1,4 @@
-"""What a log knows of its producers, in memory and in snapshots.
+"""The states of a log's producers, in memory and in snapshots.
 
 It outlives their records, and a power loss, too: before retention, DeleteRecords or compaction take records that tell
 the same, a snapshot behind them says it, on disk for good.
@@ -85,7 +85,7 @@ class ProducerStateManager:
     # -- before records go --------------------------------------------------------------------------------------------
 
     def must_keep(self, offset: int) -> bool:
-        """Whether `keep` has anything to do."""
+        """Tells whether `keep` has anything to do."""
         return len(self._going(offset)) > 1
 
     def keep(self, offset: int) -> None:
@@ -121,7 +121,7 @@ class ProducerStateManager:
             kept.producers_told = kept.producers_kept = True
 
     def _on_file(self, offset: int) -> ProducerStates:
-        """What the last snapshot says that is not above the offset. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        """Reads the last snapshot that is not above the offset. Raises `LogError` (LOG_STORAGE_ERROR)."""
         directory, start_offset = self._context.directory, self._segments.present[0].base_offset
         try:
             _, states = producer_snapshots.latest(
@@ -156,9 +156,9 @@ class ProducerStateManager:
         )
 
     def _states_below(self, segments: Sequence[Segment], offset: int) -> ProducerStates:
-        """What the files say, and where they do not know a producer (a kill while a snapshot was pending, one that is
-        torn or cannot be read, the copy of a log that moved), what is in memory of its batches below the offset. Raises
-        `OSError`."""
+        """Finds what the files say, and where they do not know a producer (a kill while a snapshot was pending, one
+        that is torn or cannot be read, the copy of a log that moved), what is in memory of its batches below the
+        offset. Raises `OSError`."""
         present = self.states.copy()
         states = ProducerStates()
         try:

@@ -1,4 +1,4 @@
-"""Which segments a log lets go of by age and size. Pure."""
+"""Selects the segments that a log lets go of by age and size. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNLIMITED = -1
 
 
 class Aged(NamedTuple):
-    """What retention needs to know of a segment."""
+    """The facts of a segment that retention needs."""
 
     end_offset: int  # where the next segment begins; of the active one: the log end
     size_bytes: int
@@ -32,10 +32,10 @@ def expired_segments(
     high_watermark: int,
     wall_clock_ms: int,
 ) -> int:
-    """How many segments go, counted from the oldest on, of `size_bytes` in all. `segments` is not asked for more than
-    the first one that stays. A segment goes that ends at or below the log start, or is older
-    than `retention_ms`, or without which the log still has `retention_bytes`. The first one that stays, reaches above
-    the high watermark, or is empty ends it, so that what goes is a prefix of what is committed.
+    """Tells how many segments go, counted from the oldest on, of `size_bytes` in all. `segments` is not asked for more
+    than the first one that stays. A segment goes that ends at or below the log start, or is older than `retention_ms`,
+    or without which the log still has `retention_bytes`. The first one that stays, reaches above the high watermark, or
+    is empty ends it, so that what goes is a prefix of what is committed.
 
     All of them may go: the caller then begins an active segment first."""
     count = 0

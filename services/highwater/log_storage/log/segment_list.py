@@ -62,8 +62,8 @@ class SegmentList:
 
     @property
     def contiguous(self) -> bool:
-        """Whether every offset from its first batch to its end has been written here: compaction has left no gaps. What
-        is missing then has been lost."""
+        """Tells whether every offset from its first batch to its end has been written here: compaction has left no
+        gaps. What is missing then has been lost."""
         return not self._gaps
 
     def note_gaps(self) -> None:
@@ -111,7 +111,7 @@ class SegmentList:
         return replaced
 
     def end_exchange(self) -> Sequence[Segment]:
-        """What the log has let go of since `exchange`. May be called beside the log's thread."""
+        """Returns what the log has let go of since `exchange`. May be called beside the log's thread."""
         with self.changing:
             let_go, self._let_go_meanwhile = self._let_go_meanwhile, None
         return let_go or ()

@@ -107,8 +107,8 @@ class SegmentReplacement:
         return True
 
     def _remove_earlier_cleaned(self, new: Sequence[Segment]) -> None:
-        """What a cleaning that failed has left, which would tell that this one has not come to its end. Later ones are
-        being written."""
+        """Removes what a cleaning that failed has left, which would tell that this one has not come to its end. Later
+        ones are being written."""
         first = min(path.name for path in new[0].paths())
         for path in self._context.directory.glob(f"*{CLEANED_SUFFIX}"):
             if path.name < first:

@@ -17,7 +17,8 @@ from highwater.records import CorruptBatchError
 
 
 class Truncation:
-    """Where a log may be cut, and the cut: segments, snapshots, offsets, epochs and producers agree afterwards."""
+    """Finds where a log may be cut, and cuts it: segments, snapshots, offsets, epochs and producers agree
+    afterwards."""
 
     def __init__(
         self,
@@ -38,7 +39,8 @@ class Truncation:
         self._reader = reader
 
     def cut_for(self, offset: int, unclean_epoch: int) -> int:
-        """Where truncation to `offset` really cuts: at the start of the batch that holds it, or at the log end.
+        """The offset at which truncation to `offset` really cuts: at the start of the batch that holds it, or at the
+        log end.
 
         Raises `LogError`: TRUNCATION_BELOW_HIGH_WATERMARK unless `unclean_epoch` is above the last epoch (RULES 4.4).
         """
@@ -50,7 +52,7 @@ class Truncation:
         return cut
 
     def check_restart_at(self, offset: int, unclean_epoch: int) -> None:
-        """Whether TruncateFullyAndStartAt may happen: the same bound (RULES 4.4)."""
+        """Tells whether TruncateFullyAndStartAt may happen: the same bound (RULES 4.4)."""
         self._context.check_online()
         if offset < 0:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a log cannot start at offset {offset}")

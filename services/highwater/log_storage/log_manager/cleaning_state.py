@@ -1,4 +1,4 @@
-"""Whether a log is being cleaned, and who forbids it (seeds §5.4). Pure.
+"""Tells whether a log is being cleaned, and who forbids it (seeds §5.4). Pure.
 
     none ── begin ──> in progress ── end ──> none
                            │ pause
@@ -38,7 +38,7 @@ class Cleaning:
         return CleaningState.PAUSED if self._pauses else CleaningState.NONE
 
     def begin(self) -> bool:
-        """Whether a cleaning may begin now; it then has, until `end`."""
+        """Tells whether a cleaning may begin now; it then has, until `end`."""
         if self.state is not CleaningState.NONE:
             return False
         self._running = True

@@ -72,13 +72,13 @@ class HostedLog:
 
     @property
     def misnamed(self) -> bool:
-        """Whether its topic id cannot be the log's: nothing is appended without a fence (RULES 3.1), so one that has
-        batches and none was found under an id that a damaged `partition.metadata` has made up."""
+        """Tells whether its topic id cannot be the log's: nothing is appended without a fence (RULES 3.1), so one that
+        has batches and none was found under an id that a damaged `partition.metadata` has made up."""
         return self.fence is None and (self.log is None or self.log.log_end_offset > 0)
 
     @property
     def offline_reason(self) -> str:
-        """Why the log is offline; empty while it is not."""
+        """The reason why the log is offline; empty while it is not."""
         return self.log_dir.offline or (self.failure if self.log is None else self.log.failure or "")
 
     @property
@@ -103,7 +103,7 @@ class HostedLog:
         self.configured = True
 
     def allow_unflushed(self, config: LogConfig) -> None:
-        """What `configure` has to write to disk first (RULES 7.2). Raises `LogError` (LOG_STORAGE_ERROR,
+        """Writes to disk what `configure` has to write first (RULES 7.2). Raises `LogError` (LOG_STORAGE_ERROR,
         STORAGE_FULL)."""
         try:
             self.log_dir.may_hold_unflushed(config.flush_messages)
@@ -117,7 +117,8 @@ class HostedLog:
 
     @property
     def fences_held(self) -> bool:
-        """Whether no fence of the log may be set now: it is about to go, or to another directory with its fence."""
+        """Tells whether no fence of the log may be set now: it is about to go, or to another directory with its
+        fence."""
         return not self._fences_free.is_set()
 
     def hold_fences(self) -> None:

@@ -118,7 +118,7 @@ class LogDir:
 
     @property
     def offline(self) -> str:
-        """Why nothing of this directory is served; empty while it is."""
+        """The reason why nothing of this directory is served; empty while it is."""
         return self.disk.failure
 
     @property
@@ -128,7 +128,7 @@ class LogDir:
 
     @property
     def cluster_id(self) -> str:
-        """Whose logs these are; empty: not recorded yet."""
+        """The cluster whose logs these are; empty: not recorded yet."""
         return self.properties.cluster_id
 
     def consume_clean_mark(self) -> None:
@@ -137,7 +137,8 @@ class LogDir:
         fsync_directory(self.path)
 
     def mark_clean(self) -> None:
-        """When everything is on disk and nothing more will be written. Raises `OSError`."""
+        """Leaves the mark of a clean stop, when everything is on disk and nothing more will be written. Raises
+        `OSError`."""
         replace_file(self.path / CLEAN_SHUTDOWN, b"")
 
     def record_boot(self) -> None:
@@ -163,8 +164,8 @@ class LogDir:
                 self._replace_record(flush_every_message=False, tail_lost=self.tail_lost or bool(self.disk.doubt))
 
     def lose_tail(self, reason: str) -> None:
-        """What had been written before the start is not all there; durable when it returns, for recovery to cut what is
-        left. Called from several threads. Raises `OSError`."""
+        """Records that what had been written before the start is not all there; durable when it returns, for recovery
+        to cut what is left. Called from several threads. Raises `OSError`."""
         with self._record_lock:
             if self.tail_lost:
                 return
@@ -178,7 +179,8 @@ class LogDir:
         self._remembering.start()
 
     def _remember_doubt(self) -> None:
-        """Where the disk does not take even this, the replica-manager keeps it in etcd (RULES 7.2)."""
+        """Records the doubt. Where the disk does not take even this, the replica-manager keeps it in etcd (RULES
+        7.2)."""
         try:
             if self.disk.present():  # else its path leads somewhere else
                 self._write_record(flush_every_message=False)
@@ -186,8 +188,8 @@ class LogDir:
             _log.warning("%s cannot remember that its tail may be lost: %s", self.path, error)
 
     def record_cluster(self, cluster_id: str) -> None:
-        """Whose logs these are, from now on. Raises `LogError` (INVALID_REQUEST) where they are another cluster's, and
-        `OSError`."""
+        """Records the cluster whose logs these are, from now on. Raises `LogError` (INVALID_REQUEST) where they are
+        another cluster's, and `OSError`."""
         if self.cluster_id == cluster_id:
             return
         if self.cluster_id:
@@ -221,7 +223,7 @@ class LogDir:
             raise
 
     def checkpointed(self) -> Callable[[str, int], Checkpointed]:
-        """What the checkpoints say of a (topic, partition). A damaged one is as good as none: recovery points are
+        """Reads what the checkpoints say of a (topic, partition). A damaged one is as good as none: recovery points are
         then 0, high watermarks and log starts what the log itself allows. Raises `OSError`."""
         recovery_points = self._read(checkpoints.RECOVERY_POINTS)
         log_starts = self._read(checkpoints.LOG_STARTS)
@@ -252,7 +254,7 @@ class LogDir:
         return self._at_start[name]
 
     def entry_at_start(self, name: str, topic_partition: TopicPartition) -> int | None:
-        """What the checkpoint said of a log that has not been opened since: nobody knows better."""
+        """The offset that the checkpoint said of a log that has not been opened since: nobody knows better."""
         return self._at_start.get(name, {}).get(topic_partition)
 
     def unhosted_entries(self, name: str) -> dict[TopicPartition, int]:
@@ -268,8 +270,8 @@ class LogDir:
         }
 
     def must_forget(self) -> bool:
-        """Whether the checkpoints have to be written before a log is made: they may have an entry of an earlier one of
-        its name. An `unhosted` one may have been moved away meanwhile."""
+        """Tells whether the checkpoints have to be written before a log is made: they may have an entry of an earlier
+        one of its name. An `unhosted` one may have been moved away meanwhile."""
         present = [path for path in self.unhosted if path.exists()]
         if len(present) < len(self.unhosted):
             self.unhosted, self.stale_checkpoints = present, True

@@ -69,7 +69,7 @@ class LogLoader:
             raise UserError(self._logs.log_dirs[0].offline)
 
     def _begin(self) -> None:
-        """What the directories say of each other (RULES 7.2)."""
+        """Compares what the directories say of each other (RULES 7.2)."""
         present = [log_dir.properties.directory_id for log_dir in self._logs.online_dirs]
         for number, log_dir in enumerate(self._logs.online_dirs):
             if log_dir.properties.directory_id in present[:number]:
@@ -322,7 +322,8 @@ def _unflushed_bytes(hosted: HostedLog, known: Callable[[str, int], Checkpointed
 
 
 def _remove(log_dir: LogDir, directory: Path) -> None:
-    """What is left of a directory that was about to go. Raises `OSError` where more than that one is concerned."""
+    """Removes what is left of a directory that was about to go. Raises `OSError` where more than that one is
+    concerned."""
     try:
         shutil.rmtree(directory)
     except OSError as error:

@@ -105,7 +105,7 @@ class LogManager:
             log_dir.close()
 
     def _close_directory(self, log_dir: LogDir, until_s: float | None) -> bool:
-        """Whether nothing is being written to it any more."""
+        """Tells whether nothing is being written to it any more."""
         closed = Outcome(well=False, late=0, running=False)
         try:
             log_dir.must_forget()

@@ -1,4 +1,5 @@
-"""Which logs a broker has, in which of its directories, and the checkpoint files that the logs of a directory share."""
+"""The logs that a broker has, in which of its directories they are, and the checkpoint files that the logs of a
+directory share."""
 
 from __future__ import annotations
 

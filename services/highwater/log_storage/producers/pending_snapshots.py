@@ -49,8 +49,8 @@ class PendingSnapshots:
             return min(self._pending, default=None)
 
     def claim(self) -> bool:
-        """Whether the caller is to have them written, by `write`, in a thread. Not where somebody else does so already,
-        nor where that has failed and nothing has come since."""
+        """Tells whether the caller is to have them written, by `write`, in a thread. Not where somebody else does so
+        already, nor where that has failed and nothing has come since."""
         if not self._pending or self._claimed or self._failed:
             return False
         self._claimed = True

@@ -48,7 +48,7 @@ _log = get_logger("log_storage.producer_snapshots")
 
 
 class SnapshotError(ValueError):
-    """What is wrong with a snapshot."""
+    """Raised for a damaged snapshot, with what is wrong with it."""
 
 
 def encode(states: ProducerStates, wall_offset_ms: int, pause: Callable[[], None] | None = None) -> bytes:

@@ -1,5 +1,5 @@
-"""What a log knows of its idempotent producers (RULES 6.1, 6.2). Pure, and a function of the batches that the log
-has had: so it agrees with the log through truncation, restart and failover, and a producer outlives its records."""
+"""The states of a log's idempotent producers (RULES 6.1, 6.2). Pure, and a function of the batches that the log has
+had: so it agrees with the log through truncation, restart and failover, and a producer outlives its records."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class ProducerStates:
         self._states[producer_id] = state
 
     def check(self, header: BatchHeader) -> ErrorCode | Duplicate:
-        """What a leader does with a batch (RULES 6.1): NONE to append it, `Duplicate` to answer with the old offsets,
-        else INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER."""
+        """Decides what a leader does with a batch (RULES 6.1): NONE to append it, `Duplicate` to answer with the old
+        offsets, else INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID or OUT_OF_ORDER_SEQUENCE_NUMBER."""
         return _verdict(self._states.get(header.producer_id), header)
 
     def update(self, header: BatchHeader, base_offset: int, now_ms: int = 0) -> None:
@@ -104,12 +104,12 @@ class ProducerStates:
             self._states[producer_id] = _after(self._states.get(producer_id), header, base_offset, now_ms)
 
     def take(self, staged: StagedProducers) -> None:
-        """What was staged has been written."""
+        """Takes over what was staged: it has been written."""
         self._states.update(staged.met)
 
     def outlives(self, offset: int) -> bool:
-        """Whether truncation of the log to `offset` leaves the states as they are. If not they must be rebuilt from the
-        batches that remain: five batches do not tell what came before them."""
+        """Tells whether truncation of the log to `offset` leaves the states as they are. If not they must be rebuilt
+        from the batches that remain: five batches do not tell what came before them."""
         return all(state.batches[-1].last_offset < offset for state in self._states.values())
 
     def rebuild(self, headers: Iterable[BatchHeader], now_ms: int = 0) -> None:
@@ -141,8 +141,8 @@ class ProducerStates:
 
 
 class StagedProducers:
-    """What the batches of one append make of the producers, as long as they are not written. It holds the states of
-    those alone that the append is from: there may be many others."""
+    """The states that the batches of one append make of the producers, as long as they are not written. It holds the
+    states of those alone that the append is from: there may be many others."""
 
     __slots__ = ("_before", "met")
 

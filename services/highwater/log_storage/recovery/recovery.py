@@ -43,8 +43,8 @@ _log: logging.Logger = get_logger("log_storage.recovery")
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """What the checkpoints of the log directory say of one log. `clean`: it was stopped cleanly, so every batch is on
-    disk and nothing needs to be scanned."""
+    """The values of one log in the checkpoints of its log directory. `clean`: it was stopped cleanly, so every batch is
+    on disk and nothing needs to be scanned."""
 
     clean: bool = False
     recovery_point: int = 0
@@ -121,8 +121,8 @@ def open_log(
 
 
 def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache, wall_offset_ms: int) -> None:
-    """What is known of producers outlives their records: it is on disk before the segments go, where there is room.
-    Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
+    """Begins the log anew at `offset`. What is known of producers outlives their records: it is on disk before the
+    segments go, where there is room. Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
     producers = log.producers.copy()
     with suppress(OSError):
         producer_snapshots.write_durably(log.directory, offset, producers, wall_offset_ms)
@@ -132,8 +132,8 @@ def _start_anew(log: Log, offset: int, epochs: LeaderEpochCache, wall_offset_ms:
 
 
 def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, walk: _Walk) -> None:
-    """What was on disk, and not deleted, has to be there. The checkpoint that says how much that was has no CRC, so it
-    is believed only where another file says so too. Raises `LogError` (LOG_STORAGE_ERROR)."""
+    """Checks that what was on disk, and not deleted, is there. The checkpoint that says how much that was has no CRC,
+    so it is believed only where another file says so too. Raises `LogError` (LOG_STORAGE_ERROR)."""
     elsewhere = max(known.high_watermark, walk.producers_from)
     if walk.gaps or known.recovery_point <= max(log_end_offset, known.log_start_offset) or elsewhere <= log_end_offset:
         return
@@ -149,7 +149,7 @@ def _lost(what: str) -> LogError:
 
 
 def unflushed_bytes(directory: Path, known: Checkpointed) -> int:
-    """How many bytes `open_log` will scan. Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
+    """Tells how many bytes `open_log` will scan. Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
     if known.clean:
         return 0
     sizes = _segment_sizes(directory)
@@ -168,7 +168,7 @@ def _first_ending_above(bases: Sequence[int], recovery_point: int) -> int:
 
 
 class _Walk:
-    """What is found out about a log's batches: of those that are trusted as little as will do."""
+    """Finds out about a log's batches: of those that are trusted as little as will do."""
 
     def __init__(
         self,
@@ -280,9 +280,9 @@ class _Walk:
         return LeaderEpochCache(_before(file, (), log_start_offset))
 
     def epoch_cache(self, trusted: Sequence[Segment], log_end_offset: int) -> LeaderEpochCache:
-        """What the batches that were checked say, and before it what the file knows; where there is none, or it does
-        not fit, what the headers of all batches say, and the file of epochs whose batches are gone. Without epochs that
-        have written nothing. Raises `CorruptBatchError`, `OSError`."""
+        """Finds the epochs: what the batches that were checked say, and before it what the file knows; where there is
+        none, or it does not fit, what the headers of all batches say, and the file of epochs whose batches are gone.
+        Without epochs that have written nothing. Raises `CorruptBatchError`, `OSError`."""
         checked = self._found.entries
         file = self._file_epochs.entries if self._file_epochs is not None else ()
         holds_batches = [segment for segment in trusted if segment.size_bytes]
@@ -300,7 +300,7 @@ class _Walk:
 
 
 def _fits(epochs: Sequence[EpochEntry], segments: Sequence[Segment]) -> bool:
-    """Whether they can be all the epochs of these segments: by the first batch and the last one."""
+    """Tells whether they can be all the epochs of these segments: by the first batch and the last one."""
     if not epochs or epochs[0].start_offset > segments[0].base_offset:
         return False
     return epochs[-1].leader_epoch == segments[-1].resume()

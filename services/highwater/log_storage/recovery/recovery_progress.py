@@ -1,4 +1,4 @@
-"""How far the opening of a log directory is: told while it goes on, in the log and to whoever asks."""
+"""The progress of opening a log directory: told while it goes on, in the log and to whoever asks."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Examiner:
             _log.error("damaged: %s %s", damaged.problem, where)
 
     async def read(self, reader: SegmentReader, end_offset: int, log: Log) -> list[DamagedRange]:
-        """What is damaged in it. Raises `OSError`."""
+        """Finds what is damaged in it. Raises `OSError`."""
         run = asyncio.get_running_loop().run_in_executor
         await run(self._threads, reader.open)
         contiguous = log.segment_list.contiguous
@@ -129,14 +129,14 @@ async def _at_once(size_bytes: int) -> None:
 
 
 def _end_of(log: Log, segment: Segment) -> int:
-    """Where the segment behind it begins; of the active one, the log end. Batches are below it."""
+    """The offset at which the segment behind it begins; of the active one, the log end. Batches are below it."""
     following = [other.base_offset for other in log.segments.copy() if other.base_offset > segment.base_offset]
     return min(following, default=log.log_end_offset)
 
 
 async def _is_missing(hosted: HostedLog, log: Log, segment: Segment) -> bool:
-    """Whether a segment of the log has no file any more. Its name may be another one while it is taken into the log or
-    out of it."""
+    """Tells whether a segment of the log has no file any more. Its name may be another one while it is taken into the
+    log or out of it."""
     async with hosted.maintenance:
         return segment in log.segments and not segment.path.exists() and log.disk.present()
 

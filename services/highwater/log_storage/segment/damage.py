@@ -67,7 +67,7 @@ def check_segment(
 
 
 def _believable(header: BatchHeader, position: int, end: int, expected: int, end_offset: int) -> bool:
-    """Whether a damaged batch's header says where the next batch begins, in the file and in the log."""
+    """Tells whether a damaged batch's header says where the next batch begins, in the file and in the log."""
     in_file = position + header.size_bytes <= end
     return in_file and expected <= header.base_offset and header.next_offset <= end_offset
 
@@ -96,7 +96,7 @@ class KnownDamage:
             self._found = {**kept, segment: tuple(found)} if found else kept
 
     def cut(self, offset: int) -> None:
-        """What stood from `offset` on is cut off."""
+        """Forgets what stood from `offset` on: it is cut off."""
         with self._lock:
             left = {segment: _below(offset, ranges) for segment, ranges in self._found.items()}
             self._found = {segment: ranges for segment, ranges in left.items() if ranges}

@@ -1,4 +1,4 @@
-"""What the offset index and the time index share: a sorted array of fixed-size big-endian entries.
+"""The part that the offset index and the time index share: a sorted array of fixed-size big-endian entries.
 
 Entries are appended in memory and written out when the segment is flushed, rolled or closed: an index can always be
 made again from its segment, and is after an unclean stop (recovery.py). One that is not appended to is left on disk

@@ -50,7 +50,7 @@ class OffsetIndex(IndexFile):
         return None if entry is None else (self.base_offset + entry[0], entry[1])
 
     def valid(self, segment_bytes: int) -> bool:
-        """Whether the entries can be those of a segment of this size: a zeroed or torn one is found here."""
+        """Tells whether the entries can be those of a segment of this size: a zeroed or torn one is found here."""
         entries = self.columns()
         if not len(entries):
             return True

@@ -133,7 +133,7 @@ class Segment:
         return self.offset_index.full or self.time_index.full
 
     def takes(self, last_offset: int) -> bool:
-        """Whether the offset still has a relative offset of 31 bits here."""
+        """Tells whether the offset still has a relative offset of 31 bits here."""
         return last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     def _opened(self) -> Descriptor:
@@ -185,8 +185,8 @@ class Segment:
             self._first_timestamp = None
 
     def is_torn_at(self, position: int) -> bool:
-        """Whether behind `position` there is no more than the beginning of one batch: all that a write leaves that was
-        ended in its midst. Raises `OSError`."""
+        """Tells whether behind `position` there is no more than the beginning of one batch: all that a write leaves
+        that was ended in its midst. Raises `OSError`."""
         return only_begins(self._opened().number, position, self.size_bytes)
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:

@@ -36,5 +36,5 @@ class SegmentReader:
         return walk(self._opened, position, self.size_bytes, check_crcs=check_crcs, pass_over_damage=True)
 
     def let_go_of_cache(self, position: int, size_bytes: int) -> None:
-        """What is read there next comes from the disk. Raises `OSError`."""
+        """Lets go of the page cache: what is read there next comes from the disk. Raises `OSError`."""
         os.posix_fadvise(self._opened.number, position, size_bytes, os.POSIX_FADV_DONTNEED)

@@ -52,7 +52,7 @@ class TimeIndex(IndexFile):
         return None if entry is None else (entry[0], self.base_offset + entry[1])
 
     def valid(self, end_offset: int) -> bool:
-        """Whether the entries can be those of a segment that ends at this offset."""
+        """Tells whether the entries can be those of a segment that ends at this offset."""
         entries = self.columns()
         if not len(entries):
             return True

@@ -37,7 +37,7 @@ class WalkedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DamagedBatch:
-    """What a walk has come to instead of a whole batch."""
+    """A batch that is not whole, which a walk has come to."""
 
     position: int
     header: BatchHeader | None  # None: no header stands there, and nothing behind it can be found
@@ -120,7 +120,8 @@ def walk(
 
 
 def only_begins(descriptor: int, position: int, end: int) -> bool:
-    """Whether from `position` to `end` of a file stands the beginning of one batch and no more. Raises `OSError`."""
+    """Tells whether from `position` to `end` of a file stands the beginning of one batch and no more. Raises
+    `OSError`."""
     begin = os.pread(descriptor, min(HEADER_BYTES, end - position), position)
     if len(begin) < LENGTH_OVERHEAD_BYTES:
         return True

@@ -271,7 +271,7 @@ class AppendAndRead:
 def _due(
     hosted: HostedLog, log: Log, result: log_storage_pb2.AppendResult
 ) -> Iterator[tuple[HostedLog, int, log_storage_pb2.AppendResult]]:
-    """What of the log has to be on disk before the result is given (`_Unsynced`)."""
+    """Finds what of the log has to be on disk before the result is given (`_Unsynced`)."""
     if log.flusher.must_sync:
         yield hosted, log.log_end_offset, result
     elif log.offsets.log_start_due > log.log_start_offset:

@@ -69,7 +69,7 @@ class Fences:
                 return refused
 
     async def _sync_fenced(self, result: log_storage_pb2.FenceResult) -> None:
-        """Where `flush.messages` says so: what the log held as it was fenced goes to disk."""
+        """Syncs what the log held as it was fenced, where `flush.messages` says so."""
         hosted = self._manager.logs.find(from_key(result.partition))
         if result.error.code or hosted is None or hosted.log is None or not hosted.log.flusher.must_sync:
             return

@@ -100,13 +100,14 @@ class BatchListing:
 
 
 def _as_it_was(log: Log, segments: Sequence[Segment], cuts: Sequence[int]) -> bool:
-    """Whether these were not cut, let go or replaced meanwhile: what was read under their names would be others'."""
+    """Tells whether these were not cut, let go or replaced meanwhile: what was read under their names would be
+    others'."""
     present = set(log.segments.copy())
     return all(segment in present for segment in segments) and cuts == [segment.cuts for segment in segments]
 
 
 def _between(known: Sequence[DamagedRange], offset: int, page: ListedBatches) -> list[DamagedRange]:
-    """What scrubbing has found of the page's offsets, and the page itself has not."""
+    """The damage that scrubbing has found of the page's offsets, and the page itself has not."""
     seen = {damaged.first_offset for damaged in page.damaged}
     return [each for each in known if offset <= each.first_offset < page.next_offset and each.first_offset not in seen]
 

@@ -51,7 +51,7 @@ class LogAccess:
 
     @property
     def writes_fences(self) -> bool:
-        """Whether fences are being written, of whichever directories."""
+        """Tells whether fences are being written, of whichever directories."""
         return self.fencing.locked()
 
     def remove_left(self) -> None:
@@ -79,7 +79,8 @@ class LogAccess:
 
     @contextlib.contextmanager
     def following_up(self, hosted: HostedLog) -> Iterator[None]:
-        """Where a read meets damage, it is found out what of the log is damaged, and made known (RULES 7.6)."""
+        """Follows up a read: where it meets damage, it is found out what of the log is damaged, and made known (RULES
+        7.6)."""
         try:
             yield
         except DamagedError as error:

@@ -1,4 +1,4 @@
-"""Which logs there are, as the service creates, deletes, configures and describes them."""
+"""Creates, deletes, configures and describes logs."""
 
 from __future__ import annotations
 

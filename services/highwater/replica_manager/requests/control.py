@@ -187,7 +187,7 @@ class Control:
         return self._stale(sender)
 
     def _stale(self, sender: Sender) -> Outcomes | None:
-        """Why the sender is not to be obeyed. To be asked again after every wait."""
+        """Tells why the sender is not to be obeyed. To be asked again after every wait."""
         if self.controller_epoch is None:
             return Outcomes(
                 ErrorCode.STALE_BROKER_EPOCH, "this broker has not read the controller epoch from etcd yet: ask again"

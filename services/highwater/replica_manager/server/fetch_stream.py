@@ -120,7 +120,7 @@ class FetchStream:
 
 
 def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
-    """Why a request of this role is not taken on this listener; empty: it is."""
+    """Tells why a request of this role is not taken on this listener; empty: it is."""
     role = request.WhichOneof("role")
     return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 
