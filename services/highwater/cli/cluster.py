@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 Check = Annotated[
@@ -45,8 +46,8 @@ def cluster(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, check: Check = False, json
         ],
     )
     screen.print(
-        f"{found.topics} topics, {found.partitions} partitions: {found.offline_partitions} without a leader, "
-        f"{found.under_replicated_partitions} under-replicated"
+        f"{counted(found.topics, 'topic')}, {counted(found.partitions, 'partition')}: "
+        f"{found.offline_partitions} without a leader, {found.under_replicated_partitions} under-replicated"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from highwater.cli.record_fields import record_fields
+from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def consume(
     try:
         asyncio.run(_consume(topic, from_beginning, max_records, json, bootstrap, printed))
     except KeyboardInterrupt:
-        errors.print(f"interrupted: consumed {printed.records:,} records of {topic}")
+        errors.print(f"interrupted: consumed {counted(printed.records, 'record')} of {topic}")
         raise
-    errors.print(f"consumed {printed.records:,} records of {topic}")
+    errors.print(f"consumed {counted(printed.records, 'record')} of {topic}")
 
 
 @dataclass

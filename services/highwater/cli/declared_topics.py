@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from highwater.client.admin.descriptions import NewTopic, TopicDescription
 from highwater.client.blocking import Admin
 from highwater.client.exceptions import HighwaterError, UnknownTopicError
+from highwater.console.counted import counted
 from highwater.errors import UserError
 from highwater.validation import problem
 
@@ -75,7 +76,7 @@ def _applied(admin: Admin, declared: DeclaredTopic) -> Iterator[str]:
         (made,) = admin.create_topics([new])
         if made.error is not None:
             raise made.error from None
-        yield f"{name}: created, {made.partitions} partitions, replication factor {made.replication_factor}"
+        yield f"{name}: created, {counted(made.partitions, 'partition')}, replication factor {made.replication_factor}"
         return
     _check(found, declared)
     changed = {key: value for key, value in declared.config.items() if found.config.get(key) != value}
@@ -84,7 +85,7 @@ def _applied(admin: Admin, declared: DeclaredTopic) -> Iterator[str]:
         yield f"{name}: set {' '.join(f'{key}={value}' for key, value in sorted(changed.items()))}"
     if declared.partitions is not None and declared.partitions > len(found.partitions):
         admin.create_partitions(name, declared.partitions)
-        yield f"{name}: {declared.partitions} partitions instead of {len(found.partitions)}"
+        yield f"{name}: {counted(declared.partitions, 'partition')} instead of {len(found.partitions)}"
     elif not changed:
         yield f"{name}: as declared"
 
@@ -93,8 +94,8 @@ def _check(found: TopicDescription, declared: DeclaredTopic) -> None:
     there = len(found.partitions)
     if declared.partitions is not None and declared.partitions < there:
         raise UserError(
-            f"it has {there} partitions, and {declared.partitions} are declared: partitions are never taken away; "
-            f"declare {there}, or make another topic"
+            f"it has {counted(there, 'partition')}, and {declared.partitions} are declared: partitions are "
+            f"never taken away; declare {there}, or make another topic"
         )
     replicas = {len(one.replicas) for one in found.partitions}
     if declared.replication_factor is not None and replicas != {declared.replication_factor}:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from highwater.cli.record_fields import record_fields
+from highwater.console.counted import counted
 from highwater.console.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
@@ -54,7 +55,7 @@ def dump(
     if not found:
         errors.print(f"{file} is empty: it has no {'batch' if file.suffix == '.log' else 'entry'}", soft_wrap=True)
     if damaged:
-        raise UserError(f"{file} has {damaged} damaged {'batch' if damaged == 1 else 'batches'}")
+        raise UserError(f"{file} has {counted(damaged, 'damaged batch', 'damaged batches')}")
 
 
 @app.command("verify")
@@ -77,17 +78,21 @@ def verify(
             batches += file.batches
             size_bytes += file.size_bytes
             unsound += bool(file.problems)
-            progress.update(task, description=f"{files:,} files, {batches:,} batches, {size_bytes / 1e6:,.0f} MB")
+            read = f"{counted(files, 'file')}, {counted(batches, 'batch', 'batches')}"
+            progress.update(task, description=f"{read}, {size_bytes / 1e6:,.0f} MB")
             if json:
-                counted = {"batches": file.batches, "bytes": file.size_bytes}
-                json_line({"path": str(file.path), **counted, "problems": file.problems})
+                sizes = {"batches": file.batches, "bytes": file.size_bytes}
+                json_line({"path": str(file.path), **sizes, "problems": file.problems})
             else:
                 for problem in file.problems:
                     screen.print(f"{file.path}: {problem}", markup=False, soft_wrap=True)
     if unsound:
-        raise UserError(f"{directory}: {unsound} of {files} files {'is' if unsound == 1 else 'are'} not sound")
+        raise UserError(
+            f"{directory}: {unsound} of {counted(files, 'file')} {'is' if unsound == 1 else 'are'} not sound"
+        )
     if not json:
-        screen.print(f"{files:,} files with {batches:,} batches, {size_bytes:,} bytes: all sound")
+        found = f"{counted(files, 'file')} with {counted(batches, 'batch', 'batches')}"
+        screen.print(f"{found}, {counted(size_bytes, 'byte')}: all sound")
 
 
 def _reading(items: Iterable[T], path: Path) -> Iterator[T]:

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from highwater.cli.read_ahead import ReadAhead
+from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.errors import UserError
 
@@ -164,9 +165,9 @@ def _send(rows: Iterator[Row], total: int, topic: str, options: ProducerOptions,
     except KeyboardInterrupt:
         left = counts.sent - counts.acknowledged
         unknown = f", and sent {left:,} more that were not acknowledged" if left else ""
-        errors.print(f"interrupted: produced {counts.acknowledged:,} records to {topic}{unknown}")
+        errors.print(f"interrupted: produced {counted(counts.acknowledged, 'record')} to {topic}{unknown}")
         raise
-    errors.print(f"produced {counts.acknowledged:,} records to {topic}")
+    errors.print(f"produced {counted(counts.acknowledged, 'record')} to {topic}")
 
 
 async def _send_all(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
@@ -31,7 +32,9 @@ def create(
     settings = key_values(config)
     with Admin(bootstrap, max_block_ms=MAX_BLOCK_MS) as admin:
         made = admin.create_topic(topic, partitions, replication_factor, config=settings)
-    screen.print(f"created {topic}: {made.partitions} partitions, replication factor {made.replication_factor}")
+    screen.print(
+        f"created {topic}: {counted(made.partitions, 'partition')}, replication factor {made.replication_factor}"
+    )
 
 
 @app.command("apply")
@@ -174,7 +177,7 @@ def alter(
             admin.create_partitions(topic, partitions)
         (altered,) = admin.describe_topics([topic])
     own = " ".join(f"{key}={value}" for key, value in sorted(altered.config.items()))
-    screen.print(f"altered {topic}: {len(altered.partitions)} partitions{own and ', '}{own}")
+    screen.print(f"altered {topic}: {counted(len(altered.partitions), 'partition')}{own and ', '}{own}")
 
 
 @app.command("elect-leaders")
@@ -200,7 +203,8 @@ def elect_leaders(
     else:
         for error in failed.values():
             screen.print(str(error))
-        screen.print(f"{len(outcomes) - len(failed)} partitions moved to their preferred leaders")
+        moved = ("partition moved to its preferred leader", "partitions moved to their preferred leaders")
+        screen.print(counted(len(outcomes) - len(failed), *moved))
     if failed:
         raise typer.Exit(1)
 

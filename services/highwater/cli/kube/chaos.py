@@ -11,6 +11,7 @@ import typer
 
 from highwater.cli.kube.interruption import ended_as_by_ctrl_c
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
+from highwater.console.counted import counted
 from highwater.console.output import AsJson, errors, json_line, screen
 from highwater.errors import UserError
 
@@ -66,7 +67,7 @@ def chaos(
     if json:
         json_line({"faults": done, "seed": seed})
     else:
-        screen.print(f"{done} faults, seed {seed}; all came back", markup=False)
+        screen.print(f"{counted(done, 'fault')}, seed {seed}; all came back", markup=False)
 
 
 def _confirm(release: Release, kinds: list[str]) -> None:

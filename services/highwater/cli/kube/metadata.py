@@ -9,6 +9,7 @@ import typer
 
 from highwater.cli.kube.interruption import ended_as_by_ctrl_c
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
+from highwater.console.counted import counted
 from highwater.console.output import errors, screen
 from highwater.errors import UserError
 
@@ -50,7 +51,9 @@ def backup(
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror or error}") from error
     topics = sum(1 for key in taken.entries if key.startswith("/config/topics/"))
-    screen.print(f"{path}: {len(taken.entries)} keys, {topics} topics, of {taken.taken}", soft_wrap=True)
+    screen.print(
+        f"{path}: {counted(len(taken.entries), 'key')}, {counted(topics, 'topic')}, of {taken.taken}", soft_wrap=True
+    )
 
 
 def rebuild(

@@ -26,6 +26,7 @@ import typer
 
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
+from highwater.console.counted import counted
 from highwater.console.output import json_line, screen, table
 from highwater.errors import UserError
 from highwater.log_storage.inspect.segment_audit import Damage
@@ -137,13 +138,14 @@ def run(options: AuditOptions) -> None:
         with spark_errors():
             written.append([*rows_of(audited, uuid4().hex, began)])
     read = (
-        f"{audited.partitions:,} partitions, {audited.replicas:,} replicas, {audited.segments:,} segments, "
-        f"{audited.batches:,} batches, {audited.size_bytes:,} bytes"
+        f"{counted(audited.partitions, 'partition')}, {counted(audited.replicas, 'replica')}, "
+        f"{counted(audited.segments, 'segment')}, {counted(audited.batches, 'batch', 'batches')}, "
+        f"{counted(audited.size_bytes, 'byte')}"
     )
     if audited.findings:
         count = len(audited.findings)
         least = "at least " if count >= TOLD else ""
-        raise UserError(f"{least}{count:,} {'finding' if count == 1 else 'findings'} in {read}")
+        raise UserError(f"{least}{counted(count, 'finding')} in {read}")
     if not options.json:
         screen.print(f"{read}: every replica holds what it should")
         if audited.unbounded:

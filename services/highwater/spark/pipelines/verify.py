@@ -22,6 +22,7 @@ import typer
 from highwater.client.blocking import Admin
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.topic_partition import TopicPartition
+from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, Bootstrap, json_line, screen, table
 from highwater.errors import UserError
 from highwater.spark.offsets.stream_offset import offsets_json
@@ -140,9 +141,11 @@ def run(options: VerifyOptions) -> None:
                 for one in verified
             ],
         )
-    sums = f"{sum(one.archived for one in verified):,} archived records of {len(verified):,} partitions"
+    partitions = counted(len(verified), "partition")
+    sums = f"{counted(sum(one.archived for one in verified), 'archived record')} of {partitions}"
     if wrong:
-        raise UserError(f"{len(wrong):,} of {len(verified):,} partitions are not as their topic is ({sums})")
+        unlike = (f"of {partitions} is not as its topic is", f"of {partitions} are not as their topic is")
+        raise UserError(f"{counted(len(wrong), *unlike)} ({sums})")
     if not options.json:
         compared = sum(one.compared for one in verified)
         screen.print(f"{sums}: each once, and the same as the {compared:,} that their topics still have of these")

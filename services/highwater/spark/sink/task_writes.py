@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from highwater.client.producer.delivery import BatchMetadata
 from highwater.client.topic_partition import TopicPartition
+from highwater.console.counted import counted
 
 NO_OFFSET = -1
 
@@ -30,7 +31,7 @@ class WrittenRange:
     def __str__(self) -> str:
         topic, number = self.partition
         where = f"[{self.first}, {self.until})" if self.first != NO_OFFSET else "where it was not said"
-        return f"{topic}-{number} {where}: {self.records} records"
+        return f"{topic}-{number} {where}: {counted(self.records, 'record')}"
 
 
 class RangesWritten:

@@ -11,6 +11,7 @@ from math import ceil
 from time import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from highwater.console.counted import counted
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import Commit, CommitLog
 from highwater.spark.pipelines.archives.files import (
@@ -39,7 +40,9 @@ class MergedFiles(NamedTuple):
     made: int
 
     def __str__(self) -> str:
-        return f"{self.small:,} small files merged into {self.made:,}" if self.small else "no small files to merge"
+        if not self.small:
+            return "no small files to merge"
+        return f"{counted(self.small, 'small file')} merged into {self.made:,}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from highwater.console.counted import counted
 from highwater.console.output import errors, screen
 from highwater.spark.pipelines.command import termination
 from highwater.spark.pipelines.command.pipeline_options import (
@@ -164,7 +165,7 @@ class _Run:
         return f"{self._rows_per_s:,.0f} rows/s{behind}"
 
     def __str__(self) -> str:
-        batches = f"{self._batches:,} micro-batch{'' if self._batches == 1 else 'es'}"
+        batches = counted(self._batches, "micro-batch", "micro-batches")
         behind = f"; {sum(self._behind.values()):,} offsets behind" if any(self._behind.values()) else ""
         late = "; some were older than the watermark and did not count" if self._late else ""
-        return f"{self._records:,} records in {batches}, {monotonic() - self._began_s:.1f} s{behind}{late}"
+        return f"{counted(self._records, 'record')} in {batches}, {monotonic() - self._began_s:.1f} s{behind}{late}"
