@@ -21,7 +21,7 @@ from highwater.spark.values.value_options import parse_value_options
 
 
 class HighwaterDataSource(DataSource):
-    """Mistakes in options raise `OptionError`, which Spark shows when the query is planned."""
+    """The data source. Options that cannot be used raise `OptionError`, which Spark shows when the query is planned."""
 
     @classmethod
     def name(cls) -> str:

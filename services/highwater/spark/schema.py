@@ -22,6 +22,6 @@ NO_NULL_HEADERS = f"coalesce(headers, cast(array() as {_SPARK_TYPES['headers']})
 
 
 def spark_schema(columns: tuple[str, ...], value: str | None = None) -> str:
-    """As Spark's DDL. `value`: the type of the values, where it is not binary."""
+    """The schema of these columns as Spark's DDL. `value`: the type of the values, where it is not binary."""
     types = _SPARK_TYPES if value is None else {**_SPARK_TYPES, "value": value}
     return ", ".join(f"`{name}` {types[name]}" for name in columns)

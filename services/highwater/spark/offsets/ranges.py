@@ -31,8 +31,9 @@ class OffsetRange:
 def split_ranges(
     ranges: Sequence[OffsetRange], *, min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """What tasks read: no empty range, none of more than `max_records` offsets, about `min_partitions` of them where
-    there would be fewer, each cut from its partition in proportion to its size (Spark's Kafka source does the same)."""
+    """Cuts ranges for tasks: no empty range, none of more than `max_records` offsets, about `min_partitions` of them
+    where there would be fewer, each cut from its partition in proportion to its size (Spark's Kafka source does the
+    same)."""
     found = [one for one in ranges if one.size > 0]
     if max_records is not None:
         found = [piece for one in found for piece in _cut(one, -(-one.size // max_records))]

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster: which partitions a subscription has, and where they begin and end."""
+"""The offsets that the driver asks the cluster for: the partitions of a subscription, their first offsets and ends."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def parse_columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _value_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """What there is beside values with a type."""
+    """The columns `valueError` and `rawValue`, as far as they are asked for."""
     asked = (value_errors(options) is ValueErrors.NULL, raw_values(options) is not RawValues.NONE)
     return tuple(name for name, there in zip(VALUE_COLUMNS, asked, strict=True) if there)
 
@@ -208,7 +208,7 @@ def _check_names(options: Mapping[str, str], known: tuple[str, ...]) -> None:
 
 
 def _check_batch_bounds(starting: Positions, ending: Positions) -> None:
-    """A batch read that begins at the end, or ends at the beginning, reads nothing: a mistake."""
+    """Refuses a batch read that begins at the end, or ends at the beginning: it reads nothing."""
     at_start = [starting.everywhere] if starting.everywhere is not None else list(starting.each.values())
     if LATEST in at_start:
         raise OptionError(f"option {starting.option} is latest: a batch read that begins at the end reads nothing")

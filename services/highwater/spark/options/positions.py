@@ -1,4 +1,4 @@
-"""Where a read begins and ends, as users say it in options. Pure.
+"""The positions at which a read begins and ends, as users give them in options. Pure.
 
     startingOffsets       earliest | latest | latest-1000 | {"events": {"0": 23, "1": -2}}     (-2 earliest, -1 latest)
     startingTimestamp     1700000000000 | -10m
@@ -74,7 +74,7 @@ class Positions:
 
 
 def parse_positions(options: Mapping[str, str], side: Side, default: Position) -> Positions:
-    """From options with lower-case names. Raises `OptionError`."""
+    """Parses the positions of one side, from options with lower-case names. Raises `OptionError`."""
     word = side.value
     if (value := options.get(f"{word}timestamp")) is not None:
         return Positions(f"{word}Timestamp", _time(f"{word}Timestamp", value))

@@ -77,7 +77,7 @@ command = pipeline_command(ArchiveOptions, run, "Archive topics as a Delta table
 
 
 def main(argv: Sequence[str]) -> int:
-    """Of `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

@@ -347,8 +347,8 @@ def _run(spark: SparkSession, tasks: list[AuditTask], work: segment_scan.Task, s
 
 
 def shared_out(tasks: Iterable[AuditTask], least: int) -> list[list[AuditTask]]:
-    """What each task of Spark reads: about `_TASK_BYTES`, one segment at least; less where there would be fewer than
-    `least`."""
+    """Shares segments out to tasks of Spark: each reads about `_TASK_BYTES`, one segment at least; less where there
+    would be fewer than `least`."""
     ordered = sorted(tasks, key=lambda task: (-task.segment.size_bytes, task.segment.path))
     total = sum(task.segment.size_bytes for task in ordered)
     count = min(max(-(-total // _TASK_BYTES), least), len(ordered))
@@ -377,7 +377,7 @@ command: Any = pipeline_command(
 
 
 def main(argv: list[str]) -> int:
-    """For `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

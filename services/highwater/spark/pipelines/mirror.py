@@ -1,8 +1,8 @@
 """`mirror`: topics of one cluster into another, with keys, headers, timestamps and partitions as they are.
 
 Each record arrives once, also where the job or one of its tasks is killed and run again: before a micro-batch is
-written, the target's ends are noted beside the checkpoint, and a task that finds records behind its note passes over
-those of its own that are there already. (Spark's speculation runs a task twice at the same time: it is turned off.)
+written, the target's ends are logged in the checkpoint, and a task that finds records behind these passes over those
+of its own that are there already. (Spark's speculation runs a task twice at the same time: it is turned off.)
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Mirror:
         return partitions
 
     def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Of the target."""
+        """The ends of these partitions in the target."""
         with TopicOffsets(self.plan.bootstrap, Subscription(), {}) as topics:
             return dict(topics.latest(partitions))
 
@@ -175,7 +175,7 @@ command = pipeline_command(
 
 
 def main(argv: list[str]) -> int:
-    """For `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

@@ -173,7 +173,8 @@ class Replay:
         )
 
     def _lacking(self, rows: DataFrame, step: Step) -> DataFrame:
-        """Without what of the step has arrived: as many as there are of equal records, from the first on.
+        """Rows of a step that have not arrived. Of equal records as many are left out as have arrived, from the first
+        on.
 
         Which of equal records arrived does not matter, but for their partition where that is kept; of those with one
         key the first ones did."""
@@ -247,7 +248,7 @@ class Replay:
 
 
 def _step_records(records: int, size_bytes: int) -> int:
-    """Of a step that nobody has chosen, for an archive of so many records and bytes. Pure."""
+    """The default number of records of a step, for an archive of so many records and bytes. Pure."""
     fitting = _STEP_BYTES * records // max(size_bytes, 1)
     return min(max(fitting, _STEP_RECORDS[0]), _STEP_RECORDS[-1])
 
@@ -275,7 +276,7 @@ command = pipeline_command(ReplayOptions, run, "Send archived records to a topic
 
 
 def main(argv: Sequence[str]) -> int:
-    """Of `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

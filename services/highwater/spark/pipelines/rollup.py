@@ -72,14 +72,14 @@ if TYPE_CHECKING:
 
 
 class Emit(StrEnum):
-    """When a row is written."""
+    """The time at which a row is written."""
 
     UPDATES = "updates"  # whenever it has changed
     FINAL = "final"  # once, when the watermark has passed its window
 
 
 class BadRecords(StrEnum):
-    """What a record does whose value is not the JSON that the schema says, or has no time."""
+    """The effect of a record whose value is not the JSON that the schema says, or that has no time."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -195,7 +195,7 @@ class RollupOptions(ValueSchemaOptions):
 
     @property
     def bad_values(self) -> BadValues:
-        """What the query that computes makes of values that do not fit `--value-schema`."""
+        """The treatment of values that do not fit `--value-schema`, by the query that computes."""
         fail = self.bad_records is BadRecords.FAIL and self.dead_letter is None
         return BadValues.FAIL if fail else BadValues.NULL
 
@@ -279,7 +279,7 @@ def _check_new(spark: SparkSession, table: str, checkpoint: str) -> None:
 
 
 def _schema(spark: SparkSession, options: RollupOptions, source: RecordSource, frame: DataFrame) -> StructType:
-    """Of the values; that which the job was begun with. Raises `UserError`."""
+    """The schema of the values, which is the one that the job was begun with. Raises `UserError`."""
     from pyspark.sql.types import BinaryType, StructType
 
     option, given = "--schema", None
@@ -398,7 +398,7 @@ command = pipeline_command(
 
 
 def main(argv: list[str]) -> int:
-    """For `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

@@ -76,7 +76,7 @@ class VerifyOptions(ValueTypeOptions):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Of one partition. `first` is the first offset that is archived, `end` the one after the last."""
+    """The comparison of one partition. `first` is the first offset that is archived, `end` the one after the last."""
 
     topic: str
     partition: int
@@ -111,7 +111,7 @@ class Verified:
 
 
 def verify(options: VerifyOptions) -> list[Verified]:
-    """By topic and partition. Raises `UserError` and the SDK's errors."""
+    """Compares an archive with its topics, by topic and partition. Raises `UserError` and the SDK's errors."""
     archive = open_archive("verify", options, options.archive)
     with spark_errors():
         values = value_type(archive.spark, options, BadValues.NULL)
@@ -156,7 +156,7 @@ def run(options: VerifyOptions) -> None:
 
 
 class _Comparison:
-    """Of a topic."""
+    """The comparison of a topic."""
 
     def __init__(
         self, spark: SparkSession, options: VerifyOptions, topic: str, archive: Archive, values: ValueType
@@ -188,7 +188,7 @@ class _Comparison:
         return [verified[number] for number in sorted(verified)]
 
     def _alone(self) -> dict[int, Verified]:
-        """What the archive has, and whether it has it once."""
+        """Compares the archive with itself: the ranges that it has, and the offsets that it has more than once."""
         from pyspark.sql import functions as f
 
         firsts, ends = self._archived.firsts, self._archived.ends
@@ -317,7 +317,7 @@ def differences(found: Mapping[str, tuple[int, int]], twice_at: int | None, *, c
 
 
 def _sums(rows: DataFrame | None) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-    """Of each partition: how many records, and a checksum of all; how many do not fit."""
+    """The number of records of each partition and a checksum of them all; and the number of records that do not fit."""
     if rows is None:
         return {}, {}
     from pyspark.sql import functions as f
@@ -334,7 +334,7 @@ command = pipeline_command(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Of `spark-submit`; the exit status."""
+    """Runs as `spark-submit` does; returns the exit status."""
     return submitted(command, argv)
 
 

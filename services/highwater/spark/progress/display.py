@@ -48,7 +48,8 @@ class StageProgress:
 
 
 class ProgressListener:
-    """Where tasks send their reports. Reads when it is asked to; in between the kernel keeps a bounded number."""
+    """The socket that tasks send their reports to. Reads when it is asked to; in between the kernel keeps a bounded
+    number."""
 
     def __init__(self, host: str, port: int = 0) -> None:
         """Raises `OSError` where the address cannot be listened at."""
@@ -64,7 +65,7 @@ class ProgressListener:
         self._token = secrets.token_hex(8)  # a datagram of somebody else is not counted
 
     def reached_at(self, host: str) -> str:
-        """What tasks are told: `token@host:port`."""
+        """The address that tasks are told: `token@host:port`."""
         return f"{self._token}@{host}:{self._socket.getsockname()[1]}"
 
     def drain_into(self, tally: ReadTally) -> None:
@@ -124,7 +125,7 @@ class ProgressBar:
             self._context.setLocalProperty(LISTENER_PROPERTY, self._property_before)
 
     def _listen(self) -> str | None:
-        """None: tasks only."""
+        """Listens for reports of tasks; None where that fails: the bar counts tasks only."""
         settings = self._context.getConf()
         host = settings.get("spark.driver.host", "127.0.0.1")
         try:

@@ -1,4 +1,4 @@
-"""How far reads are while their tasks run: what a task reports, and the sum over the tasks of a read. Pure.
+"""The progress of reads while their tasks run: the reports of tasks, and their sum over a read. Pure.
 
 Reports are cumulative, so one that is lost is made good by the next.
 """
@@ -22,7 +22,7 @@ MAX_RANGES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class RangeOfRead:
-    """What a task's range is of the batch read or micro-batch that it belongs to."""
+    """A task's range as a part of the batch read or micro-batch that it belongs to."""
 
     read_id: str  # of one planning: another use of the same plan has another stage
     label: str  # the topics
@@ -73,7 +73,7 @@ class ReadTally:
             read.done[part.index] = max(report.done, read.done.get(part.index, 0))
 
     def reads(self, active_stages: Collection[int] = ()) -> list[ReadProgress]:
-        """For each label its newest read, and with it those of the same label that are in active stages."""
+        """Yields the newest read of each label, and with it those of the same label that are in active stages."""
         shown: dict[str, list[_Read]] = {}
         for (_, stage_id), read in reversed(self._reads.items()):
             if read.label not in shown or stage_id in active_stages:
@@ -85,7 +85,7 @@ class ReadTally:
 
 
 def ranges_of_read(read_id: str, ranges: Sequence[OffsetRange]) -> list[RangeOfRead]:
-    """Of each range."""
+    """The part that each range is of its read."""
     topics = sorted({one.partition.topic for one in ranges})
     label = ", ".join(topics)
     if len(label) > MAX_LABEL:
@@ -101,7 +101,7 @@ def encode_report(token: str, report: RangeReport) -> bytes:
 
 
 def decode_report(token: str, datagram: bytes) -> RangeReport | None:
-    """None: not a report under this token."""
+    """Decodes a datagram; None where it is no report under this token."""
     try:
         given, read_id, label, *numbers = json.loads(datagram)
         index, ranges, offsets, stage_id, done = map(int, numbers)

@@ -1,4 +1,4 @@
-"""What a writing task tells the driver when it ends: which records it wrote, and where they stand.
+"""The report of a writing task to the driver when it ends: the ranges of records that it wrote.
 
 Rows are written at least once: they count as soon as brokers acknowledge them, not when the driver commits, and a task
 that Spark runs again writes its rows again under another producer. The driver is told all that a commit or an abort of
@@ -54,6 +54,7 @@ class RangesWritten:
 
 
 def left_behind(tasks: Sequence[tuple[WrittenRange, ...] | None]) -> str:
-    """Of a write that failed: what the tasks that did not fail (the others are None) had written. Empty: nothing."""
+    """Names the records that a failed write leaves: those of tasks that did not fail (the others are None). Empty:
+    none."""
     found = [str(one) for ranges in tasks if ranges is not None for one in ranges]
     return "; ".join(found)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What every task of a write needs to know; goes to the executors pickled."""
+    """The plan of a write, which each of its tasks gets; goes to the executors pickled."""
 
     options: WriteOptions
     columns: frozenset[str]
@@ -39,7 +39,7 @@ class WritePlan:
 
 @dataclass
 class TaskWritten(WriterCommitMessage):
-    """What one task wrote, all of it acknowledged, and under which producer id: -1 where it had none."""
+    """The ranges that one task wrote, all of them acknowledged, and its producer id: -1 where it had none."""
 
     ranges: tuple[WrittenRange, ...]
     producer_id: int
@@ -126,6 +126,6 @@ def send_all(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
 
 
 def warn_of_what_stays(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Nothing is taken back: what a failed write left is read by whoever reads the topic."""
+    """Logs the records that a failed write left. Nothing is taken back: readers of the topic see them."""
     if left := left_behind([one.ranges if isinstance(one, TaskWritten) else None for one in messages]):
         logger.warning("%s failed, and these of its tasks' records stay: %s", what, left)

@@ -1,4 +1,4 @@
-"""How much of what is there one micro-batch takes. Pure."""
+"""Admission control of micro-batches: the part of what is available that one takes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Offsets = Mapping[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one micro-batch; None: no limit."""
+    """Limits of one micro-batch; None: no limit."""
 
     max_offsets: int | None = None
     min_offsets: int | None = None
@@ -20,7 +20,7 @@ class Limits:
     max_bytes: int | None = None
 
     def holds_back(self, available: int, waited_ms: float) -> bool:
-        """Whether to wait for more. What is there is read at the latest after `max_delay_ms`."""
+        """Tells whether to wait for more offsets; what is available is read after `max_delay_ms` at the latest."""
         return self.min_offsets is not None and 0 < available < self.min_offsets and waited_ms < self.max_delay_ms
 
 

@@ -1,4 +1,4 @@
-"""What of a query's filters narrows the read itself: filters on topic, partition, offset and timestamp."""
+"""The filters of a query that narrow the read itself: on topic, partition, offset and timestamp."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PushedFilters:
         return replace(one, start=start, until=max(start, until))
 
     def _take(self, one: Filter) -> bool:
-        """True: it is fully taken care of."""
+        """Takes a filter up; True where Spark need not apply it any more."""
         attribute = getattr(one, "attribute", None)
         if attribute is None or len(attribute) != 1:
             return False
@@ -138,7 +138,7 @@ def _one_of(one: Filter, value: Any, kind: type) -> frozenset[Any] | None:
 
 
 def _bounds(one: Filter, value: Any) -> tuple[int | None, int | None]:
-    """Of an integer column: the least value, and the one above the greatest."""
+    """The least value of an integer column, and the one above the greatest; None: no such bound."""
     if not isinstance(value, int):
         return None, None
     if isinstance(one, GreaterThan):

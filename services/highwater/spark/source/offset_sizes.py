@@ -1,4 +1,4 @@
-"""How many bytes of the log an offset stands for: what `maxBytesPerTrigger` is reckoned by.
+"""Estimates of the bytes of the log that an offset stands for, by which `maxBytesPerTrigger` is reckoned.
 
 Brokers are asked for data by bytes and answer with whole batches; nobody is asked how long a range of offsets is. So a
 few batches at the beginning of each range are looked at, and the rest of the range is taken to be like them.
@@ -27,8 +27,8 @@ class OffsetSizes:
         self._known: dict[TopicPartition, float] = {}
 
     def mean_bytes(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-        """Of these partitions, which have records at these offsets. One of which nothing came in time, and of which
-        nothing is known, is taken to be like the others."""
+        """Mean bytes of an offset of each of these partitions, which have records at these offsets. A partition of
+        which nothing came in time, and of which nothing is known, is taken to be like the others."""
         self._known.update(event_loop_thread().run(self._sample(starts)))
         known = [self._known[partition] for partition in starts if partition in self._known]
         typical = sum(known) / len(known) if known else 0.0

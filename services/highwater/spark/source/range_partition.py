@@ -21,6 +21,6 @@ class RangePartition(InputPartition):
 
 
 def range_partitions(ranges: Sequence[OffsetRange]) -> list[RangePartition]:
-    """Of one batch read, or one micro-batch."""
+    """The ranges of one batch read, or one micro-batch, for its tasks."""
     parts = ranges_of_read(uuid4().hex, ranges)
     return [RangePartition(one, part) for one, part in zip(ranges, parts, strict=True)]

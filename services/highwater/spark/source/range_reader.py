@@ -1,4 +1,4 @@
-"""What a task does: one range of offsets, from the partition's leader to Arrow batches for Spark."""
+"""Reads one range of offsets in a task: from the partition's leader to Arrow batches for Spark."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BatchConsumer(Consumer):
         self._cluster.track([partition.topic])
 
     def start_at(self, partition: TopicPartition, offset: int, topic_id: bytes | None = None) -> FetchBuffer:
-        """Of the topic of that id only, where one is given."""
+        """Begins at an offset; reads the topic of that id only, where one is given."""
         self.assign([partition])
         self.seek(partition, offset)
         buffer = self._fetcher.buffers[partition]
@@ -85,7 +85,7 @@ class BatchConsumer(Consumer):
         self.assign([])
 
     async def is_gone(self, topic: str, topic_id: bytes) -> bool:
-        """Whether brokers answer, and none of them knows the topic of this id: it was deleted, or made anew."""
+        """Tells whether brokers answer and none of them knows the topic of this id: it was deleted, or made anew."""
         info = self._cluster.metadata.topic(topic)
         if info is not None and info.topic_id == topic_id:
             return False
@@ -174,7 +174,7 @@ def _new_consumer(plan: ReadPlan) -> BatchConsumer:
 def _after_loss(
     plan: ReadPlan, one: OffsetRange, position: int, consumer: BatchConsumer, error: OffsetOutOfRangeError
 ) -> int:
-    """Where to go on when records of the range are gone. Raises where that is to fail the query."""
+    """The offset to go on at when records of the range are gone. Raises where that is to fail the query."""
     topic, partition = one.partition
     if plan.fail_on_data_loss:
         raise OffsetOutOfRangeError(

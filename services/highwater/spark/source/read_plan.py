@@ -1,4 +1,4 @@
-"""What every task of a read is told. Pure."""
+"""The plan of a read, which each of its tasks gets. Pure."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return StreamOffset(ends, starts if starts or not begun else None, ids).to_json()
 
     def _found(self, before: Offsets) -> Offsets:
-        """Where the partitions end; more than one look says that one is gone."""
+        """The ends of the partitions. Only when several looks in a row miss a partition does it count as gone."""
         latest = self._look() if self._target is None else self._target
         for _ in range(_LOOKS):
             if before.keys() - latest.keys() <= self._gone:
@@ -170,8 +170,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._topics
 
     def _starts(self, *, begun: bool, before: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
-        """Where the partitions begin that this micro-batch takes up: as the options say for a new query, and at the
-        first record for partitions that a running one finds."""
+        """The first offsets of the partitions that this micro-batch takes up: as the options say for a new query, and
+        at the first record for partitions that a running one finds."""
         if not begun:
             return self._connected().resolved(self._options.starting, latest, self._options.no_match)
         new = [partition for partition in latest if partition not in before]

@@ -1,4 +1,5 @@
-"""What the formats share: a decoder makes of a column of bytes a column of structs, and says which are bad. Pure."""
+"""Decoders, as all formats have them: a column of bytes becomes a column of structs and the errors of bad values.
+Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ class ValueDecoder(Protocol):
     """Of what it makes: as `schema_types.plain` has it."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """`values` has no nulls."""
+        """Decodes values of which none is null."""
 
 
 def decoded_column(decoder: ValueDecoder, values: pa.BinaryArray) -> Decoded:
-    """A tombstone stays null, and is no error."""
+    """Decodes a column. A tombstone stays null, and is no error."""
     if not values.null_count:
         return decoder.decode(values)
     places = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))

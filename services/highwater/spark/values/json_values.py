@@ -123,7 +123,8 @@ class ColumnReader:
 
 
 def _is_simple(kind: pa.DataType, *, top: bool = True) -> bool:
-    """Whether Arrow reads it as we do. Nested dates it does not, and a decimal like 1e-999999999 crashes it."""
+    """Tells whether Arrow reads the type as we do. Nested dates it does not, and a decimal like 1e-999999999 crashes
+    it."""
     if pt.is_struct(kind):
         names = [one.name for one in kind]
         return bool(names) and all(_is_simple(one.type, top=False) or (top and pt.is_date(one.type)) for one in kind)
@@ -187,7 +188,7 @@ def _parsed(value: bytes) -> Any:
 
 
 def _number(text: str) -> Decimal | float:
-    """With all of its digits."""
+    """The number with all of its digits."""
     try:
         return Decimal(text)
     except InvalidOperation:  # an exponent that not even a Decimal has: infinity, or zero
@@ -195,7 +196,7 @@ def _number(text: str) -> Decimal | float:
 
 
 def _converter(field: pa.Field, path: str) -> Converter:
-    """Of a value that is not null. Raises `BadValue`."""
+    """The converter of values that are not null; it raises `BadValue`."""
     convert = _of_type(field.type, path)
     allowed = allowed_of(field)
     if allowed is None:
@@ -328,7 +329,7 @@ def _decimal(kind: pa.Decimal128Type, path: str) -> Converter:
 
 
 def _has_scale(value: Decimal, scale: int) -> bool:
-    """Whether it has no more digits behind the point; ends in zeros do not count."""
+    """Tells whether it has at most `scale` digits behind the point; zeros at the end do not count."""
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     behind = -exponent - scale
@@ -378,7 +379,7 @@ def _date(path: str) -> Converter:
 
 
 def _timestamp(path: str) -> Converter:
-    """Without an offset it is in UTC."""
+    """The converter of timestamps; one without an offset is in UTC."""
 
     def convert(value: Any) -> datetime:
         try:

@@ -129,7 +129,7 @@ def _descriptor(descriptors: bytes, message: str | None) -> Descriptor:
 
 
 def _struct(descriptor: Descriptor, above: tuple[str, ...]) -> tuple[pa.StructType, Column]:
-    """Of messages, or None."""
+    """The column of a field of messages (or None)."""
     if descriptor.full_name in above:
         raise OptionError(f"message {descriptor.full_name} contains itself: a column has a type of a fixed depth")
     fields = [(one.name, *_field(one, (*above, descriptor.full_name))) for one in descriptor.fields]
@@ -146,7 +146,7 @@ def _struct(descriptor: Descriptor, above: tuple[str, ...]) -> tuple[pa.StructTy
 
 
 def _field(field: FieldDescriptor, above: tuple[str, ...]) -> tuple[pa.DataType, Column]:
-    """Of the messages that have it."""
+    """The column of a field, null for messages that lack it."""
     name = field.name
     if _is_map(field):
         return _map(field, above)
@@ -188,7 +188,7 @@ def _map(field: FieldDescriptor, above: tuple[str, ...]) -> tuple[pa.DataType, C
 
 
 def _items(field: FieldDescriptor, above: tuple[str, ...]) -> tuple[pa.DataType, Column]:
-    """Of single values of a field, or None."""
+    """The array of single values of a field (or None)."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         assert field.enum_type is not None
         of, names = field.enum_type.full_name, field.enum_type.values_by_number

@@ -35,7 +35,7 @@ def with_allowed(field: pa.Field, allowed: list[Any]) -> pa.Field:
 
 
 def allowed_of(field: pa.Field) -> list[Any] | None:
-    """None: any of its type."""
+    """The values that a field may have; None: any of its type."""
     said = (field.metadata or {}).get(_ALLOWED)
     return None if said is None else list(json.loads(said))
 
@@ -59,7 +59,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """As Spark's DDL."""
+    """The type as Spark's DDL."""
     if pt.is_struct(kind):
         return f"struct<{','.join(f'{quoted(one.name)}:{spark_type(one.type)}' for one in kind)}>"
     if pt.is_list(kind):

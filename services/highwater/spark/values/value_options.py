@@ -29,7 +29,7 @@ class ValueFormat(Enum):
 
 
 class ValueErrors(Enum):
-    """What a value does that does not fit its schema."""
+    """The effect of a value that does not fit its schema."""
 
     FAIL = "fail"
     NULL = "null"
@@ -59,7 +59,7 @@ class ValueOptions:
         return _decoder(self.format, self.schema, self.message)
 
     def spark_type(self) -> str:
-        """Of the values, as Spark's DDL. Raises `OptionError`."""
+        """The type of the values as Spark's DDL. Raises `OptionError`."""
         from highwater.spark.values.schema_types import spark_type  # noqa: PLC0415 - Arrow, where values have a type
 
         return spark_type(self.decoder().type)
@@ -140,7 +140,7 @@ def _schema(kind: ValueFormat, said: str) -> bytes:
 
 
 def _content(text: str) -> bytes | None:
-    """Of a file, by its path or URI; None where the text is neither."""
+    """The content of a file, by its path or URI; None where the text is neither."""
     try:
         if "://" not in text and not text.startswith("file:"):
             return Path(text).read_bytes() if Path(text).is_file() else None

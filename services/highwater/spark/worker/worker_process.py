@@ -1,4 +1,4 @@
-"""What a task does to the Python process that Spark runs it in."""
+"""Settings of the Python process that Spark runs a task in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _prepared: int | None = None  # the process for which it was done
 
 
 def prepare_worker() -> None:
-    """Once a process.
+    """Prepares this process for tasks, once.
 
     Spark's workers collect garbage after each task, and look at every object of every imported module for it: 10 to
     20 ms of each task. What is there now stays for the life of the process anyway.

@@ -17,8 +17,9 @@ _NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 
 def quick_workers() -> None:
-    """For the sessions that this process makes from now on, with `local` as their master, and unless `PYSPARK_PYTHON`
-    or `PYSPARK_DRIVER_PYTHON` is set to another Python than this one. They begin with the PySpark that is installed."""
+    """Makes workers start quickly, for the sessions that this process makes from now on, with `local` as their master,
+    and unless `PYSPARK_PYTHON` or `PYSPARK_DRIVER_PYTHON` is set to another Python than this one. They begin with the
+    PySpark that is installed."""
     wanted = str(Path(__file__).with_name("worker_python.sh"))
     if (
         os.name == "posix"
@@ -30,6 +31,6 @@ def quick_workers() -> None:
 
 
 def _is_installed(package: str) -> bool:
-    """As files, for this Python."""
+    """Tells whether this Python has the package as files, not in a zip."""
     spec = find_spec(package)
     return spec is not None and spec.origin is not None and Path(spec.origin).exists()

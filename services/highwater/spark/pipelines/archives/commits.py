@@ -1,4 +1,5 @@
-"""What makes an archive exact: files appear in it, and are replaced, by numbered commits that a crash cannot halve.
+"""Commits of an archive of plain files: files appear in it, and are replaced, by numbered commits that a crash cannot
+halve.
 
     ARCHIVE/_commits/000000000007.json     the commit that was applied last
     ARCHIVE/_commits/000000000008.json     the one that is being applied, if there is one
@@ -83,7 +84,7 @@ class CommitLog:
 
     @property
     def begun(self) -> bool:
-        """Whether the archive has commits."""
+        """True where the archive has commits."""
         return bool(self._numbers())
 
     @property
@@ -188,7 +189,7 @@ class CommitLog:
 
 
 def commit_numbers(names: Iterable[str]) -> list[int]:
-    """Of the names in the directory of commits; a partial file counts for nothing."""
+    """The numbers of commits, of the names in their directory; a partial file counts for nothing."""
     return sorted(int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal())
 
 
@@ -213,7 +214,7 @@ def applied_commit(files: Files, archive: str) -> Commit | None:
 
 
 def settled(files: Files, archive: str, look: Callable[[], Found]) -> tuple[Found, frozenset[str]]:
-    """What `look` finds, which looks at all of an archive that another process may be writing to, and the paths that
+    """The result of `look`, which looks at all of an archive that another process may be writing to, and the paths that
     are to be left out of it. Raises `UserError` where the archive has changed with every look for `SETTLE_S`.
 
     A commit number that is the last one before and after a look was so all the time. Of a commit that is pending

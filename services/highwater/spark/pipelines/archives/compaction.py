@@ -34,7 +34,7 @@ _HOUR = re.compile(r"topic=[^/]+/date=(\d+-\d\d-\d\d)/hour=(\d\d)")
 
 
 class MergedFiles(NamedTuple):
-    """How many small files became how many."""
+    """The numbers of small files that were merged and of files that were made of them."""
 
     small: int
     made: int
@@ -47,7 +47,7 @@ class MergedFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SmallFiles:
-    """Of one hour of one topic."""
+    """The small files of one hour of one topic."""
 
     directory: str  # topic=…/date=…/hour=…
     paths: tuple[str, ...]
@@ -79,7 +79,7 @@ def compact(
     file_bytes: int,
     closed_after_ms: int,
 ) -> MergedFiles:
-    """What was merged; `value` is the type of the values.
+    """Merges small files, and counts them; `value` is the type of the values.
 
     Raises `UserError` where merged files do not hold what the small ones do; nothing is replaced then."""
     closed_before = datetime.fromtimestamp(time(), UTC) - timedelta(milliseconds=closed_after_ms)
@@ -134,7 +134,7 @@ def _by_hour(found: Sequence[FileContent]) -> Mapping[str, list[FileContent]]:
 
 
 def _records(found: Sequence[FileContent]) -> Counter[int]:
-    """By partition."""
+    """The records of each partition."""
     counted: Counter[int] = Counter()
     for one in found:
         counted[one.partition] += one.records

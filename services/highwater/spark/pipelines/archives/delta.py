@@ -161,8 +161,8 @@ class DeltaArchive:
         return is_table(self._files, self._path)
 
     def _create(self) -> None:
-        """By a transaction without rows: `CREATE TABLE` refuses where a process has ended, or another one is, between
-        making the directory of the log and its first transaction, or takes that for a table."""
+        """Creates the table by a transaction without rows: `CREATE TABLE` refuses where a process has ended, or another
+        one is, between making the directory of the log and its first transaction, or takes that for a table."""
         others = [name for name in self._files.names(self._path) if not name.startswith(("_", "."))]
         if others and not self._is_there:  # which comes before the files of another archive pipeline
             raise UserError(f"{self._options.to} has {min(others)} in it and is no archive: name another directory")
@@ -177,7 +177,8 @@ class DeltaArchive:
         self._version = self._history.latest_version()
 
     def _write(self, frame: DataFrame, following: Archived) -> Archived:
-        """What the table says afterwards. Raises `UserError` where another pipeline has added to it."""
+        """Writes a transaction; returns what the table says afterwards. Raises `UserError` where another pipeline has
+        added to it."""
         while not self._written(frame, following):
             # It was skipped: there is such a number. Of a lineage that has only just begun it may be one that the table
             # has forgotten, of rows and history that were deleted since.
@@ -187,7 +188,7 @@ class DeltaArchive:
         return following
 
     def _written(self, frame: DataFrame, following: Archived) -> bool:
-        """False where Delta has skipped it. Raises `UserError`."""
+        """Tries to write a transaction; False where Delta has skipped it. Raises `UserError`."""
         session = frame.sparkSession
         before = _last_commit(session)
         following = replace(following, after=self._version)
@@ -224,16 +225,16 @@ class DeltaArchive:
         return True
 
     def _check_kept(self) -> None:
-        """That the last transaction of this process is the one that has its number: where a file system lets two
-        processes rename a file to one name (a local disk does, in the moment between Delta's look and its rename), the
-        other one's may have replaced it. Raises `UserError`."""
+        """Confirms that the last transaction of this process is the one that has its number: where a file system lets
+        two processes rename a file to one name (a local disk does, in the moment between Delta's look and its rename),
+        the other one's may have replaced it. Raises `UserError`."""
         last = self._written_last
         there = self._files.exists(self._transaction(self._version))
         if last is not None and there and self._says(self._version) != last.to_json():
             raise self._replaced(self._version)
 
     def _says(self, version: int) -> str | None:
-        """As the `userMetadata` of its transaction."""
+        """The `userMetadata` of a version's transaction."""
         made = (one["commitInfo"] for one in self._actions(version) if "commitInfo" in one)
         return next((one.get("userMetadata") for one in made), None)
 
@@ -244,8 +245,8 @@ class DeltaArchive:
         )
 
     def _check_unbroken(self) -> None:
-        """That what this process knows of the table is there, and goes on with nothing but what others may do. Raises
-        `UserError`."""
+        """Confirms that what this process knows of the table is there, and goes on with nothing but what others may do.
+        Raises `UserError`."""
         self._check_kept()
         if self._files.exists(self._transaction(self._version + 1)):
             found = self._history.since(self._version)
@@ -259,7 +260,7 @@ class DeltaArchive:
             raise self._gone()
 
     def _check_goes_on(self, version: int, archived: Archived) -> None:
-        """That a transaction of an archive goes on with what was there before it. Raises `UserError`."""
+        """Confirms that a transaction of an archive goes on with what was there before it. Raises `UserError`."""
         after = archived.after
         if after is None or after == version - 1:
             return
@@ -272,7 +273,7 @@ class DeltaArchive:
             raise self._broken(version, wrong[0], f"two archive pipelines wrote to {self._options.to}")
 
     def _check_chain(self, history: Sequence[Transaction]) -> None:
-        """That transactions of archives go on with each other, as far back as these go. Raises `UserError`."""
+        """Confirms that transactions of archives go on with each other, as far back as these go. Raises `UserError`."""
         if (found := broken(history)) is None:
             return
         wrong, before = found
@@ -309,8 +310,8 @@ class DeltaArchive:
         return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
 
     def _check_files(self, version: int) -> None:
-        """That the driver sees what Spark's tasks have written, but for what others have merged, and a VACUUM removed,
-        since. Raises `UserError`."""
+        """Confirms that the driver sees what Spark's tasks have written, but for what others have merged, and a VACUUM
+        removed, since. Raises `UserError`."""
         if not self._may_be_of_each_machine:
             return
         added = {unquote(one["add"]["path"]): one["add"]["size"] for one in self._actions(version) if "add" in one}
@@ -326,7 +327,7 @@ class DeltaArchive:
         return removed
 
     def _names_removed(self, problem: str) -> bool:
-        """Whether something failed for a file that others have merged, and a VACUUM removed, meanwhile."""
+        """Tells whether something failed for a file that others have merged, and a VACUUM removed, meanwhile."""
         return any(path.rpartition("/")[2] in problem for path in self._removed_since(self._version))
 
     @property
@@ -335,7 +336,7 @@ class DeltaArchive:
         return urlparse(self._path).scheme == "file" and local is None
 
     def _found(self) -> Archived:
-        """What the table holds now, at `_version`. Raises `UserError`."""
+        """The contents of the table now, at `_version`. Raises `UserError`."""
         self._version = self._history.latest_version()
         history = self._history.back_to_last()
         if (last := archived_by(history)) is not None:
@@ -350,7 +351,7 @@ class DeltaArchive:
         return begun(offsets, restored, {topic: ids[topic] for topic in offsets if topic in ids})
 
     def _offsets_of_rows(self) -> Offsets:
-        """At `_version`."""
+        """The ends of the rows at `_version`."""
         table = self._spark.read.format("delta").option("versionAsOf", self._version).load(self._path)
         if not {"topic", "partition", "offset"} <= set(table.columns):
             raise UserError(f"{self._options.to} is a table of something else: it has no columns of an archive")

@@ -42,7 +42,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """What one file holds of one partition."""
+    """The part of one partition that one file holds."""
 
     directory: str  # topic=…/date=…/hour=…
     name: str
@@ -97,7 +97,7 @@ def read_files(
 
 
 def without(frame: DataFrame, paths: Collection[str]) -> DataFrame:
-    """Of `read_files`; a file's name is its own."""
+    """Rows of `read_files` without those of some files, whose names are unique."""
     from pyspark.sql import functions as f
 
     names = [path.rpartition("/")[2] for path in paths]
@@ -105,7 +105,7 @@ def without(frame: DataFrame, paths: Collection[str]) -> DataFrame:
 
 
 def contents(frame: DataFrame) -> list[FileContent]:
-    """What the files hold that a frame of `read_files` reads. Spark reads two of their columns."""
+    """The contents of the files that a frame of `read_files` reads. Spark reads two of their columns."""
     from pyspark.sql import functions as f
 
     file = (f.col("_metadata.file_name").alias("name"), f.col("_metadata.file_size").alias("size"))
@@ -129,7 +129,7 @@ def contents(frame: DataFrame) -> list[FileContent]:
 
 
 def offsets_of(archived: DataFrame) -> Offsets:
-    """Up to where the rows of an archive go."""
+    """The offsets up to which the rows of an archive go."""
     from pyspark.sql import functions as f
 
     rows: list[Any] = archived.groupBy("topic", "partition").agg(f.max("offset").alias("last")).collect()
@@ -158,8 +158,8 @@ def directories(files: HadoopFiles, archive: str) -> Iterator[Listing]:
 
 
 def check_place(archive: str, listing: Listing) -> None:
-    """That files lie where an archive of plain files has them: a table that has lost its log looks like one from
-    outside, and has files that count no longer. Raises `UserError`."""
+    """Confirms that files lie where an archive of plain files has them: a table that has lost its log looks like one
+    from outside, and has files that count no longer. Raises `UserError`."""
     if _PLACE.fullmatch(listing.directory):
         return
     if other := min((name for name in listing.sizes_bytes if name.endswith(".parquet")), default=None):
@@ -170,5 +170,5 @@ def check_place(archive: str, listing: Listing) -> None:
 
 
 def highest_commit(names: Iterable[str]) -> int:
-    """That any of the files was added by; 0 where there are none."""
+    """The highest commit that any of the files was added by; 0 where there are none."""
     return max((int(match[1]) for name in names if (match := _COMMIT_NUMBER.search(name))), default=0)

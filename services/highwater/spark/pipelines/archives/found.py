@@ -1,4 +1,4 @@
-"""What kind of archive lies in a directory."""
+"""The format of the archive in a directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRANSACTION = re.compile(r"\d{20}\.")
 
 
 def format_of(names: Iterable[str]) -> ArchiveFormat | None:
-    """By the names in the directory; None where there is no archive. Pure."""
+    """The format by the names in the directory; None where there is no archive. Pure."""
     names = set(names)
     if DELTA_LOG in names:
         return ArchiveFormat.DELTA
@@ -29,7 +29,7 @@ def format_of(names: Iterable[str]) -> ArchiveFormat | None:
 
 
 def local_format(directory: str) -> ArchiveFormat | None:
-    """The same, without Spark; None also where the directory is not of this machine."""
+    """The format of an archive, found without Spark; None also where the directory is not of this machine."""
     parsed = urlparse(directory)
     path = Path(parsed.path)
     if parsed.scheme not in ("", "file") or not path.is_dir():
@@ -42,5 +42,6 @@ def found_format(files: HadoopFiles, directory: str) -> ArchiveFormat | None:
 
 
 def is_table(files: HadoopFiles, directory: str) -> bool:
-    """Whether there is a Delta table: whoever was killed while he made one has left a log without a transaction."""
+    """Tells whether there is a Delta table: a process that was killed while it made one has left a log without a
+    transaction."""
     return any(map(_TRANSACTION.match, files.names(f"{directory}/{DELTA_LOG}")))

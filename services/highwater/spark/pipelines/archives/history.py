@@ -22,7 +22,7 @@ _HISTORIES = (20, 1000, None)
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What a table holds, as its last transaction of an archive says."""
+    """The contents of a table, as its last transaction of an archive says."""
 
     lineage: str
     number: int = 0
@@ -43,7 +43,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Of a table's history."""
+    """A transaction of a table's history."""
 
     version: int
     operation: str
@@ -51,7 +51,7 @@ class Transaction:
 
     @property
     def archived(self) -> Archived | None:
-        """What it says, if it is one of an archive."""
+        """The contents of the table that it says, if it is one of an archive."""
         try:
             said = json.loads(self.user_metadata or "")[_KEY]
         except (ValueError, KeyError, TypeError):
@@ -64,8 +64,8 @@ class Transaction:
 
 
 def archived_by(history: Iterable[Transaction]) -> tuple[int, Archived] | None:
-    """What the last transaction of an archive says, and its version; None where none of these is one, or where the
-    table was restored to what it was before. The newest comes first. Pure."""
+    """The contents by the last transaction of an archive, and its version; None where none of these is one, or where
+    the table was restored to what it was before. The newest comes first. Pure."""
     for transaction in history:
         if transaction.operation == RESTORE:
             return None
@@ -107,7 +107,7 @@ def named(what: object) -> str:
 
 
 class History:
-    """Of one table. Everything raises `UserError` where Spark's tasks, which read it, do not find it."""
+    """The history of one table. Everything raises `UserError` where Spark's tasks, which read it, do not find it."""
 
     def __init__(self, session: SparkSession, path: str, said: str) -> None:
         """`said` is what the user calls it."""
@@ -132,7 +132,7 @@ class History:
         return found
 
     def since(self, version: int) -> list[Transaction]:
-        """The same, of all after this version."""
+        """Transactions as in `back_to_last`, all of those after this version."""
         latest = self.latest_version()
         while True:
             found = self._found(latest - version)
@@ -141,7 +141,7 @@ class History:
             latest = now
 
     def topic_ids(self) -> Mapping[str, str]:
-        """As the last transaction of an archive says them, whether or not the table was restored since."""
+        """The topics' ids by the last transaction of an archive, whether or not the table was restored since."""
         for limit in _HISTORIES:
             for one in self._found(limit):
                 if (archived := one.archived) is not None:
@@ -149,7 +149,7 @@ class History:
         return {}
 
     def _found(self, limit: int | None) -> list[Transaction]:
-        """Of the last `limit` transactions."""
+        """Those of the last `limit` transactions that count."""
         told = f"DESCRIBE HISTORY {self._table}" + ("" if limit is None else f" LIMIT {limit}")
         rows = self._session.sql(told).select("version", "operation", "userMetadata")
         kept = rows.where(f"operation = '{RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")

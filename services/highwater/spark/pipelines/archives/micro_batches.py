@@ -1,4 +1,4 @@
-"""What the micro-batches of an archive's query read, and what of it the archive lacks."""
+"""The micro-batches of an archive's query, and the part of them that the archive lacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a micro-batch reads."""
+    """The ranges that a micro-batch reads."""
 
     ranges: Mapping[TopicPartition, tuple[int, int]]  # from the first of these offsets to before the other
     topic_ids: Mapping[str, str]  # in hex
@@ -89,7 +89,7 @@ class MicroBatches:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Where there are dead letters, nobody else works with the checkpoint meanwhile. Raises `UserError`."""
+        """Keeps others from the checkpoint while the block runs, where there are dead letters. Raises `UserError`."""
         if self._lease is None:
             yield
         else:
@@ -98,7 +98,7 @@ class MicroBatches:
 
     @property
     def begun(self) -> bool:
-        """Whether the checkpoint says where the query goes on."""
+        """True where the checkpoint says at which offsets the query goes on."""
         return any(map(str.isdecimal, self._files.names(f"{self.checkpoint}/offsets")))
 
     def source(self, archived: Offsets, topic_ids: Mapping[str, str]) -> DataFrame:
@@ -117,7 +117,7 @@ class MicroBatches:
         return planned(self._written(batch - 1) if batch else None, self._written(batch))
 
     def rows(self, frame: DataFrame, batch: int, planned: Planned, archived: Offsets) -> DataFrame:
-        """Of a micro-batch, what goes into the archive; what cannot has gone to the dead letters."""
+        """The rows of a micro-batch that go into the archive; those that cannot have gone to the dead letters."""
         lacking = new_rows(frame, planned, archived)
         if self._dead_letters is None:
             return lacking
@@ -129,7 +129,7 @@ class MicroBatches:
         return written_offset(self._files.read(f"{self.checkpoint}/offsets/{batch}"), self._options.checkpoint, batch)
 
     def check(self, planned: Planned, archived: Offsets, topic_ids: Mapping[str, str]) -> None:
-        """That what a micro-batch reads goes on with what is archived. Raises `UserError`."""
+        """Confirms that a micro-batch goes on with what is archived. Raises `UserError`."""
         options = self._options
         check_topics(topic_ids, planned.topic_ids, options.to)
         for (topic, number), first, end in planned.beyond(archived):
@@ -140,15 +140,15 @@ class MicroBatches:
             )
 
     def _check_done(self, archived: Offsets, topic_ids: Mapping[str, str]) -> None:
-        """That the archive has what the checkpoint has done: where the topics have nothing new, no micro-batch would
-        find that it leaves a gap. Raises `UserError`."""
+        """Confirms that the archive has what the checkpoint has done: where the topics have nothing new, no micro-batch
+        would find that it leaves a gap. Raises `UserError`."""
         last = self._last("offsets")
         if self._last("commits") >= last:  # else a micro-batch is done again
             self.check(nothing_new(self._written(last)), archived, topic_ids)
 
     def _check_behind(self, source_options: dict[str, str], archived: Offsets) -> None:
-        """That what the checkpoint would read once more is still in the topics: one that was put back may be behind the
-        archive. Raises `UserError`."""
+        """Confirms that what the checkpoint would read once more is still in the topics: one that was put back may be
+        behind the archive. Raises `UserError`."""
         going_on = self._going_on(archived).items()
         behind = {partition: first for partition, first in going_on if first < archived_at(archived, partition)}
         if not behind or not _read_options(source_options).fail_on_data_loss:
@@ -166,7 +166,8 @@ class MicroBatches:
                 )
 
     def _going_on(self, archived: Offsets) -> Mapping[TopicPartition, int]:
-        """From which offsets on the query reads. A micro-batch that is archived is done again without reading it."""
+        """The offsets from which the query reads on. A micro-batch that is archived is done again without reading
+        it."""
         last, done = (self._last(name) for name in ("offsets", "commits"))
         ends = self._written(last).ends
         if done >= last:
@@ -183,7 +184,7 @@ class MicroBatches:
     def _starts(
         self, source_options: dict[str, str], archived: Offsets, topic_ids: Mapping[str, str]
     ) -> dict[str, dict[str, int]]:
-        """Where each partition that there is now goes on; those that the archive does not know begin."""
+        """The offsets at which each partition that exists now goes on, or begins where the archive does not know it."""
         starts: dict[str, dict[str, int]] = {}
         missing_ok = not _read_options(source_options).fail_on_data_loss
         with _topic_offsets(source_options) as topics:
@@ -204,7 +205,7 @@ def _topic_offsets(source_options: dict[str, str]) -> TopicOffsets:
 
 
 def written_offset(text: bytes, checkpoint: str, batch: int) -> StreamOffset:
-    """What Spark wrote down of a micro-batch. Raises `UserError`. Pure."""
+    """The offset that Spark wrote down of a micro-batch. Raises `UserError`. Pure."""
     try:
         form, *_, offset = text.decode().splitlines()
         if form == "v1":
@@ -221,7 +222,7 @@ def written_offset(text: bytes, checkpoint: str, batch: int) -> StreamOffset:
 
 
 def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
-    """Of a micro-batch and of the one before it, as they stand in the checkpoint. Pure."""
+    """The plan of a micro-batch, from its offset and that of the one before it in the checkpoint. Pure."""
     ends = before.ends if before is not None else {}
     starts = {**ends, **(written.starts or {})}
     ranges = {partition: (starts.get(partition, 0), end) for partition, end in written.ends.items()}
@@ -232,12 +233,12 @@ def planned(before: StreamOffset | None, written: StreamOffset) -> Planned:
 
 
 def nothing_new(written: StreamOffset) -> Planned:
-    """What a micro-batch would read that goes on with nothing new. Pure."""
+    """The plan of a micro-batch that goes on with nothing new. Pure."""
     return Planned({partition: (end, end) for partition, end in written.ends.items()}, written.topic_ids)
 
 
 def new_rows(frame: DataFrame, planned: Planned, archived: Offsets) -> DataFrame:
-    """Of a micro-batch, without what the archive has already."""
+    """The rows of a micro-batch that the archive does not have yet."""
     known = planned.archived_in_part(archived)
     if not known:
         return frame

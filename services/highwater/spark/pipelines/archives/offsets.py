@@ -19,8 +19,8 @@ def knows(offsets: Offsets, partition: TopicPartition) -> bool:
 
 
 def check_topics(archived: Mapping[str, str], present: Mapping[str, str], archive: str) -> None:
-    """By their ids. Raises `UserError` where one was made anew: its offsets mean other records than those that are
-    archived under its name."""
+    """Compares topics by their ids. Raises `UserError` where one was made anew: its offsets mean other records than
+    those that are archived under its name."""
     anew = [topic for topic, topic_id in present.items() if archived.get(topic, topic_id) != topic_id]
     if anew:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What can be said of an archive."""
+"""Options of the pipeline `archive`."""
 
 from __future__ import annotations
 

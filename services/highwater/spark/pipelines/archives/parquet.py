@@ -131,17 +131,17 @@ class ParquetArchive:
         )
 
     def _highest_commit(self, listing: Listing) -> int:
-        """Of the files of a directory. Raises `UserError`."""
+        """The highest commit that files of a directory were added by. Raises `UserError`."""
         check_place(self._options.to, listing)
         return highest_commit(listing.sizes_bytes)
 
     def _offsets_of_files(self) -> Offsets:
-        """Of an archive whose commits are lost: what its files hold."""
+        """The ends of an archive whose commits are lost, by the contents of its files."""
         return offsets_of(read_files(self._spark, self._directory))
 
 
 def _placed(frame: DataFrame) -> DataFrame:
-    """With date and hour in UTC, whatever the session's time zone is."""
+    """Rows with date and hour in UTC, whatever the session's time zone is."""
     return frame.selectExpr(
         "key",
         "value",

@@ -20,7 +20,7 @@ _WORTH_A_STEP = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one file has of one partition: offsets in `first <= offset < end`."""
+    """The part of one partition that one file has: offsets in `first <= offset < end`."""
 
     path: str
     partition: int
@@ -49,7 +49,7 @@ class Pieces:
         """The offset after the last archived one."""
 
     def paths(self, ranges: Ranges) -> list[str]:
-        """Of the files that have offsets in these ranges, sorted."""
+        """Paths of the files that have offsets in these ranges, sorted."""
         found = {one.path for partition, (first, until) in ranges.items() for one in self._of(partition, first, until)}
         return sorted(found)
 

@@ -47,7 +47,7 @@ _WHOLE_FILES = {
 
 
 class Layout(NamedTuple):
-    """What a topic's files have, and their size in bytes."""
+    """The contents of a topic's files, and their size in bytes."""
 
     pieces: Pieces
     size_bytes: int
@@ -61,7 +61,8 @@ class ArchivedTopic(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of a table it is looked at when it is asked for: that takes memory for each file."""
+        """The layout of the topic's files. That of a table is read when it is asked for: it takes memory for each
+        file."""
 
     def rows(self, ranges: Ranges) -> DataFrame | None:
         """The records in these ranges; None where it has none."""
@@ -70,8 +71,8 @@ class ArchivedTopic(Protocol):
 def open_archive(
     pipeline: str, options: PipelineOptions, archive: str, defaults: Mapping[str, str] | None = None
 ) -> Archive:
-    """With the pipeline's session, `defaults` as in `session`: it has Delta Lake where the archive may be a table.
-    Raises `UserError`."""
+    """Opens an archive with the pipeline's session (`defaults` as in `session`), which has Delta Lake where the archive
+    may be a table. Raises `UserError`."""
     delta = DeltaSettings()
     plain = local_format(archive) is ArchiveFormat.PARQUET
     spark = session(pipeline, options, defaults, nothing_needed if plain else delta)
@@ -80,7 +81,7 @@ def open_archive(
 
 
 class Archive:
-    """What lies in a directory when this is made; of a table, one version. Raises `UserError`."""
+    """The archive in a directory, as it is when this is made; of a table, one version. Raises `UserError`."""
 
     def __init__(self, spark: SparkSession, archive: str, delta: DeltaSettings) -> None:
         self.spark = spark
@@ -151,7 +152,7 @@ class Archive:
 
 
 class _TableTopic:
-    """Of one version of a table."""
+    """A topic in one version of a table."""
 
     def __init__(self, session: SparkSession, table: DataFrame) -> None:
         from pyspark.sql import functions as f
@@ -221,7 +222,7 @@ def _set(session: SparkSession, settings: Mapping[str, str | None]) -> None:
 
 
 def _layout(table: DataFrame) -> Layout:
-    """Of a table's files, by a hash of their paths.
+    """The layout of a table's files, by a hash of their paths.
 
     Others than the archive may have merged or written them: whether records are in order is looked at."""
     from pyspark.sql import functions as f

@@ -1,4 +1,4 @@
-"""In how many tasks Delta puts together what is in a table.
+"""The number of tasks in which Delta puts together what is in a table.
 
 A task holds the files that are its share as objects of Java's: those of a million files, shared by a task for each of
 two cores, are more than the 1 GB that Spark gives a driver by itself. Delta has 50 tasks where it is told nothing,
@@ -27,20 +27,20 @@ class Files(Protocol):
 
 
 def snapshot_partitions(files: int, parallel: int) -> int:
-    """For a table of about so many files, where so many tasks run at once. Pure."""
+    """The number of tasks for a table of about so many files, where so many tasks run at once. Pure."""
     return max(min(parallel, _AT_MOST_IDLE), ceil(files / _FILES_A_TASK))
 
 
 def size_snapshots(files: Files, table: str, *sessions: SparkSession) -> None:
-    """As large as the table is now: what Delta reads of it in these sessions from here on. It may grow."""
+    """Sizes the snapshots that Delta makes in these sessions by the table as it is now. It may grow."""
     size = checkpointed(files, table)
     for session in sessions:
         session.conf.set(_PARTITIONS, str(snapshot_partitions(size, session.sparkContext.defaultParallelism)))
 
 
 def checkpointed(files: Files, table: str) -> int:
-    """What the last checkpoint of its log has: files, and those that were removed of late; 0 where there is none. What
-    came since are a few transactions."""
+    """The number of files in the last checkpoint of the table's log, with those that were removed of late; 0 where
+    there is none. What came since are a few transactions."""
     path = f"{table}/{DELTA_LOG}/_last_checkpoint"
     if not files.exists(path):
         return 0

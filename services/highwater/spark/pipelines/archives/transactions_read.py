@@ -1,4 +1,4 @@
-"""Which transactions of a table a streaming query has read: others of the same numbers are not taken for them.
+"""The transactions of a table that a streaming query has read: others of the same numbers are not taken for them.
 
 Of what it has read Spark's checkpoint says the number of the version only. A backup of the table that is put back has
 the table's id, and what is written to it from there on has the numbers of what was lost: Delta would go on behind them,
@@ -9,7 +9,7 @@ the name of an empty file:
 
 Spark writes down what a micro-batch reads, this is noted, and then the micro-batch is run: one that is not noted has
 not been run. Where Spark writes the rows by itself it may run meanwhile. If a crash came in between, or the checkpoint
-is older than these notes, the times tell: a transaction that was made after the micro-batch was planned was not read
+is older than this record, the times tell: a transaction that was made after the micro-batch was planned was not read
 with it.
 """
 
@@ -60,7 +60,7 @@ class _Read:
 
 
 class TransactionsRead:
-    """By the query of one checkpoint, with which nobody else works."""
+    """The transactions that the query of one checkpoint has read; nobody else works with the checkpoint."""
 
     def __init__(
         self, files: Files, checkpoint: str, table_files: Files, table: str, said: str, latest: Callable[[], int]
@@ -78,7 +78,7 @@ class TransactionsRead:
         self._read: _Read | None = None  # as it is noted
 
     def check(self) -> None:
-        """That the table has what was read of it. Raises `UserError`. Before the query begins."""
+        """Confirms, before the query begins, that the table has what was read of it. Raises `UserError`."""
         self._batch = max(map(int, filter(str.isdecimal, self._files.names(f"{self._checkpoint}/offsets"))), default=-1)
         planned = self._planned(self._batch) if self._batch >= 0 else Planned(-1, 0)
         # After a loss of power there may be one of a micro-batch that Spark knows no more of: it is planned anew.
@@ -96,7 +96,8 @@ class TransactionsRead:
             self._note(planned.version)
 
     def note(self) -> None:
-        """Once Spark has planned a micro-batch. Raises `UserError` where the table no longer has what was read."""
+        """Writes down the last transaction that is read, once Spark has planned a micro-batch. Raises `UserError` where
+        the table no longer has what was read."""
         batch = self._batch
         while self._files.exists(f"{self._checkpoint}/offsets/{batch + 1}"):
             batch += 1
@@ -128,8 +129,8 @@ class TransactionsRead:
             raise self._put_back(read.version)
 
     def _beginning(self, version: int) -> bytes | None:
-        """Of a transaction's file; None where Delta has cleaned that up. Raises `UserError` where the table has not
-        come so far."""
+        """The first bytes of a transaction's file; None where Delta has cleaned that up. Raises `UserError` where the
+        table has not come so far."""
         path = f"{self._table}/{DELTA_LOG}/{version:020d}.json"
         if self._table_files.exists(path):
             return self._table_files.read(path, _DIGESTED_BYTES)
@@ -149,7 +150,7 @@ class TransactionsRead:
 
 
 def planned_of(text: bytes, checkpoint: str, batch: int) -> Planned:
-    """What Spark wrote down of a micro-batch that reads a table, in one place of a query or in several. Raises
+    """Parses what Spark wrote down of a micro-batch that reads a table, in one place of a query or in several. Raises
     `UserError`. Pure."""
     try:
         form, settings, *offsets = text.decode().splitlines()
@@ -174,7 +175,7 @@ def _version(offset: dict[str, int | bool]) -> int:
 
 
 def made_ms(begun: bytes) -> int | None:
-    """When a transaction was made, as it says itself, in ms since 1970; None where it does not. Pure."""
+    """The time at which a transaction was made, as it says itself, in ms since 1970; None where it does not. Pure."""
     for line in begun.splitlines():
         try:
             return int(json.loads(line)["commitInfo"]["timestamp"])

@@ -17,12 +17,12 @@ _SHOWN_CHARS = 200  # of a type
 
 
 def value_type_of(rows: DataFrame) -> str:
-    """As Spark's DDL, as `ValueType` has it."""
+    """The type of the values as Spark's DDL, as `ValueType` has it."""
     return _ddl(rows.schema["value"].dataType) if "value" in rows.columns else BYTES.ddl
 
 
 def value_type_of_files(spark: SparkSession, files: HadoopFiles, directory: str) -> str | None:
-    """That of one of them; None where there is none."""
+    """The type of the values in one of the files; None where there is none."""
     paths = (one.path(name) for one in directories(files, directory) for name in one.sizes_bytes)
     first = next((path for path in paths if path.endswith(".parquet")), None)
     return None if first is None else value_type_of(spark.read.parquet(f"{directory}/{first}"))

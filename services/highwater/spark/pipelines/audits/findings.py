@@ -1,4 +1,4 @@
-"""What an audit found, and whose fault it is where replicas differ. Pure."""
+"""Findings of an audit, and the replicas to blame where they differ. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What was read of a partition."""
+    """Sums of what was read of a partition."""
 
     replicas: int = 0
     segments: int = 0
@@ -98,8 +98,8 @@ class Version(NamedTuple):
 
 
 def blame(versions: Sequence[Version], brokers: Mapping[int, str]) -> list[tuple[Version, str]]:
-    """Of batches with one base offset that are not all the same: those that differ from what most replicas have, and
-    how; every one, where there is no majority."""
+    """Finds, among batches of one base offset that are not all the same, those that differ from what most replicas
+    have, and how; every one, where there is no majority."""
     by_identity: dict[tuple[int, ...], list[Version]] = defaultdict(list)
     for version in versions:
         by_identity[version.identity].append(version)

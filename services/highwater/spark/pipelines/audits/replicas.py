@@ -1,4 +1,5 @@
-"""Which replicas an audit compares, how far each has to go, and the segments that tasks read. No Spark."""
+"""The replicas that an audit compares, the offsets up to which each has to go, and the segments that tasks read. No
+Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPartition:
-    """What the cluster says of a partition."""
+    """The state of a partition as the cluster says it."""
 
     topic_id: str
     high_watermark: int
@@ -57,7 +58,7 @@ Cluster = Mapping[TopicPartition, ClusterPartition]
 
 
 def read_cluster(bootstrap: Sequence[str], wanted: Callable[[str], bool]) -> Cluster:
-    """As of a moment before the files are read. Raises the SDK's errors."""
+    """The cluster as of a moment before the files are read. Raises the SDK's errors."""
     with Admin(list(bootstrap)) as admin:
         names = [name for name in admin.list_topics(include_internal=True) if wanted(name)]
         described = admin.describe_topics(names) if names else []
@@ -87,7 +88,7 @@ def read_cluster(bootstrap: Sequence[str], wanted: Callable[[str], bool]) -> Clu
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to audit."""
+    """The replicas to audit, and the problems that are found without reading them."""
 
     replicas: tuple[Replica, ...]
     lost: tuple[tuple[str, TopicPartition], ...]  # broker, and a log that it should have and has no directory for
@@ -159,7 +160,7 @@ def _lost(
 
 
 def only(found: Found, partitions: set[TopicPartition]) -> Found:
-    """The same for some partitions."""
+    """Narrows what was found to some partitions."""
     return replace(
         found,
         replicas=tuple(one for one in found.replicas if one.partition in partitions),

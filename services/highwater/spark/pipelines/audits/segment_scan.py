@@ -1,4 +1,4 @@
-"""What the tasks of an audit do: each reads one segment of one replica.
+"""Tasks of an audit, each of which reads one segment of one replica.
 
 First a digest of each stretch of offsets; where two replicas' digests differ, their batches; where compaction lets them
 differ, their records. Functions for `mapInArrow`, over rows that hold pickled lists of `AuditTask`.
@@ -174,13 +174,13 @@ def _record_row(task: AuditTask, record: Record) -> dict[str, Any]:
 
 
 def _compared_as_batch(segment: SegmentTask, header: BatchHeader) -> bool:
-    """Not where compaction may have changed it, nor where a part of it is deleted: another replica may lack the
-    whole."""
+    """Tells whether the batch is compared as a whole: not where compaction may have changed it, nor where a part of it
+    is deleted: another replica may lack the whole."""
     return header.base_offset >= max(segment.compacted_to, segment.log_start_offset)
 
 
 def _digest(header: BatchHeader) -> int:
-    """Of what makes a batch: the CRC speaks for its records, the rest stands outside of it."""
+    """A digest of what makes a batch: the CRC speaks for its records, the rest stands outside of it."""
     return _hash(
         _BATCH.pack(
             header.base_offset, header.last_offset, header.partition_leader_epoch, header.crc, header.size_bytes

@@ -31,7 +31,7 @@ _COLUMNS = tuple(one.split()[0] for one in SCHEMA.split(", "))
 
 
 def rows_of(audited: Audited, run: str, time: datetime) -> Iterator[tuple[Any, ...]]:
-    """In the columns of `SCHEMA`. Pure."""
+    """Rows of the table, in the columns of `SCHEMA`. Pure."""
 
     def row(what: str, **columns: Any) -> tuple[Any, ...]:
         values = {"run": run, "time": time, "what": what, **columns}
@@ -61,7 +61,7 @@ def _sums(sums: Sums) -> dict[str, int]:
 
 
 def _finding(one: Finding) -> dict[str, Any]:
-    """Without what it does not say."""
+    """The columns of a finding, without those that it does not have."""
     said: dict[str, Any] = {"kind": one.kind.value, "problem": one.problem}
     if one.topic:
         said |= {"topic": one.topic, "partition": one.partition}
@@ -89,6 +89,6 @@ class AuditTable:
             raise UserError(f"{directory} has {min(others)} in it and is no table: name another directory")
 
     def append(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """In one transaction, which makes the table where there is none."""
+        """Appends rows in one transaction, which makes the table where there is none."""
         frame = self._spark.createDataFrame(rows, self._schema).coalesce(1)
         frame.write.format("delta").mode("append").save(self._path)

@@ -24,7 +24,7 @@ AVAILABLE_NOW = "available-now"
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """Of every pipeline."""
+    """Options of every pipeline."""
 
     master: Annotated[
         str | None,
@@ -39,13 +39,13 @@ class PipelineOptions:
 
     @property
     def stoppable(self) -> bool:
-        """Whether the pipeline itself ends after SIGTERM."""
+        """True where the pipeline itself ends after SIGTERM."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(PipelineOptions):
-    """Of a pipeline that reads topics as a streaming query."""
+    """Options of a pipeline that reads topics as a streaming query."""
 
     topic: Annotated[list[str], typer.Option(help="a topic to read; may be repeated", show_default=False)] = field(
         default_factory=list
@@ -93,7 +93,7 @@ class StreamOptions(PipelineOptions):
         return duration_ms("--stalled-after", self.stalled_after) / 1000
 
     def source_options(self) -> dict[str, str]:
-        """For `spark.readStream.format("highwater")`."""
+        """Options for `spark.readStream.format("highwater")`."""
         found = {"highwater.bootstrap.servers": self.bootstrap, "startingOffsets": self.starting_offsets}
         if self.pattern is not None:
             found["subscribePattern"] = self.pattern
@@ -116,7 +116,8 @@ def key_values(option: str, items: Sequence[str]) -> dict[str, str]:
 
 
 def listen_address(option: str, text: str) -> tuple[str, int] | None:
-    """Of `host:port`, or `:port` for this machine alone; None where it is empty. Raises `UserError`."""
+    """The address in `host:port`, or in `:port` for this machine alone; None where the text is empty. Raises
+    `UserError`."""
     if not text:
         return None
     host, colon, port = text.rpartition(":")
@@ -126,7 +127,7 @@ def listen_address(option: str, text: str) -> tuple[str, int] | None:
 
 
 def duration_ms(option: str, text: str) -> int:
-    """Of `10m`; raises `UserError`."""
+    """The ms of a duration such as `10m`. Raises `UserError`."""
     try:
         return parse_duration_ms(option, text)
     except OptionError as error:
@@ -144,5 +145,5 @@ def trigger_of(text: str) -> dict[str, Any]:
 
 
 def trigger_interval_s(text: str) -> float:
-    """Of a trigger that is valid; 0 for one that has an end."""
+    """The interval of a valid trigger in s; 0 for one that has an end."""
     return 0.0 if text == AVAILABLE_NOW else duration_ms("--trigger", text.replace(" ", "")) / 1000

@@ -24,7 +24,7 @@ _received: list[int] = []
 
 @contextmanager
 def heeded() -> Iterator[None]:
-    """From here on the first SIGTERM is noted, and ends nothing by itself."""
+    """Notes the first SIGTERM while the block runs; it ends nothing by itself."""
     if current_thread() is not main_thread():  # Python gives signals to the main thread only
         yield
         return
@@ -44,7 +44,7 @@ def _note(number: int, _: Any) -> None:
 
 
 def asked(within_s: float = 0.0) -> bool:
-    """Whether SIGTERM has come, or comes in this time."""
+    """Tells whether SIGTERM has come, or comes in this time."""
     deadline = monotonic() + within_s
     while not _received and (left := deadline - monotonic()) > 0:
         sleep(min(left, _LOOK_S))
@@ -52,5 +52,5 @@ def asked(within_s: float = 0.0) -> bool:
 
 
 def unfinished() -> typer.Exit:
-    """Raise it where work that has an end was stopped before: what runs it as a job has to run it again."""
+    """The exception for work that was stopped before its end: the exit status tells a job's runner to run it again."""
     return typer.Exit(STATUS)

@@ -75,7 +75,7 @@ class HadoopFiles:
         return bool(self._system.exists(self._path(path)))
 
     def names(self, directory: str) -> list[str]:
-        """What is in the directory itself, sorted; nothing where there is none."""
+        """Names of what is in the directory itself, sorted; none where there is no directory."""
         local = self._local(directory)
         if local is not None:
             return sorted(os.listdir(local)) if local.is_dir() else []
@@ -109,7 +109,7 @@ class HadoopFiles:
         return [(str(one.getPath().toString()), bool(one.isDirectory()), int(one.getLen())) for one in found]
 
     def read(self, path: str, at_most_bytes: int | None = None) -> bytes:
-        """From the file's beginning."""
+        """The bytes of a file from its beginning."""
         stream = self._system.open(self._path(path))
         try:
             return bytes(stream.readAllBytes() if at_most_bytes is None else stream.readNBytes(at_most_bytes))
@@ -117,13 +117,13 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, content: bytes) -> None:
-        """A new file, which has its name only when it is whole."""
+        """Writes a new file, which has its name only when it is whole."""
         partial = f"{path}.partial"
         self.overwrite(partial, content)
         self.move(partial, path)
 
     def write_new(self, path: str, content: bytes) -> bool:
-        """The same; False where there is such a file, which stays as it is."""
+        """Writes a new file likewise; False where there is one of this name, which stays as it is."""
         local = self._local(path)
         if local is not None:
             return write_new_file(local, content)
@@ -139,7 +139,7 @@ class HadoopFiles:
         return False
 
     def _create_new(self, path: str, content: bytes) -> bool:
-        """In an object store: its objects are there whole or not at all, and have no names for a while."""
+        """Creates a file in an object store, whose objects are there whole or not at all."""
         from py4j.protocol import Py4JJavaError
 
         stream = self._system.createFile(self._path(path)).must(_CREATE_NEW, "true").recursive().build()
@@ -153,7 +153,7 @@ class HadoopFiles:
         return True
 
     def overwrite(self, path: str, content: bytes) -> None:
-        """Whoever reads it meanwhile may find it empty, or some of it."""
+        """Writes a file anew; readers may meanwhile find it empty or incomplete."""
         stream = self._system.create(self._path(path), True)
         try:
             stream.write(bytearray(content))
@@ -161,7 +161,7 @@ class HadoopFiles:
             stream.close()
 
     def size_bytes(self, path: str) -> int:
-        """Of a file; -1 where there is none."""
+        """The size of a file; -1 where there is none."""
         path = self._path(path)
         return int(self._system.getFileStatus(path).getLen()) if self._system.exists(path) else -1
 
@@ -172,12 +172,12 @@ class HadoopFiles:
             raise UserError(f"{source} cannot be renamed to {target}: look at the permissions of both directories")
 
     def delete(self, path: str) -> None:
-        """A file, or a directory with all that is in it; nothing where there is none."""
+        """Deletes a file, or a directory with all that is in it, if there is one."""
         self._system.delete(self._path(path), True)
 
     def fsync(self, paths: Iterable[str]) -> None:
-        """What was written to local disks, renamed there or removed outlasts a loss of power after this. Elsewhere the
-        file system sees to that."""
+        """Makes what was written to local disks, renamed there or removed outlast a loss of power. Elsewhere the file
+        system sees to that."""
         local = [found for path in paths if (found := self._local(path)) is not None]
         fsync_files(local)
 
@@ -198,12 +198,12 @@ def qualified(spark: SparkSession, path: str) -> str:
 
 
 def statuses(told: str) -> list[tuple[str, bool, int]]:
-    """What Java says of a list of Hadoop's `FileStatus`. Pure."""
+    """Parses what Java prints of a list of Hadoop's `FileStatus`. Pure."""
     return [(path, directory == "true", int(size or 0)) for path, directory, size in _STATUS.findall(told)]
 
 
 def listings(files: Iterable[tuple[str, int]]) -> list[Listing]:
-    """Of paths and sizes in any order, without the hidden ones. Pure."""
+    """Listings of paths and sizes in any order, without the hidden ones. Pure."""
     directories: dict[str, dict[str, int]] = defaultdict(dict)
     for path, size_bytes in files:
         directory, _, name = path.rpartition("/")
@@ -217,7 +217,7 @@ def listings(files: Iterable[tuple[str, int]]) -> list[Listing]:
 
 
 def local_listings(directory: Path, below: str = "") -> Iterator[Listing]:
-    """The same of a directory of this machine, as `HadoopFiles.listings` has it."""
+    """Listings of a directory of this machine, as `HadoopFiles.listings` has them."""
     sizes, inner = _local_entries(directory / below)
     if sizes:
         yield Listing(below, sizes)
@@ -260,7 +260,7 @@ def _hidden(name: str) -> bool:
 
 
 def fsync_files(paths: Iterable[Path]) -> None:
-    """Those that are there, and what happened in the directories above all of them, outlast a loss of power."""
+    """Flushes the files that exist, and the directories above all of them, to disk."""
     directories: set[Path] = set()
     for path in paths:
         if path.is_file():
@@ -272,7 +272,8 @@ def fsync_files(paths: Iterable[Path]) -> None:
 
 
 def write_new_file(path: Path, content: bytes) -> bool:
-    """On a local disk, where a rename would replace the file: False where there is one. Durable."""
+    """Writes a new file on a local disk, where a rename would replace one; False where there is one. It is flushed to
+    disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:

@@ -1,5 +1,5 @@
-"""Who may write to an archive of plain files, or work with a checkpoint: one process at a time, which says so again and
-again.
+"""Leases: of the one process that may write to an archive of plain files, or work with a checkpoint, renewed every few
+seconds.
 
     ARCHIVE/_commits/writer.json     {"run": "5f0c…", "host": "node-3", "pid": 4711, "renewed_ms": 1790000000000,
                                       "processes": "06a4… pid:[4026531836]"}
@@ -48,7 +48,7 @@ class Holder:
 
     @property
     def gone(self) -> bool:
-        """Whether it is a process of this machine that has ended."""
+        """True where it is a process of this machine that has ended."""
         if not self.processes or self.processes != process_namespace():
             return False
         try:
@@ -61,7 +61,8 @@ class Holder:
 
 
 def process_namespace() -> str:
-    """Where a pid means one process: this boot of this machine, in this container. Hosts may have one name."""
+    """The namespace in which a pid means one process: this boot of this machine, in this container. Several hosts may
+    have the same name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -70,7 +71,7 @@ def process_namespace() -> str:
 
 
 class UnreadableLeaseError(Exception):
-    """It is there, and what it says cannot be read."""
+    """A lease that exists, and cannot be read."""
 
 
 class Files(Protocol):
@@ -82,7 +83,7 @@ class Files(Protocol):
 
 class Lease:
     def __init__(self, files: Files, path: str, pipeline: str, does: str) -> None:
-        """As in "another `archive pipeline` (process 7 on node-3) `writes to /data/archive`"."""
+        """Names its holder, as in "another `archive pipeline` (process 7 on node-3) `writes to /data/archive`"."""
         self._files = files
         self._path = path
         self._pipeline = pipeline
@@ -110,8 +111,8 @@ class Lease:
                 _log.warning("lease %s is not given back: %s", self._path, error)
 
     def check(self) -> None:
-        """Before anything is changed. Raises `UserError` where the lease was taken by another process,
-        `UnreadableLeaseError`."""
+        """Confirms, before anything is changed, that this process holds the lease. Raises `UserError` where another
+        process has taken it, `UnreadableLeaseError`."""
         if not self._is_own():
             raise self._refusal(self._holder())
 
@@ -183,7 +184,7 @@ class Lease:
 
 
 def checkpoint_lease(spark: SparkSession, pipeline: str, checkpoint: str) -> Lease:
-    """Of a pipeline that sends to topics: two with one checkpoint would both send what it says is next."""
+    """The lease of a pipeline that sends to topics: two with one checkpoint would both send what it says is next."""
     files = HadoopFiles(spark, checkpoint)
     path = f"{files.qualified(checkpoint)}/writer.json"
     return Lease(files, path, pipeline, f"works with checkpoint {checkpoint}")

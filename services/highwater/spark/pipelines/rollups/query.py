@@ -30,7 +30,7 @@ _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """What is computed. Intervals are Spark's, e.g. `10 minutes`."""
+    """The computation of a rollup. Intervals are Spark's, e.g. `10 minutes`."""
 
     time_column: str | None
     watermark: str
@@ -215,7 +215,7 @@ def rolled_up(spark: SparkSession, records: DataFrame, rollup: Rollup) -> Result
 
 
 def _number(records: DataFrame, name: str) -> Column:
-    """Of text, as rows of a CSV file have become JSON: the number that it says, null where it says none."""
+    """The number that text says (as rows of a CSV file have become JSON), null where it says none."""
     from pyspark.sql import functions as f
 
     column = f.col(f"`{name}`")

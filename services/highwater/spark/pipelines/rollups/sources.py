@@ -1,4 +1,4 @@
-"""Where the records of a rollup come from: topics, or an archive of them that is a Delta table."""
+"""Sources of the records of a rollup: topics, or an archive of them that is a Delta table."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ class RecordSource(Protocol):
         """Values to take a schema from."""
 
     def noting(self, checkpoint: str) -> Callable[[], None]:
-        """Of a query with this checkpoint, before it begins: what notes how far it reads, whenever a micro-batch is
-        planned. Raises `UserError`, as that does, where what it has read was replaced."""
+        """Called before a query with this checkpoint begins; returns a function that writes down how far it reads,
+        whenever a micro-batch is planned. Raises `UserError`, as that does, where what it has read was replaced."""
 
     def errors_said(self) -> AbstractContextManager[None]:
-        """What ends a query becomes a sentence that says what to do."""
+        """Turns what ends a query into a sentence that says what to do."""
 
 
 def has_begun(spark: SparkSession, checkpoint: str) -> bool:
-    """Whether there is a micro-batch in it."""
+    """Tells whether there is a micro-batch in the checkpoint."""
     return any(map(str.isdecimal, HadoopFiles(spark, checkpoint).names(f"{checkpoint}/offsets")))
 
 
 def _note(checkpoint: str) -> str:
-    """Of a rollup of an archive: which records it counts."""
+    """The path of the file in which a rollup of an archive says which records it counts."""
     return f"{checkpoint}/rollup/archive"
 
 
@@ -106,7 +106,7 @@ class TopicRecords:
         return self._spark.readStream.format("highwater").options(**source).load()
 
     def sample(self) -> DataFrame:
-        """Of the first records of each partition, `SAMPLED_RECORDS` together."""
+        """Values of the first records of each partition, `SAMPLED_RECORDS` together."""
         options = self._options
         bootstrap = tuple(bootstrap_addresses(options.bootstrap))
         with TopicOffsets(bootstrap, Subscription(tuple(options.topic), options.pattern), {}) as topics:
@@ -126,18 +126,18 @@ class TopicRecords:
         )
 
     def noting(self, checkpoint: str) -> Callable[[], None]:
-        """Nothing: the source's offsets say of which topics they are."""
+        """Writes nothing down: the source's offsets say of which topics they are."""
         return lambda: None
 
     @contextmanager
     def errors_said(self) -> Iterator[None]:
-        """As they are: the source has said them."""
+        """Leaves errors as they are: the source has said what to do."""
         yield
 
 
 def _begun_where(spark: SparkSession, options: ValueSchemaOptions) -> ValueSchemaOptions:
-    """With the offsets at which a rollup with dead letters begins, which are looked up once and noted: both of its
-    queries have to begin there, and the second one may do so much later."""
+    """Options with the offsets at which a rollup with dead letters begins. These are looked up once and written down:
+    both of its queries have to begin there, and the second one may do so much later."""
     offset_log = OffsetLog(spark, f"{options.checkpoint}/dead-letter/begun")
     source = options.source_options()
     read = parse_read_options(source, streaming=True)
@@ -158,7 +158,7 @@ def _begun_where(spark: SparkSession, options: ValueSchemaOptions) -> ValueSchem
 
 
 def check_archive_options(options: ValueSchemaOptions) -> None:
-    """Of a rollup of an archive. Raises `UserError` for what only topics have."""
+    """Refuses options for a rollup of an archive that only topics have. Raises `UserError`."""
     if options.starting_offsets != "earliest":
         raise UserError(
             "--starting-offsets is of topics, and an archive is read from its beginning: leave it out, and choose "
@@ -232,7 +232,7 @@ class ArchivedRecords:
         return decoded(rows, parsed)
 
     def sample(self) -> DataFrame:
-        """Of `SAMPLED_RECORDS`, whichever Spark finds first, but for large ones."""
+        """Values of `SAMPLED_RECORDS` records, whichever Spark finds first, but for large ones."""
         rows = self._table.where(self._wanted()).where(f"octet_length(value) <= {_SAMPLED_BYTES}").select("value")
         return self._spark.createDataFrame(rows.limit(SAMPLED_RECORDS).collect(), "value binary")
 
@@ -293,8 +293,8 @@ class ArchivedRecords:
 
 
 def sentence_of(told: str, archive: str, directory: str, checkpoint: str) -> str | None:
-    """Of what Spark and Delta say of a table that is not what it was; None for anything else, such as a file of the
-    checkpoint or of the target that is gone. `directory` is that of the archive, as a URI. Pure."""
+    """The sentence for what Spark and Delta say of a table that is not what it was; None for anything else, such as a
+    file of the checkpoint or of the target that is gone. `directory` is that of the archive, as a URI. Pure."""
     anew = f"remove checkpoint {checkpoint} and what was written with it, and start again"
     if found := re.search(r"DELTA_SOURCE_(?:IGNORE_DELETE|TABLE_IGNORE_CHANGES).*? at version (\d+)", told, re.DOTALL):
         return (

@@ -96,7 +96,7 @@ def run_query(
 
 
 class _Run:
-    """What the query has said of its micro-batches."""
+    """The progress that the query has reported of its micro-batches."""
 
     def __init__(self, name: str, monitor: RunMonitor) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What is told of a pipeline while it runs: metrics for Prometheus, and whether it is healthy for Kubernetes.
+"""The monitor of a pipeline while it runs: metrics for Prometheus, and health for Kubernetes.
 
 GET /metrics    as docs/metrics.md lists them
 GET /healthz    200, or 503 where Spark has not said for a long time how far the query is
@@ -21,8 +21,8 @@ from highwater.telemetry.metrics import Metrics
 
 
 class RunMonitor:
-    """Of one run of one pipeline. `stalled_after_s`: a query that says nothing for so long is not healthy. (Spark says
-    something after each micro-batch, and every 10 s while nothing comes.)"""
+    """The monitor of one run of one pipeline. `stalled_after_s`: a query that says nothing for so long is not healthy.
+    (Spark says something after each micro-batch, and every 10 s while nothing comes.)"""
 
     def __init__(self, pipeline: str, stalled_after_s: float, clock_s: Callable[[], float] = monotonic) -> None:
         self._stalled_after_s = stalled_after_s
@@ -52,13 +52,13 @@ class RunMonitor:
         return self._clock_s() - self._said_s < self._stalled_after_s
 
     def said(self, behind: Mapping[str, int]) -> None:
-        """By the query; offsets by topic."""
+        """Records that the query has reported, and how far it is behind: offsets by topic."""
         self._said_s = self._clock_s()
         for topic, offsets in behind.items():
             self._behind.labels(self._pipeline, topic).set(offsets)
 
     def committed(self, records: int, seconds: float) -> None:
-        """A micro-batch."""
+        """Records a micro-batch that was committed."""
         self._batch_s = self._clock_s()
         self._records.inc(records)
         self._batches.inc()

@@ -1,4 +1,4 @@
-"""What a task of `mirror` does: the records of one partition into the target's, in order, passing over those that an
+"""A task of `mirror`: copies the records of one partition into the target's, in order, passing over those that an
 earlier run of the task has brought there."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_TIMEOUT_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class MirrorPlan:
-    """What every task needs to know; goes to the executors pickled."""
+    """The plan of a mirror, which each of its tasks gets; goes to the executors pickled."""
 
     bootstrap: tuple[str, ...]
     producer: dict[str, Any]
@@ -37,8 +37,8 @@ Copying = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def copying(plan: MirrorPlan, noted: Mapping[TopicPartition, int]) -> Copying:
-    """For `mapInArrow`: a task's rows to the target. `noted` is where the target ended before the micro-batch was
-    written for the first time."""
+    """A function for `mapInArrow` that copies a task's rows to the target. `noted` is where the target ended before the
+    micro-batch was written for the first time."""
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         copied = _copy(plan, noted, batches)
@@ -106,7 +106,7 @@ class AlreadyThere:
 
 
 def target_rows(plan: MirrorPlan, partition: TopicPartition, start: int) -> Iterator[pa.RecordBatch]:
-    """What the target's partition holds from `start` on: nothing, unless this is not the first run of the task."""
+    """Rows that the target's partition holds from `start` on: none, unless this is not the first run of the task."""
     with TopicOffsets(plan.bootstrap, Subscription(), {}) as topics:
         end = topics.latest([partition])[partition]
     if end > start:

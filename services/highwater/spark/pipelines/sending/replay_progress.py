@@ -1,4 +1,4 @@
-"""How far a replay is, step by step, in the one place that outlives it.
+"""The progress of a replay, step by step, in the one place that outlives it.
 
     CHECKPOINT/000000000012.json    the step that was begun last
 
@@ -75,8 +75,9 @@ def _parsed(number: int, text: bytes) -> Step:
 
 
 def next_until(sent: PartitionOffsets, ends: PartitionOffsets, offsets: int) -> dict[int, int]:
-    """Where a step ends that sends about so many offsets: of each partition that has some left at least one, and as
-    large a part as of the others, so that tasks have as much to do as each other up to the last step. Pure."""
+    """The offsets at which a step ends that sends about so many offsets: of each partition that has some left at least
+    one, and as large a part as of the others, so that tasks have as much to do as each other up to the last step.
+    Pure."""
     left = {partition: end - sent[partition] for partition, end in ends.items() if end > sent[partition]}
     further = max(offsets - len(left), 0)  # than the first of each
     all_further = sum(left.values()) - len(left)

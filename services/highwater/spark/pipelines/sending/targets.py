@@ -18,8 +18,8 @@ Append = Annotated[
 
 
 def check_empty(bootstrap: Sequence[str], partitions: Sequence[TopicPartition], checkpoint: str) -> None:
-    """For a pipeline whose checkpoint is new. Raises `UserError` where a partition has records: it may have sent them
-    itself, and have lost its checkpoint."""
+    """Confirms, for a pipeline whose checkpoint is new, that its targets are empty. Raises `UserError` where a
+    partition has records: the pipeline may have sent them itself, and have lost its checkpoint."""
     with TopicOffsets(tuple(bootstrap), Subscription(), {}) as topics:
         firsts, ends = topics.earliest(partitions), topics.latest(partitions)
     if having := sorted({one.topic for one in partitions if ends[one] > firsts[one]}):

@@ -38,7 +38,7 @@ class NoDeltaError(UserError):
 
 
 def coordinates() -> str:
-    """Of the release for the PySpark that is installed."""
+    """Maven coordinates of the release for the PySpark that is installed."""
     import pyspark
 
     major, minor = pyspark.__version__.split(".")[:2]
@@ -77,7 +77,7 @@ class DeltaSettings:
             return {}
 
     def check(self, spark: SparkSession) -> None:
-        """It is needed. Raises `NoDeltaError`."""
+        """Makes sure that the session has Delta Lake, which is needed. Raises `NoDeltaError`."""
         if self._problem is not None:
             raise self._problem
         check_delta(spark)

@@ -17,8 +17,8 @@ class NoJarsError(Exception):
 
 
 def brought(name: str, given: Mapping[str, str]) -> bool:
-    """Whether the user, or who has installed Spark, says where the jar of this name is; `spark-submit` has begun
-    without it otherwise."""
+    """Tells whether the user, or the installation of Spark, names the jar; `spark-submit` has begun without it
+    otherwise."""
     names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
     return (
         any(name in given.get(setting, "") for setting in names)
@@ -55,7 +55,7 @@ def spark_home() -> str:
 
 
 def _fetch(wanted: Sequence[str], excluded: Iterable[str], directory: Path, given: Mapping[str, str]) -> None:
-    """As Spark does it, without a session."""
+    """Fetches jars into the directory as Spark does it, without a session."""
     script = directory / "nothing.py"
     script.write_text("")
     settings = {key: value for key, value in given.items() if key.startswith("spark.jars.")}

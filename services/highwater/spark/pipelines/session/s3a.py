@@ -16,7 +16,7 @@ _EXCLUDED = ("software.amazon.awssdk:bundle", "commons-logging:*", "org.slf4j:*"
 
 
 def coordinates() -> list[str]:
-    """Of the release for the Hadoop that PySpark has."""
+    """Maven coordinates of the release for the Hadoop that PySpark has."""
     jars = Path(spark_home(), "jars").glob("hadoop-client-api-*.jar")
     hadoop = next((jar.stem.removeprefix("hadoop-client-api-") for jar in jars), "")
     return [f"org.apache.hadoop:hadoop-aws:{hadoop}", *(f"software.amazon.awssdk:{name}:{_SDK}" for name in _MODULES)]

@@ -22,7 +22,7 @@ _UNSAID = (
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """What Spark raises becomes `UserError` with the sentence that its cause says."""
+    """Turns errors that Spark raises into `UserError`, with the sentence of their cause."""
     from py4j.protocol import Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
@@ -52,7 +52,7 @@ def cause_of(message: str) -> str:
 
 
 def _said_by_java(lines: Sequence[str]) -> str:
-    """What it raised, and what that was caused by at first."""
+    """The error that Java raised, and its first cause."""
     raised = _JAVA_ERROR.match(lines[0]) if lines else None
     if raised is None:
         return ""

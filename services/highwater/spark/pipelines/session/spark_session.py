@@ -38,8 +38,8 @@ def session(
     defaults: Mapping[str, str] | None = None,
     needed: Needed = nothing_needed,
 ) -> SparkSession:
-    """The session that there is, as it is but for `--conf`, or a new one; `defaults` are settings of Spark that a user
-    may override.
+    """The active session, as it is but for `--conf`, or a new one; `defaults` are settings of Spark that a user may
+    override.
 
     Raises `UserError` where PySpark or Java is missing."""
     under_spark_submit = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -91,7 +91,7 @@ def _new_session(
 
 
 def _quiet_start() -> None:
-    """Of the JVM that is about to be started, unless its logging was configured by whoever starts the pipeline."""
+    """Silences the JVM that is about to be started, unless its logging is configured already."""
     given = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "log4j" not in given and "SPARK_CONF_DIR" not in os.environ:
         quiet = Path(__file__).with_name("log4j2.properties")
@@ -99,7 +99,7 @@ def _quiet_start() -> None:
 
 
 def _texts(options: PipelineOptions) -> list[str]:
-    """What the options say, paths among it."""
+    """The texts among the options' values, of which some are paths."""
     return [value for one in fields(options) if isinstance(value := getattr(options, one.name), str)]
 
 

@@ -1,4 +1,4 @@
-"""How often Spark runs a task, which the promises of some pipelines hang on."""
+"""The number of times that Spark runs a task, on which guarantees of some pipelines depend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_attempts(name: str, spark: SparkSession, needed: Mapping[str, str]) ->
 
 
 def in_force(master: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """What Spark makes of its settings: within one process it neither speculates nor looks at the number of failures,
+    """The settings as Spark applies them: within one process it neither speculates nor looks at the number of failures,
     but for that in the master's name."""
     if local := _LOCAL.fullmatch(master):
         return {MAX_FAILURES: local[1] or "1", SPECULATION: "false"}

@@ -5,7 +5,7 @@ Behind their own headers stand, in this order, why, and where they came from:
     highwater.error, highwater.topic, highwater.partition, highwater.offset, highwater.timestamp (ms since 1970)
 
 Each goes there once, also where a micro-batch is run again: before its records are sent, the ends of the topic are
-noted beside the checkpoint, and those that stand behind a note are not sent again.
+written to an offset log in the checkpoint, and those that stand behind these ends are not sent again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _PRODUCER_DEFAULTS = {"highwater.max.request.size": str(32 * 1024 * 1024)}
 
 
 def check_dead_letter_topic(options: ValueSchemaOptions) -> None:
-    """That there is one. Raises the SDK's errors."""
+    """Confirms that the topic for dead letters exists. Raises the SDK's errors."""
     if options.dead_letter is not None:
         with Admin(bootstrap_addresses(options.bootstrap)) as admin:
             admin.describe_topics([options.dead_letter])
 
 
 class DeadLetters:
-    """Of one streaming query; its notes are in `directory`."""
+    """The dead letters of one streaming query, whose offset log is in `directory`."""
 
     def __init__(self, spark: SparkSession, options: ValueSchemaOptions, directory: str, lease: Lease) -> None:
-        """`lease`, which is held, says that nobody else sends with these notes."""
+        """`lease`, which is held, says that nobody else sends with this offset log."""
         assert options.dead_letter is not None
         self._topic = options.dead_letter
         self._lease = lease
@@ -75,7 +75,7 @@ class DeadLetters:
     def _there(
         self, spark: SparkSession, noted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> DataFrame:
-        """Which records have come to the topic since the note."""
+        """The records that have come to the topic since the logged offsets."""
         begins = {partition: min(noted.get(partition, 0), end) for partition, end in ends.items()}
         headers = (
             spark.read.format("highwater")

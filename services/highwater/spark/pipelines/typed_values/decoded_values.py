@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def decoded(rows: DataFrame, options: ValueOptions) -> DataFrame:
-    """With `valueError`, and `rawValue` where it is asked for. `rows` has columns of a read; values that do not fit
-    are to be null. Raises `OptionError`."""
+    """Decodes values, adding `valueError`, and `rawValue` where it is asked for. `rows` has columns of a read; values
+    that do not fit are to be null. Raises `OptionError`."""
     assert options.errors is ValueErrors.NULL
     raw = () if options.raw is RawValues.NONE else (RAW_VALUE,)
     columns = (*rows.columns, VALUE_ERROR, *raw)

@@ -45,7 +45,7 @@ _BY_ENDING = {
 
 @dataclass(frozen=True, kw_only=True)
 class ValueTypeOptions(PipelineOptions):
-    """Of a pipeline whose values may have a type."""
+    """Options of a pipeline whose values may have a type."""
 
     option: Annotated[
         list[str],
@@ -109,7 +109,7 @@ def _of_ending(path: str) -> ValueFormat | None:
 
 
 def check_value_options(items: list[str], instead: str) -> None:
-    """Of `--option`. Raises `UserError` for those that would give values a type behind the pipeline's back."""
+    """Refuses those of `--option` that would give values a type behind the pipeline's back. Raises `UserError`."""
     for name in lower_case(key_values("--option", items)):
         if name in _OF_VALUES:
             raise UserError(f"--option {name} is not for a pipeline: {instead}")
@@ -131,7 +131,7 @@ BYTES = ValueType()
 
 
 class BadValues(Enum):
-    """What the source makes of values that do not fit."""
+    """The treatment by the source of values that do not fit."""
 
     FAIL = auto()
     NULL = auto()  # with a column `valueError`
@@ -148,7 +148,7 @@ _OPTIONS = {
 
 
 def value_type(spark: SparkSession, options: ValueTypeOptions, bad: BadValues) -> ValueType:
-    """As `options` say. Raises `UserError`."""
+    """The type of the values as `options` give it. Raises `UserError`."""
     if options.value_schema is None:
         return BYTES
     path, kind, message = options.schema_file
@@ -172,7 +172,7 @@ def value_type(spark: SparkSession, options: ValueTypeOptions, bad: BadValues) -
 
 @contextmanager
 def bad_values_said(remedy: str) -> Iterator[None]:
-    """Of a value that does not fit: what the user of a pipeline can do."""
+    """Names the remedy, in errors of values that do not fit, that the user of a pipeline has."""
     try:
         yield
     except UserError as error:
