@@ -260,7 +260,7 @@ class Admin:
     # Cluster and offsets
 
     async def describe_cluster(self) -> ClusterDescription:
-        """As the active controller sees it."""
+        """The cluster as the active controller sees it."""
         timeout_ms = self._cluster.request_timeout_s * 1000
         request = controller_pb2.DescribeClusterRequest()
         response = await self._controller(lambda stub: stub.DescribeCluster, request, timeout_ms)
@@ -372,7 +372,7 @@ class Admin:
         return await self._retried(attempt)
 
     async def _call_directly(self, method: _Method, request: Any, timeout_s: float) -> Any:
-        """For a broker that forwards no administration: the controller that metadata names, or another controller."""
+        """Asks the controller that metadata names, or another one, where a broker forwards no administration."""
         hint, self._hint = self._hint, ""
         address = hint or self._cluster.metadata.controller_address
         if not address:

@@ -50,7 +50,7 @@ def cluster_description(
 
 
 def elections(response: controller_pb2.ElectLeadersResponse) -> dict[TopicPartition, HighwaterError | None]:
-    """Without the partitions that needed none."""
+    """The outcomes by partition, without those that needed no election."""
     found: dict[TopicPartition, HighwaterError | None] = {}
     for result in response.results:
         code = from_proto(result.error)

@@ -18,7 +18,7 @@ Replica = tuple[TopicPartition, int]  # and the broker
 
 
 async def describe_log_dirs(cluster: Cluster, brokers: Sequence[int] | None) -> list[LogDirDescription]:
-    """By broker and path. Raises `InvalidRequestError` for a broker that is not there."""
+    """Log directories by broker and path. Raises `InvalidRequestError` for a broker that is not there."""
     wanted = sorted(cluster.metadata.brokers) if brokers is None else list(brokers)
     described = await asyncio.gather(*(_describe(cluster, broker) for broker in wanted))
     return [log_dir for of_broker in described for log_dir in of_broker]

@@ -15,7 +15,7 @@ _AT_ONCE = 32
 
 
 async def check_brokers(described: ClusterDescription, timeout_s: float) -> list[BrokerReach]:
-    """By broker. Each is asked over a connection of its own."""
+    """Outcomes by broker. Each is asked over a connection of its own."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(broker: BrokerDescription) -> BrokerReach:

@@ -35,7 +35,7 @@ class BatchSource(Protocol):
         """The next batch; None at the end."""
 
     def advance(self) -> None:
-        """Past the head."""
+        """Goes past the head."""
 
     async def refresh(self) -> None:
         """Brings what it says of its log up to date."""
@@ -51,7 +51,7 @@ an empty string."""
 
 @dataclass(slots=True)
 class Findings:
-    """Of one replica against the reference."""
+    """Findings on one replica against the reference."""
 
     compared: int = 0  # batches
     problems: list[str] = field(default_factory=list)
@@ -71,7 +71,8 @@ async def compare(
     same_records: SameRecords,
     progress: Callable[[int], None] = lambda offset: None,
 ) -> dict[int, Findings]:
-    """By broker id. `progress` is called with the offset that the walk has come to. Raises what the sources raise."""
+    """Walks over all of them; findings by broker id. `progress` is called with the offset that the walk has come to.
+    Raises what the sources raise."""
     pairs = [_Pair(reference, other, high_watermark, same_records) for other in others]
     while (batch := await reference.head()) is not None and batch.last_offset < high_watermark:
         for pair in pairs:

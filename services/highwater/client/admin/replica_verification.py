@@ -106,7 +106,7 @@ async def _compare(
     progress: Callable[[int], None],
     errors: dict[int, HighwaterError],
 ) -> dict[int, Findings]:
-    """Without those that fail on the way: then the others are compared anew."""
+    """Compares without those that fail on the way: then the others are compared anew."""
     while True:
         others = [each for each in sources if each is not reference and each.broker_id not in errors]
         try:

@@ -26,7 +26,7 @@ TwinT = TypeVar("TwinT")
 
 
 def with_the_signature_of(client: type) -> Callable[[type[TwinT]], type[TwinT]]:
-    """For `help()` and for editors that ask the class: its options and their defaults are those of the async client."""
+    """Gives the class the async client's options and defaults, for `help()` and for editors that ask it."""
 
     def decorated(twin: type[TwinT]) -> type[TwinT]:
         twin.__signature__ = signature(client)  # type: ignore[attr-defined]

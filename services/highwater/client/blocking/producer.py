@@ -159,7 +159,7 @@ class Producer(BlockingClient[async_producer.Producer]):
         return pending
 
     def _check_open(self) -> None:
-        """While `_room` is held: what is taken in after it was closed, nobody would send."""
+        """Raises where the producer is closed: nobody would send what is taken in. `_room` is held."""
         if self._stopped:
             raise ClientClosedError("the producer was stopped")
         if self._exiting:

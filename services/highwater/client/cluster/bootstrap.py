@@ -12,8 +12,8 @@ _MAX_PORT = 65535
 
 
 def bootstrap_addresses(bootstrap: str | Sequence[str]) -> list[str]:
-    """From `host:port`, `unix:/path`, a comma-separated string or a list of them. Raises `InvalidRequestError` for what
-    can be no address."""
+    """Addresses of `host:port`, `unix:/path`, a comma-separated string or a list of them. Raises `InvalidRequestError`
+    for what can be no address."""
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = [part.strip() for part in parts if part.strip()]
     for address in addresses:

@@ -136,7 +136,7 @@ class Cluster:
 
     @property
     def answering(self) -> Connection:
-        """To the broker that answered last; where it does not any more, a refresh finds another."""
+        """The connection to the broker that answered last; where it does not any more, a refresh finds another."""
         return self.connection(self._answering)
 
     def leader(self, topic: str, partition: int) -> tuple[Connection, PartitionInfo] | None:
@@ -151,8 +151,8 @@ class Cluster:
             connection.fail_overdue(timeout_s)
 
     def leave_silent_leaders(self, expected_wait_s: float = 0.0) -> None:
-        """To be called again and again. A leader that is paused or cut off answers nothing: when an answer is
-        `SILENT_AFTER_S` late its successor is asked for, and the stream is ended as soon as there is one, whichever
+        """Leaves leaders that are paused or cut off, which answer nothing; to be called again and again. When an answer
+        is `SILENT_AFTER_S` late the successor is asked for, and the stream is ended as soon as there is one, whichever
         came first. `expected_wait_s` is how long a broker may hold a request by design."""
         for connection in list(self._connections.values()):
             for stream in connection.overdue(expected_wait_s + SILENT_AFTER_S):
@@ -169,7 +169,7 @@ class Cluster:
         self._tracked.update(topics)
 
     def request_refresh(self) -> None:
-        """Soon, and at most every `MIN_REFRESH_INTERVAL_S`. Does not wait."""
+        """Begins a refresh soon, at most every `MIN_REFRESH_INTERVAL_S`. Does not wait."""
         self._asked.set()
 
     async def refresh(self) -> None:

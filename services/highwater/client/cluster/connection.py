@@ -152,8 +152,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
             self._abort()
 
     async def close(self, error: HighwaterError) -> None:
-        """As `fail`, but hangs up in order and waits for the broker's end of it: what a cancelled call still has under
-        way would reach an event loop that may be closed by then."""
+        """Fails as `fail` does, but hangs up in order and waits for the broker's end of it: what a cancelled call still
+        has under way would reach an event loop that may be closed by then."""
         if self.broken is None:
             self._refuse_all(error)
             self._wake.set()

@@ -171,8 +171,9 @@ class Consumer:
         self._fetcher.wake()
 
     def _add_partitions(self, topic: str, total: int) -> None:
-        """To a subscription. They begin with their first record, whatever `auto_offset_reset` says: nothing in them is
-        older than the subscription, and what came before they were noticed would be passed over otherwise."""
+        """Adds partitions to a subscription. They begin with their first record, whatever `auto_offset_reset` says:
+        nothing in them is older than the subscription, and what came before they were noticed would be passed over
+        otherwise."""
         added = [TopicPartition(topic, index) for index in range(self._subscribed[topic], total)]
         self._subscribed[topic] = total
         self._fetcher.add(self._new_buffer(partition, EARLIEST_TIMESTAMP) for partition in added)
@@ -207,7 +208,7 @@ class Consumer:
         return frozenset(self._fetcher.buffers)
 
     def pause(self, *partitions: Partition) -> None:
-        """Nothing is handed out or fetched of these until `resume`; what is buffered stays."""
+        """Hands out and fetches nothing of these until `resume`; what is buffered stays."""
         for buffer in self._buffers(partitions):
             buffer.paused = True
 
@@ -227,7 +228,7 @@ class Consumer:
         return buffer
 
     def _buffers(self, partitions: Iterable[Partition]) -> list[FetchBuffer]:
-        """Of these partitions; none named: of all."""
+        """Buffers of these partitions; none named: of all."""
         named = [TopicPartition(*partition) for partition in partitions]
         for partition in named:
             if partition not in self._fetcher.buffers:
@@ -245,12 +246,12 @@ class Consumer:
         self._fetcher.wake()
 
     def seek_to_beginning(self, *partitions: Partition) -> Seeking:
-        """To the first record there is; none named: all assigned partitions. As with `seek`, what is handed out from
-        now on comes from there; await the result to know that the positions have been looked up."""
+        """Goes to the first record there is; none named: all assigned partitions. As with `seek`, what is handed out
+        from now on comes from there; await the result to know that the positions have been looked up."""
         return self._seek_all(partitions, EARLIEST_TIMESTAMP)
 
     def seek_to_end(self, *partitions: Partition) -> Seeking:
-        """To what comes next, the high watermark as it is when the partition's leader is asked; none named: all
+        """Goes to what comes next, the high watermark as it is when the partition's leader is asked; none named: all
         assigned partitions. What is sent before that is passed over: await the result to know that it is behind."""
         return self._seek_all(partitions, LATEST_TIMESTAMP)
 
@@ -263,7 +264,7 @@ class Consumer:
         return Seeking(self._looked_up, [(buffer, buffer.generation) for buffer in buffers])
 
     async def _looked_up(self, seeking: Sequence[tuple[FetchBuffer, int]]) -> None:
-        """Until each has a position, or was sent elsewhere meanwhile."""
+        """Waits until each has a position, or was sent elsewhere meanwhile."""
         deadline = monotonic() + self._cluster.request_timeout_s
         for buffer, generation in seeking:
             # Found is a seek, one generation later.
@@ -298,7 +299,7 @@ class Consumer:
         return {partition: answer if answer.offset >= 0 else None for partition, answer in found.items()}
 
     async def beginning_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
-        """Of the first record there is. The partitions need not be assigned."""
+        """Offsets of the first record there is. The partitions need not be assigned."""
         found = await self._lookup({TopicPartition(*partition): EARLIEST_TIMESTAMP for partition in partitions})
         return {partition: answer.offset for partition, answer in found.items()}
 
@@ -416,7 +417,7 @@ class Consumer:
             return
 
     def _turn(self, buffer: FetchBuffer) -> None:
-        """To the end of the line, so that a full partition starves no other."""
+        """Puts it at the end of the line, so that a full partition starves no other."""
         buffers = self._fetcher.buffers
         if buffers.get(buffer.partition) is buffer:
             del buffers[buffer.partition]

@@ -65,7 +65,7 @@ class FetchBuffer:
         return self._next_position
 
     def seek(self, offset: int) -> None:
-        """From `offset` on; whatever was buffered, asked for or wrong is dropped."""
+        """Goes on from `offset`; whatever was buffered, asked for or wrong is dropped."""
         self._drop()
         self.fetch_offset = self._next_position = offset
 
@@ -76,7 +76,7 @@ class FetchBuffer:
         self.reset_timestamp = timestamp
 
     def fail(self, error: HighwaterError) -> None:
-        """Nothing more can be fetched until a seek; `error` is raised behind what is buffered."""
+        """Ends the fetching until a seek; `error` is raised behind what is buffered."""
         self.error = error
 
     def _drop(self) -> None:
@@ -148,7 +148,7 @@ class FetchBuffer:
         return self._records, self._index
 
     def handed_out(self, index: int) -> None:
-        """Of the `current` records all before `index`."""
+        """Counts the `current` records before `index` as handed out."""
         self._index = index
 
     def take_columns(self, max_records: int, *, include_headers: bool) -> pa.RecordBatch | None:
@@ -193,7 +193,7 @@ class FetchBuffer:
         return None
 
     def decoded(self, fetched: FetchedBatch) -> Batch:
-        """In any thread. Raises `CorruptRecordError`."""
+        """Decodes a batch, in any thread. Raises `CorruptRecordError`."""
         try:
             return decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
         except CorruptBatchError as error:

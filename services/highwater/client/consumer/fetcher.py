@@ -352,6 +352,6 @@ class Fetcher:
         self.wake()
 
     def add(self, buffers: Iterable[FetchBuffer]) -> None:
-        """More partitions, beside those there are."""
+        """Takes up more partitions, beside those there are."""
         self.buffers |= {buffer.partition: buffer for buffer in buffers}
         self.wake()

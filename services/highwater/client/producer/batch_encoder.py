@@ -39,7 +39,7 @@ class BatchEncoder:
         self._closed = False
 
     def encode_closed(self, accumulator: PartitionAccumulator) -> None:
-        """Everything that the accumulator has closed."""
+        """Encodes everything that the accumulator has closed."""
         while accumulator.closed:
             batch = next(iter(accumulator.closed))
             work = _list_encoder(accumulator.topic.batch_format, accumulator.closed.pop(batch))

@@ -31,7 +31,7 @@ class BufferMemory:
                 waiter.set_result(None)
 
     async def changed(self, timeout_s: float) -> None:
-        """Until something was released. Raises `BufferExhaustedError` after `timeout_s`."""
+        """Waits until something was released. Raises `BufferExhaustedError` after `timeout_s`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:

@@ -54,7 +54,7 @@ class BatchDelivery:
         self._future: asyncio.Future[None] | None = None
 
     def split(self, pieces: int) -> None:
-        """One part that is outstanding becomes `pieces`."""
+        """Counts `pieces` parts for one that is outstanding."""
         self._outstanding += pieces - 1
 
     def succeed(self, first_index: int, records: int, base_offset: int, log_append_time_ms: int) -> None:
@@ -80,14 +80,14 @@ class BatchDelivery:
         return self._outstanding == 0
 
     async def wait(self) -> None:
-        """Until the outcome is known; never raises it."""
+        """Waits until the outcome is known; never raises it."""
         if self._outstanding:
             if self._future is None:
                 self._future = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._future)
 
     def outcome(self, index: int, timestamp_ms: int) -> RecordMetadata:
-        """Of the record at `index`. Raises the part's error: with a split batch only what failed, fails."""
+        """The outcome of the record at `index`. Raises the part's error: with a split batch only what failed, fails."""
         position = bisect_right(self.parts, index, key=lambda part: part[0]) - 1
         if position >= 0:
             first, records, base_offset, log_append_time_ms = self.parts[position]

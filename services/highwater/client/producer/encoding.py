@@ -1,4 +1,4 @@
-"""From what was accumulated to encoded batches: rows for a handful of records, columns above. Pure."""
+"""Encoding of what was accumulated: rows for a handful of records, columns above. Pure."""
 
 from __future__ import annotations
 

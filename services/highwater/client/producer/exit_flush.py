@@ -72,7 +72,7 @@ _finalized_by: int | None = None  # the process that has a finalizer of `multipr
 
 
 def flush_at_exit(producer: FlushedAtExit) -> None:
-    """From now on until `forget`."""
+    """Flushes it at the exit, unless `forget` comes first."""
     _flushed[producer] = None
     _add_finalizer()
 
@@ -82,7 +82,7 @@ def forget(producer: FlushedAtExit) -> None:
 
 
 def tell_at_exit(producer: ToldAtExit) -> None:
-    """From now on, while the producer exists."""
+    """Tells at the exit what it has left, where the producer still exists then."""
     _told.add(producer)
 
 
@@ -161,7 +161,7 @@ def _settle(producer: FlushedAtExit) -> None:
 
 
 def _add_finalizer() -> None:
-    """In a process of `multiprocessing`, whose module is then there."""
+    """Adds a finalizer in a process of `multiprocessing`, whose module is then there."""
     global _finalized_by  # noqa: PLW0603
     processes, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
     if processes is None or util is None or processes.parent_process() is None or _finalized_by == os.getpid():

@@ -97,7 +97,7 @@ class RetryPolicy:
     delivery_timeout_ms: float = 120_000
 
     def delay_ms(self, failures: int, random: Callable[[], float]) -> float:
-        """Before the retry after so many failures in a row (from 1): 0.8 to 1.2 times the doubled back-off."""
+        """The pause before a retry after so many failures in a row (from 1): 0.8 to 1.2 times the doubled back-off."""
         exponent = min(failures - 1, 16)
         return float(min(self.backoff_max_ms, self.backoff_ms * 2**exponent) * (0.8 + 0.4 * random()))
 
@@ -146,7 +146,7 @@ class PartitionQueue:
 
     @property
     def saturated(self) -> bool:
-        """As many requests are in flight as may be."""
+        """True where as many requests are in flight as may be."""
         return self.in_flight >= self._max_in_flight
 
     @property

@@ -448,7 +448,7 @@ class Producer:
             accumulator.add_partition(queue)
 
     def _choose_partition(self, accumulator: TopicAccumulator) -> int:
-        """For the next batch of records without keys: one that has a leader, where there is one."""
+        """The partition of the next batch of records without keys: one that has a leader, where there is one."""
         partitions = len(accumulator.partitions)
         led = [index for index in range(partitions) if self._cluster.leader(accumulator.name, index) is not None]
         return random.choice(led or range(partitions))

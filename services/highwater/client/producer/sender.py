@@ -1,4 +1,4 @@
-"""From accumulated batches to acknowledged ones: has them encoded, groups them by leader, sends, takes the answers.
+"""The sender of accumulated batches: has them encoded, groups them by leader, sends, takes the answers.
 
 One pass (`_pass`) looks at every partition that has something to do. It is a plain function, run on the event loop when
 something changed: a batch was opened or closed, an answer came, metadata changed, or a time has come. What waits is in
@@ -112,7 +112,7 @@ class Sender:
         return found
 
     def waiting_records(self) -> int:
-        """Of those that are not settled."""
+        """The number of records that are not settled."""
         return sum(
             (0 if accumulator.open is None else len(accumulator.open.values))
             + sum(batch.records for batch in (*accumulator.queue.unacknowledged, *accumulator.queue.fresh))
@@ -148,7 +148,7 @@ class Sender:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing runs that would notice what goes on: whoever waits is told, and nobody is taken in any more."""
+        """Ends the sender: whoever waits is told, and nothing is taken in any more, as nothing would send it."""
         _log.error("the producer %s has failed", self._settings.client_id, exc_info=error)
         self._closing = True
         self.failure = HighwaterError(f"the producer has failed, by a bug of its own: {error!r}; make another")
@@ -235,7 +235,7 @@ class Sender:
     # Sending
 
     def _send(self, connection: Connection, accumulators: list[PartitionAccumulator], now_ms: float) -> None:
-        """One batch of each partition in turn, in requests of about `batch_bytes`."""
+        """Sends one batch of each partition in turn, in requests of about `batch_bytes`."""
         waiting = accumulators
         while waiting:
             request: list[tuple[PartitionAccumulator, ProducerBatch]] = []

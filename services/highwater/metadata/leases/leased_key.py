@@ -97,7 +97,7 @@ class LeasedKey:
             return False
 
     async def _abandon(self) -> None:
-        """Without its lease a put that is still on its way fails."""
+        """Revokes the lease, without which a put that is still on its way fails."""
         with contextlib.suppress(StoreError):
             await self._store.lease_revoke(self.lease, timeout_s=1.0)
 

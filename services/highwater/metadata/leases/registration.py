@@ -58,7 +58,7 @@ class BrokerRegistrar:
 
     @property
     def registration(self) -> BrokerRegistration | None:
-        """As last written; None while not registered."""
+        """The registration as last written; None while not registered."""
         return None if self._held is None else self._registration
 
     @property

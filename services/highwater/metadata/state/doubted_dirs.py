@@ -10,7 +10,7 @@ from highwater.metadata.store.transactions import MAX_TXN_OPERATIONS, Delete, Pu
 
 
 async def remember_doubted(store: Store, keys: Keys, directory_ids: Collection[str]) -> None:
-    """May be done again. Raises `StoreError`."""
+    """Puts a key for each; may be repeated. Raises `StoreError`."""
     puts = [Put(keys.doubted_dir(directory_id), b"") for directory_id in sorted(directory_ids)]
     for start in range(0, len(puts), MAX_TXN_OPERATIONS):
         await store.txn((), puts[start : start + MAX_TXN_OPERATIONS])
@@ -23,7 +23,7 @@ async def doubted_dirs(store: Store, keys: Keys) -> dict[str, int]:
 
 
 async def forget_doubted(store: Store, keys: Keys, settled: Mapping[str, int]) -> None:
-    """Those that have not been put again since `doubted_dirs` gave these revisions. Raises `StoreError`."""
+    """Deletes those that have not been put again since `doubted_dirs` gave these revisions. Raises `StoreError`."""
     for directory_id, revision in settled.items():
         key = keys.doubted_dir(directory_id)
         await store.txn((modified_at(key, revision),), (Delete(key),))

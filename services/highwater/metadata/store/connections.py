@@ -264,7 +264,7 @@ class Connections:
             self._replace(member)
 
     def _replace(self, member: Member) -> None:
-        """By one with a connection of its own, so that nothing waits for the old one."""
+        """Puts one with a connection of its own in its place, so that nothing waits for the old one."""
         self._members[self._members.index(member)] = self._new_member(member.endpoint)
         member.retired = True
         self._retired.add(member)

@@ -18,7 +18,8 @@ SAY_AGAIN_S = 30.0
 
 
 class Refusals:
-    """Those of one store. Many callers may be refused at once: the pause grows by time, not by their number."""
+    """The refusals that one store meets. Many callers may be refused at once: the pause grows by time, not by their
+    number."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s

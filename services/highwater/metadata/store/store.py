@@ -115,7 +115,7 @@ class Store:
         return entry_of(response.kvs[0]) if response.kvs else None
 
     async def get_many(self, keys: Iterable[str], *, timeout_s: float | None = None) -> tuple[dict[str, Entry], int]:
-        """Those of the keys that exist, all as of one revision, which comes second."""
+        """Entries of the keys that exist, all as of one revision, which comes second."""
         wanted = list(dict.fromkeys(keys))
         found: dict[str, Entry] = {}
         revision = 0
@@ -155,7 +155,7 @@ class Store:
             key = response.kvs[-1].key + b"\0"
 
     async def version(self, *, timeout_s: float | None = None) -> str:
-        """Of the member that answers, for example "3.5.6"."""
+        """The version of the member that answers, for example "3.5.6"."""
         response = await self._read(lambda member: member.maintenance.Status, rpc.StatusRequest(), timeout_s)
         return str(response.version)
 

@@ -94,7 +94,7 @@ def _read(setting: str, path: Path) -> bytes:
 
 
 class Certificates:
-    """Those of one store: read at first, and again when the files have been replaced."""
+    """The certificates of one store: read at first, and again when the files have been replaced."""
 
     def __init__(self, settings: TlsSettings, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Raises `UserError`, see `TlsSettings.context`."""
@@ -131,7 +131,7 @@ class Certificates:
         return changed
 
     def _identity(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each file, through links: Kubernetes replaces a secret's files by turning one round."""
+        """The identity of each file, through links: Kubernetes replaces a secret's files by turning one round."""
         found = []
         for path in self.settings.files:
             try:
