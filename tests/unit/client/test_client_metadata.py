@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.errors import ErrorCode
+from highwater.v1 import broker_pb2
 
 
 def answer(
@@ -107,3 +112,29 @@ def test_who_believed_a_broker_that_lags_does_not_for_long() -> None:
     metadata.merge(brokers(500, 600, 0))
     metadata.merge(brokers(700, 600, 0))
     assert metadata.brokers[0].address == "host:700"
+
+
+async def test_a_late_answer_takes_a_topic_from_nobody_who_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.0)
+    cluster = Cluster("host:1", client_id="test", request_timeout_ms=5_000)
+    asked, late = asyncio.Event(), asyncio.Event()
+
+    async def ask(address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
+        if request is None:  # of `confirm`
+            return answer(1, 5)
+        if "t" in request.topics:
+            asked.set()
+            await late.wait()
+        return answer(1, 5, missing=True)
+
+    monkeypatch.setattr(cluster, "_ask", ask)
+    await cluster.start()
+    try:
+        found = asyncio.create_task(cluster.topic("t", 5.0))
+        await asked.wait()
+        await cluster.confirm()
+        late.set()
+        assert (await found).topic == "t"
+        assert cluster.metadata.topic("t") is None
+    finally:
+        await cluster.close()

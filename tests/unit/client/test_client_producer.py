@@ -414,6 +414,20 @@ async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monke
         assert (await producer.send_and_wait("t", b"3")).offset == 2
 
 
+async def test_a_refused_send_takes_the_topic_from_nobody_who_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.5)
+    async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+        first = asyncio.create_task(producer.send("t", b"1"))
+        await asyncio.sleep(0.3)
+        second = asyncio.create_task(producer.send_and_wait("t", b"2"))
+        with pytest.raises(UnknownTopicError):
+            await first
+        cluster.create("t")
+        assert (await second).offset == 0
+        cluster.move_leader("t", 0, 2)
+        assert (await producer.send_and_wait("t", b"3")).offset == 1
+
+
 @pytest.mark.parametrize("knows", [1, 2, 3])
 async def test_a_topic_that_one_broker_knows_is_waited_for(knows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has just been created: the others have not heard of it yet."""

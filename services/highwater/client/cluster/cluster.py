@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from highwater.client.cluster.bootstrap import bootstrap_addresses
@@ -44,6 +45,14 @@ STILL_TRYING_EVERY_S = 5.0
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
 
 
+@dataclass(slots=True)
+class _Search:
+    """One topic that `Cluster.topic` looks for. It is part of every refresh while anybody waits for it."""
+
+    waiting: int = 0  # calls
+    found: TopicInfo | None = None  # by an answer that came meanwhile; those of brokers that lag do not take it back
+
+
 class Cluster:
     """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged. With
     `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for."""
@@ -68,6 +77,7 @@ class Cluster:
         self._on_change = on_change
         self._allow_auto_topic_creation = allow_auto_topic_creation
         self._tracked: set[str] = set()
+        self._searches: dict[str, _Search] = {}
         self._asked_for: set[str] = set()  # topics of the last refresh
         self._connections: dict[str, Connection] = {}
         self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
@@ -188,24 +198,37 @@ class Cluster:
             UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
             NetworkError: no broker could be reached in `timeout_s`.
         """
+        found = self._described(name)
+        if found is None:
+            search = self._searches.setdefault(name, _Search())
+            search.waiting += 1
+            try:
+                found = await self._look_for(name, search, timeout_s)
+            finally:
+                search.waiting -= 1
+                if not search.waiting:
+                    del self._searches[name]
         self.track([name])
+        return found
+
+    def _described(self, name: str) -> TopicInfo | None:
+        """The topic, unless the latest answer that spoke of it does not know it, or knows it without partitions."""
+        found = self.metadata.topic(name)
+        return found if found is not None and found.partitions else None
+
+    async def _look_for(self, name: str, search: _Search, timeout_s: float) -> TopicInfo:
         begun = monotonic()
         while True:
-            found = self.metadata.topic(name)
-            if found is not None and found.partitions:
-                return found
             error: HighwaterError | None = None
             try:
                 await self.refresh()
             except RetriableError as failure:
                 error = failure
-            found = self.metadata.topic(name)
-            if found is not None and found.partitions:
-                return found
+            if search.found is not None:
+                return search.found
             waited = monotonic() - begun
             code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
-                self._tracked.discard(name)
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
                 raise error_for(code, f"topic {name!r}: {code.name}")
@@ -237,10 +260,10 @@ class Cluster:
                     await self._asked.wait()
             except TimeoutError:
                 pass
-            if self._tracked <= self._asked_for:
+            if self._wanted() <= self._asked_for:
                 await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
             self._asked.clear()
-            self._asked_for = set(self._tracked)
+            self._asked_for = self._wanted()
             waiting, self._refreshed = self._refreshed, None
             self._last_refresh = monotonic()
             try:
@@ -259,9 +282,12 @@ class Cluster:
                     waiting.set_result(None)
             self._on_change()
 
+    def _wanted(self) -> set[str]:
+        return self._tracked | self._searches.keys()
+
     def _request(self) -> broker_pb2.MetadataRequest:
         return broker_pb2.MetadataRequest(
-            topics=sorted(self._tracked), allow_auto_topic_creation=self._allow_auto_topic_creation
+            topics=sorted(self._wanted()), allow_auto_topic_creation=self._allow_auto_topic_creation
         )
 
     async def _ask_in_turn(self, request: broker_pb2.MetadataRequest) -> MetadataAnswer:
@@ -314,6 +340,8 @@ class Cluster:
     def _merge(self, answer: MetadataAnswer) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
         self.metadata.merge(answer)
+        for name, search in self._searches.items():
+            search.found = self._described(name) or search.found
         if self.metadata.began_anew:  # all are other registrations
             self._broker_epochs = dict.fromkeys(self._broker_epochs, 0)
         present = {broker.address: broker.broker_epoch for broker in self.metadata.brokers.values()}
