@@ -256,7 +256,7 @@ def _remove(paths: Sequence[Path]) -> None:
 
 
 def _log_config(settings: LogStorageSettings) -> LogConfig:
-    """What logs have where their topics set nothing else."""
+    """The configuration of logs whose topics set nothing else."""
     deletes, compacts = cleanup_policies(settings.log_cleanup_policy)
     return LogConfig(
         segment_bytes=settings.log_segment_bytes,

@@ -88,7 +88,7 @@ class AppendStream:
         self._task = self._supervisor.run_forever("append-stream", self._run)
 
     async def stop(self) -> None:
-        """What is outstanding is answered as after a break. The channel stays open."""
+        """Ends it; outstanding appends are answered as after a break. The channel stays open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -272,8 +272,11 @@ class LogStorageClient:
         await self._flush(log_storage_pb2.FlushRequest(cluster_id=cluster_id))
 
     async def _flush(self, request: log_storage_pb2.FlushRequest) -> dict[PartitionKey, str]:
-        """Why single logs are not on disk. Raises `StorageUnavailableError` also where a directory in use took less
-        than was asked."""
+        """Syncs logs, and says why single ones are not on disk.
+
+        Raises:
+            StorageUnavailableError: no answer, or a directory in use took less than was asked.
+        """
         response = await self._answer(self._stub.Flush(request, timeout=FLUSH_TIMEOUT_S))
         if request.incarnation not in ("", response.incarnation):
             raise StorageUnavailableError("log-storage was started again")

@@ -1,4 +1,4 @@
-"""What log-storage is told, and what it answers, as values."""
+"""Values for what log-storage is told and for what it answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, and those that several services have, under Kafka's names.
+"""The sources of settings, and the settings that several services have, under Kafka's names.
 What one service alone has stands in its own `settings.py`.
 
 `log.segment.bytes` is the field `log_segment_bytes`. A value comes, in falling order, from `--set log.segment.bytes=…`,

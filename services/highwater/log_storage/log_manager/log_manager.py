@@ -54,12 +54,12 @@ class LogManager:
 
     @property
     def locked(self) -> bool:
-        """Whether the directories are this manager's, and known."""
+        """True when the directories are this manager's, and known."""
         return self._loader.locked
 
     @property
     def loaded(self) -> bool:
-        """Whether the logs are open, but for those that cannot be."""
+        """True when the logs are open, but for those that cannot be."""
         return self._loader.loaded
 
     def lock(self) -> None:
