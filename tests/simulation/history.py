@@ -1,4 +1,4 @@
-"""What has happened, and the invariants of DESIGN §6 that it must keep: 1 to 6 and 9, each checked where it can break.
+"""What has happened, and the invariants that it must keep: 1 to 6 and 9, each checked where it can break.
 
 Checks are made when something changes, against the disks themselves and not against what anybody believes, so that a
 run of thousands of steps stays cheap and a violation is reported in the step that commits it.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InvariantError(AssertionError):
-    """An invariant does not hold. `invariant` is its number in DESIGN §6, with a word about which part of it."""
+    """An invariant does not hold. `invariant`: its number in docs/replication.md, with a word about which part."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"invariant {invariant}: {message}")

@@ -2,9 +2,9 @@
 
 Every writer has a key of its own and numbers its records from 0. What must hold at the end, whatever died meanwhile:
 
-- an acknowledged record stands at the offset that was acknowledged (DESIGN §6, 1);
+- an acknowledged record stands at the offset that was acknowledged (invariant 1);
 - a writer's records stand in one partition, each once, in the order in which they were sent;
-- an offset that was read once is read the same for ever: nothing was seen above the high watermark (DESIGN §6, 3).
+- an offset that was read once is read the same for ever: nothing was seen above the high watermark (invariant 3).
 """
 
 from __future__ import annotations
