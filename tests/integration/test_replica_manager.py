@@ -166,7 +166,7 @@ async def test_too_few_in_sync_replicas_refuse_acks_all_only(cluster: TestCluste
     assert (await cluster[0].produce(topic.key, rows(b"a"))).error.code == ErrorCode.NOT_ENOUGH_REPLICAS
     assert (await cluster[0].produce(topic.key, rows(b"a"), acks=1)).error.code == ErrorCode.NONE
     fetched = await cluster[0].fetch(topic.key)
-    assert (fetched.high_watermark, fetched.records) == (0, b"")  # RULES 5.2, 5.7: it rests, and no error
+    assert (fetched.high_watermark, fetched.records) == (0, b"")  # RULES 5.2, 5.7: it is held, and no error
 
 
 async def test_fetches_out_of_range_and_of_other_epochs_are_refused(cluster: TestCluster) -> None:

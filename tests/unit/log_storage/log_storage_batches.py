@@ -87,7 +87,7 @@ def read_all(log: Log) -> list[BatchHeader]:
     return headers
 
 
-def hosting(data: Path, key: PartitionKey, config: LogConfig, fence: Fence) -> LogManager:
+def manager_with_log(data: Path, key: PartitionKey, config: LogConfig, fence: Fence) -> LogManager:
     """With one log, named `t-<partition>`, and everything that a running broker leaves in its directory."""
     manager = LogManager([data], config, broker_id=1)
     manager.load()

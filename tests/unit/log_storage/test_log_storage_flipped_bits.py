@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_storage_batches import batch, hosting, lead, make_log, produced
+from log_storage_batches import batch, lead, make_log, manager_with_log, produced
 
 from highwater.errors import UserError
 from highwater.log_storage.config import LogConfig
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a log of several segments, epochs and a producer, stopped cleanly."""
     data = tmp_path_factory.mktemp("sound") / "data"
-    manager = hosting(data, KEY, CONFIG, FENCE)
+    manager = manager_with_log(data, KEY, CONFIG, FENCE)
     log = manager.logs.get(KEY).online()
     for number in range(6):
         log.become_leader(1 + number // 3)

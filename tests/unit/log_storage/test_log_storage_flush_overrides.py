@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import SYNCS, FaultyDisk
-from log_storage_batches import batch, hosting, lead
+from log_storage_batches import batch, lead, manager_with_log
 from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, key, running
 
 from highwater.errors import ErrorCode
@@ -32,7 +32,7 @@ PATIENCE_S = 0.2  # for what must not happen
 
 def begun(data: Path, config: LogConfig = EVERY) -> LogManager:
     """After a clean stop, so that all that it holds is on disk."""
-    hosting(data, KEY, config, Fence(1, Role.LEADER, "rm", "ls")).close()
+    manager_with_log(data, KEY, config, Fence(1, Role.LEADER, "rm", "ls")).close()
     return started(data, config)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from log_storage_batches import batch, follow, hosting, lead, produced
+from log_storage_batches import batch, follow, lead, manager_with_log, produced
 
 from highwater.errors import UserError
 from highwater.kube import inventory as command
@@ -28,7 +28,7 @@ SEGMENT = Path("t-0") / "00000000000000000000.log"
 
 
 def begun(data: Path, config: LogConfig | None = None) -> LogManager:
-    return hosting(data, KEY, config or LogConfig(), Fence(5, Role.LEADER, "rm", "ls"))
+    return manager_with_log(data, KEY, config or LogConfig(), Fence(5, Role.LEADER, "rm", "ls"))
 
 
 def written(data: Path) -> LogManager:

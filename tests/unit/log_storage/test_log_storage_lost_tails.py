@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import SYNCS, WRITES, FaultyDisk
-from log_storage_batches import batch, follow, hosting, lead, produced, read_all
+from log_storage_batches import batch, follow, lead, manager_with_log, produced, read_all
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -28,7 +28,7 @@ SEGMENT = Path("t-0") / "00000000000000000000.log"
 
 
 def begun(data: Path, config: LogConfig | None = None) -> LogManager:
-    return hosting(data, KEY, config or LogConfig(), FENCE)
+    return manager_with_log(data, KEY, config or LogConfig(), FENCE)
 
 
 def started(data: Path, config: LogConfig | None = None) -> LogManager:

@@ -295,8 +295,7 @@ def test_an_index_that_leads_into_the_middle_of_a_batch_is_made_again(tmp_path: 
     assert offsets(make_log(tmp_path, config, CLEAN)) == list(range(40))
 
 
-# -- left-overs (seeds §5.3)
-# ---------------------------------------------------------------------------------------------
+# -- what a stop has left ----------------------------------------------------------------------------------------------
 
 
 def test_left_overs_are_removed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_storage_batches import batch, follow, hosting, lead, make_log, produced
+from log_storage_batches import batch, follow, lead, make_log, manager_with_log, produced
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 def made(data: Path, *, clean: bool) -> None:
-    manager = hosting(data, KEY, CONFIG, FENCE)
+    manager = manager_with_log(data, KEY, CONFIG, FENCE)
     log = manager.logs.get(KEY).online()
     for number in range(10):
         log.become_leader(1 + number // 4)

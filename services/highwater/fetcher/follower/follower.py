@@ -188,7 +188,7 @@ class Follower:
             answer.log.log_end_offset,
             answer.log.last_epoch,
         ):
-            return self._mend(disagreement, answer.log, answer.epochs, now_ms)
+            return self._truncate(disagreement, answer.log, answer.epochs, now_ms)
         self.state = FollowerState.FETCHING  # RULES 4.7: it was about another offset, if about any
         return []
 
@@ -213,7 +213,7 @@ class Follower:
         self.leader_high_watermark = answer.high_watermark
         self._leader_log_end_offset = answer.log_end_offset
         if answer.fetched is None:
-            return self._take_marks(answer, self._log)
+            return self._take_high_watermark(answer, self._log)
         return self._take_records(answer, answer.fetched, self._log, now_ms)
 
     def appended(self, answer: LogAnswer, now_ms: int) -> list[Action]:
@@ -289,8 +289,9 @@ class Follower:
         self._appends.append(fetched.next_offset)
         return [append]
 
-    def _take_marks(self, answer: FetchAnswer, log: LogState) -> list[Action]:
-        """RULES 4.6. While an append is under way it can wait: the next response says it again."""
+    def _take_high_watermark(self, answer: FetchAnswer, log: LogState) -> list[Action]:
+        """Takes the leader's high watermark and log start without records (RULES 4.6). While an append is under way
+        they can wait: the next response says them again."""
         assert self._followed is not None
         high_watermark = max(log.high_watermark, min(answer.high_watermark, log.log_end_offset))
         log_start_offset = max(log.log_start_offset, min(answer.log_start_offset, high_watermark))
@@ -320,7 +321,7 @@ class Follower:
         )
         return actions
 
-    def _mend(
+    def _truncate(
         self, disagreement: _Disagreement, log: LogState, epochs: tuple[EpochEntry, ...], now_ms: int
     ) -> list[Action]:
         assert self._followed is not None

@@ -1,4 +1,4 @@
-"""One pass of compaction over the files of a log (seeds §5.4): the map of the dirty part's keys, then each group of
+"""One pass of compaction over the files of a log: the map of the dirty part's keys, then each group of
 segments into one `.cleaned` segment. It reads files and writes files beside them; the log is not touched. It runs in a
 process of its own (`cleaner_process.py`).
 

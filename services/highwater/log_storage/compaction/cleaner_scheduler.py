@@ -1,5 +1,5 @@
-"""Compaction as the log-storage runs it (seeds §5.4, LogCleaner and its threads): which log is next, a process that
-does the pass, and each group of cleaned segments into the log as soon as it is ready.
+"""Compaction as the log-storage runs it, the LogCleaner of Kafka: which log is next, a process that does the pass, and
+each group of cleaned segments into the log as soon as it is ready.
 
 The event loop only chooses and waits. The pass over the data is in `cleaner_process.py`; renames and fsyncs are in
 threads. Who must have a log alone stops its cleaning first (`HostedLog.alone`).
@@ -127,7 +127,7 @@ class LogCleaner:
             raise
         finally:
             # Before anybody else has the log: what is left is this pass's.
-            await self._in_thread(_remove_left_over, hosted.directory)
+            await self._in_thread(_remove_cleaned_files, hosted.directory)
             hosted.end_cleaning()
         await self._cleaned(hosted)
         return True
@@ -250,7 +250,7 @@ def _check_wanted(hosted: HostedLog) -> None:
         raise _StoppedError("somebody else needs the log")
 
 
-def _remove_left_over(directory: Path) -> None:
+def _remove_cleaned_files(directory: Path) -> None:
     # Where that fails the next pass does it, or the next start.
     with contextlib.suppress(OSError):
         for path in directory.glob(f"*{CLEANED_SUFFIX}"):

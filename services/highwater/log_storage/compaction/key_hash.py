@@ -1,6 +1,6 @@
 """128-bit hashes of record keys, a column of them at a time. Pure.
 
-The cleaner's offset map keeps hashes instead of keys, as the seeds' does (theirs is MD5, key by key). This one is built
+The cleaner's offset map keeps hashes instead of keys, as Kafka's does (by MD5, key by key). This one is built
 for columns: two independent 64-bit lanes of MurmurHash3's rounds over eight bytes of every key at once. The seed is
 random for each pass, so that no two keys collide in every pass; within one, 2^128 values make it as unlikely as with
 MD5. Hashes are not kept: they mean nothing outside the pass.

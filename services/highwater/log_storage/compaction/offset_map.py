@@ -1,4 +1,4 @@
-"""The cleaner's map from key to last offset, in bounded memory: hashes instead of keys (seeds: SkimpyOffsetMap). Pure.
+"""The cleaner's map from key to last offset, in bounded memory: hashes instead of keys (Kafka's SkimpyOffsetMap). Pure.
 
 An open-addressing table of three words a slot: the two words of the hash (`low` 0: the slot is empty) and the offset.
 A collision goes on at a distance that the hash's other half gives; the number of slots is prime, so every slot is

@@ -51,7 +51,9 @@ _log = get_logger("log_storage.disk")
 Done = TypeVar("Done")
 
 
-class Trouble(Enum):
+class DiskErrorKind(Enum):
+    """The kind of an error, by what it says of the volume."""
+
     FULL = "full"
     FAILED = "failed"
     LACKING = "lacking"  # of the process or the machine: descriptors, memory; the same operation may succeed later
@@ -82,25 +84,25 @@ class Disk:
 
     # -- what an error means ------------------------------------------------------------------------------------------
 
-    def note(self, error: BaseException | None) -> Trouble:
-        """Takes in what an operation ended with."""
+    def note(self, error: BaseException | None) -> DiskErrorKind:
+        """Takes in what an operation ended with, and says of which kind that is."""
         if not isinstance(error, OSError):
-            return Trouble.OTHER
+            return DiskErrorKind.OTHER
         if error.errno in _FULL:
             self._fill(error)
-            return Trouble.FULL
+            return DiskErrorKind.FULL
         if error.errno in _FAILED:
             self.fail(str(error))
-            return Trouble.FAILED
+            return DiskErrorKind.FAILED
         if is_lacking(error):
-            return Trouble.LACKING
+            return DiskErrorKind.LACKING
         if error.errno in _MISSING:
-            return Trouble.FAILED if not self.present() else Trouble.OTHER
-        return Trouble.OTHER
+            return DiskErrorKind.FAILED if not self.present() else DiskErrorKind.OTHER
+        return DiskErrorKind.OTHER
 
     def refusal(self, error: OSError, what: str) -> LogError:
         """The error to answer with, where `what` failed with `error` and has left nothing behind."""
-        if self.note(error) is Trouble.FULL:
+        if self.note(error) is DiskErrorKind.FULL:
             return LogError(ErrorCode.STORAGE_FULL, f"{what}: no space is left: {error}")
         return LogError(ErrorCode.LOG_STORAGE_ERROR, f"{what}: {error}")
 
@@ -141,7 +143,7 @@ class Disk:
             return work()
         except OSError as error:
             kept = self._directory is not None and (self._directory / RESERVE).exists()
-            if self.note(error) is not Trouble.FULL or not kept:
+            if self.note(error) is not DiskErrorKind.FULL or not kept:
                 raise
         return work()
 

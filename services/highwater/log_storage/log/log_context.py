@@ -8,7 +8,7 @@ from pathlib import Path
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.files.disk import Disk, Trouble
+from highwater.log_storage.files.disk import Disk, DiskErrorKind
 from highwater.records import CorruptBatchError
 
 NO_OFFSET = -1
@@ -46,6 +46,6 @@ class LogContext:
 
     def fail_unless_passing(self, error: OSError | CorruptBatchError) -> LogError:
         """Takes the log offline, unless a full disk, or a lack of descriptors, has left it as it can go on from."""
-        if isinstance(error, OSError) and self.disk.note(error) in (Trouble.FULL, Trouble.LACKING):
+        if isinstance(error, OSError) and self.disk.note(error) in (DiskErrorKind.FULL, DiskErrorKind.LACKING):
             return self.refusal(error)
         return self.fail(error)

@@ -7,7 +7,7 @@ from functools import partial
 
 from highwater.atomic_file import fsync_directory
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.files.disk import Trouble
+from highwater.log_storage.files.disk import DiskErrorKind
 from highwater.log_storage.log.log_context import LogContext
 from highwater.log_storage.log.log_offsets import LogOffsets
 from highwater.log_storage.log.producer_state_manager import ProducerStateManager
@@ -84,7 +84,7 @@ class SegmentReplacement:
             try:
                 fsync_directory(self._context.directory)
             except OSError as error:
-                if self._context.disk.note(error) not in (Trouble.FULL, Trouble.LACKING):
+                if self._context.disk.note(error) not in (DiskErrorKind.FULL, DiskErrorKind.LACKING):
                     raise
                 self._segments.names_are_not_synced()  # the next flush does it
         for segment in new[1:]:

@@ -1,4 +1,4 @@
-"""Tells whether a log is being cleaned, and who forbids it (seeds §5.4). Pure.
+"""Tells whether a log is being cleaned, and who forbids it. Pure.
 
     none ── begin ──> in progress ── end ──> none
                            │ pause

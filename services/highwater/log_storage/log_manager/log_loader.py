@@ -11,7 +11,7 @@ from pathlib import Path
 from highwater.errors import UserError
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
-from highwater.log_storage.files.disk import Trouble, is_lacking
+from highwater.log_storage.files.disk import DiskErrorKind, is_lacking
 from highwater.log_storage.files.partition_metadata import PartitionMetadataError
 from highwater.log_storage.log import log_copy
 from highwater.log_storage.log_manager.hosted_log import FutureLog, HostedLog
@@ -176,7 +176,7 @@ class LogLoader:
         try:
             self._logs.write_checkpoints(log_dir)
         except OSError as error:
-            if log_dir.disk.note(error) is not Trouble.FULL:
+            if log_dir.disk.note(error) is not DiskErrorKind.FULL:
                 raise
             log_dir.stale_checkpoints = True
         log_dir.consume_clean_mark()
@@ -193,7 +193,7 @@ class LogLoader:
         except PartitionMetadataError as error:
             _log.error("%s: nobody can ask for this log", error)
         except OSError as error:
-            if log_dir.disk.note(error) is not Trouble.OTHER:
+            if log_dir.disk.note(error) is not DiskErrorKind.OTHER:
                 raise
             _log.error("%s: nobody can ask for this log", error)
         self._logs.note_unidentified(topic, partition, directory)
@@ -220,7 +220,7 @@ class LogLoader:
             cause = error if isinstance(error, OSError) else error.__cause__
             if isinstance(cause, OSError) and is_lacking(cause):
                 raise lacking(cause) from error
-            if disk.note(cause) is not Trouble.FAILED:
+            if disk.note(cause) is not DiskErrorKind.FAILED:
                 _log.error("a log is offline: %s", error)
             hosted.failure = str(error)
         except Exception as error:  # whatever is in its files, the others are opened
@@ -239,7 +239,7 @@ class LogLoader:
         except Exception as error:
             if isinstance(error, OSError) and is_lacking(error):
                 raise lacking(error) from error
-            if log_dir.disk.note(error) is Trouble.FAILED:
+            if log_dir.disk.note(error) is DiskErrorKind.FAILED:
                 return
             _log.error("the move of %s is not taken up: %s", directory, error)
             taken_up = False
@@ -327,7 +327,7 @@ def _remove(log_dir: LogDir, directory: Path) -> None:
     try:
         shutil.rmtree(directory)
     except OSError as error:
-        if log_dir.disk.note(error) is not Trouble.OTHER:
+        if log_dir.disk.note(error) is not DiskErrorKind.OTHER:
             raise
         _log.warning("%s is not removed: %s", directory, error)
 

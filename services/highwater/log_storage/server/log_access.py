@@ -38,7 +38,7 @@ class LogAccess:
         self._threads = threads
         # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
         self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
-        self.hosting = asyncio.Lock()  # while a log is made or deleted
+        self.lifecycle_lock = asyncio.Lock()  # while a log is made or deleted
         self._in_threads: set[asyncio.Future[Any]] = set()
         self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
         self.fsync = metrics.latency("fsync", "Flushes of logs to disk")

@@ -28,7 +28,7 @@ class LogLifecycle:
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
         key = from_key(request.partition)
         with Answering(response):
-            async with self._access.hosting:
+            async with self._access.lifecycle_lock:
                 if self._manager.logs.find(key) is None:
                     new = request.newer_than_incarnation == self._incarnation
                     response.created = await self._access.in_thread(
@@ -49,7 +49,7 @@ class LogLifecycle:
             if hosted is not None:
                 try:
                     # First the log, for which a flush may have to end; other logs are not held up by that.
-                    async with hosted.alone(), self._access.unfenced(hosted), self._access.hosting:
+                    async with hosted.alone(), self._access.unfenced(hosted), self._access.lifecycle_lock:
                         if self._manager.logs.find(key) is hosted:
                             await self._access.in_thread(self._delete, key, request.leader_epoch)
                 finally:  # also where the caller has gone away meanwhile

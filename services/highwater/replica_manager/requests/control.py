@@ -221,7 +221,7 @@ class Control:
             if hosted is not None and fenced and hosted.log_config == wanted and not damaged:
                 return None
             if damaged:
-                error = await self._prepared(instruction.key, lambda: self._mend(instruction), deadline)
+                error = await self._prepared(instruction.key, lambda: self._repair(instruction), deadline)
                 if error is not None:
                     return CreateAnswer(error)
             answer = await create_log(instruction)
@@ -270,8 +270,8 @@ class Control:
         await asyncio.wait((done,), timeout=max(deadline - asyncio.get_running_loop().time(), 0))
         return done.result() if done.done() else _PREPARING
 
-    async def _mend(self, instruction: PartitionInstruction) -> StorageError | None:
-        """Has a damaged log mended (RULES 7.6)."""
+    async def _repair(self, instruction: PartitionInstruction) -> StorageError | None:
+        """Has a damaged log repaired (RULES 7.6)."""
         return await self._replica_manager.damaged_logs.mend(
             instruction.topic, instruction.key, instruction.state.state
         )
