@@ -28,8 +28,7 @@ ARROWS = {
     "replica_manager": frozenset({"log_storage_client", "metadata"}),
     "controller": frozenset({"metadata"}),
     "console": frozenset({"client"}),
-    # An inventory of a broker's volumes recovers their logs as its log-storage would.
-    "kube": frozenset({"client", "metadata", "log_storage"}),
+    "kube": frozenset({"client", "metadata", "log_storage.inspect"}),
     "spark": frozenset({"client", "console", "log_storage.inspect"}),
     # `highwater up` gives each service the settings that it knows.
     "cli": frozenset(
