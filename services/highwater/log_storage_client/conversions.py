@@ -36,16 +36,17 @@ def append_request(correlation_id: int, role: Role, appends: Sequence[Append]) -
 
 
 def append_answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAnswer:
+    error, log = result.error, result.log
     return AppendAnswer(
-        from_proto(result.error),
-        result.error.message,
+        from_proto(error),
+        error.message,
         result.base_offset,
         result.last_offset,
         result.duplicate,
         result.log_append_time_ms,
-        log_state(result.log),
+        log_state(log),
         incarnation,
-        result.log.offline,
+        log.offline,
     )
 
 

@@ -7,7 +7,7 @@ one stretch of a follower's life in which nothing was dropped: an answer that ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.model.leader_epochs import EpochEntry
@@ -39,8 +39,7 @@ class FenceAnswer:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogAnswer:
+class LogAnswer(NamedTuple):
     """log-storage's answer to `Append`, `TruncateTo` or `TruncateFullyAndStartAt`. `log`: after it; None on error."""
 
     generation: int
