@@ -14,7 +14,7 @@ import pytest
 
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.log_storage import LogStorage
-from highwater.log_storage_client.values import Append
+from highwater.log_storage_client.values import Append, StorageUnavailableError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.v1 import common_pb2, log_storage_pb2
@@ -244,3 +244,19 @@ async def test_an_incarnation_is_seen_before_what_it_answers(storage: FakeLogSto
         await answered.wait()
         assert order == ["two", "two answers"]
         await appends.stop()
+
+
+async def test_what_was_not_sent_when_its_owner_stops_is_settled(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/nobody"
+    appends, follower = LeaderAppends(address, lambda incarnation: None), Follower(address)
+    appends.start()
+    follower.start()
+    probing = asyncio.create_task(appends.probe(30))
+    waiting = follower.append(KEY, 0)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await appends.stop()
+        await follower.stop()
+        with pytest.raises(StorageUnavailableError, match="broke"):
+            await probing
+        assert await waiting is None
