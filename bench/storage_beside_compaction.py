@@ -47,7 +47,7 @@ async def _measure(address: str, checkpoint: Path) -> tuple[list[float], list[fl
         appended = await Appender.leading(storage, other, {})
         for turn in range(TURNS):
             await _fill(compacted, turn)
-            await storage.calls.record_boot()  # which flushes everything
+            await storage.calls.record_boot("")  # which flushes everything
             alone += await _appends(appended, _for_so_long(ALONE_S))
             # Nothing above the high watermark is compacted: now there is something to do.
             going_on = _until_written(checkpoint)

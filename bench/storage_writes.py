@@ -60,7 +60,7 @@ async def _measure_fsync(address: str) -> float:
             for flushed in (True, False):
                 config = {"flush.messages": "1"} if flushed else {}
                 appender = await Appender.leading(storage, key, config, leader_epoch=2 * turn + (not flushed))
-                await storage.calls.record_boot()  # which flushes everything
+                await storage.calls.record_boot("")  # which flushes everything
                 began = time.perf_counter()
                 async with asyncio.TaskGroup() as group:
                     for _ in range(APPENDERS):
