@@ -45,7 +45,7 @@ class StreamOffset:
 
 
 NOT_BEGUN: dict[str, Any] = {}
-"""What `initialOffset` answers: where a query begins stands in the end of its first micro-batch."""
+"""The answer of `initialOffset`: the beginning of a query stands in the end of its first micro-batch."""
 
 
 def parse_stream_offset(written: Mapping[str, Any]) -> StreamOffset:

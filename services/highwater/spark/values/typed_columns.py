@@ -34,7 +34,7 @@ class TypedColumns:
         read = [name for name in columns if name not in _OF_VALUES]
         added = [name for name in ("value", "offset") if self._decodes and name not in read]
         self.read = (*read, *added)
-        """What is to be read of the log."""
+        """The columns to read of the log."""
 
     def of(self, rows: pa.RecordBatch, topic: str, partition: int) -> pa.RecordBatch:
         """Rows of `read`. Raises `BadValueError`."""

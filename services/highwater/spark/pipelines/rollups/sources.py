@@ -55,7 +55,7 @@ class RecordSource(Protocol):
     raw: str
     """The column with the bytes of values that may be bad."""
     typed_by: str
-    """What says the type of values that have one."""
+    """The option, or the archive, that gives values their type."""
 
     def stream(self, bad: BadValues, *, headers: bool = False) -> DataFrame:
         """The columns of a read. Raises `UserError`."""
