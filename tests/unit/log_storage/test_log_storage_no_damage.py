@@ -3,6 +3,7 @@ segment that retention cannot decode."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence
 from highwater.log_storage.inspect.verify import verify
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.server import list_batches
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
@@ -86,6 +88,33 @@ async def test_a_page_of_batches_across_a_change(
         offset = answer.batches.next_offset
     expected = {"swap": [0, 1, 3, 6, 7, 8, 9], "truncate": list(range(log.log_end_offset)), "retain": [5, 6, 7, 8, 9]}
     assert found == expected[change]
+    await servicer.access.settle()
+    threads.shutdown()
+    manager.unlock()
+
+
+async def test_what_is_appended_while_a_page_is_read_is_in_the_next(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = opened(data)
+    log, threads = manager.logs.get(KEY).online(), ThreadPoolExecutor(2)
+    servicer = LogStorageServicer(manager, "ls", threads, Metrics("log-storage"))
+    real, appended = list_batches.check_segment, []
+
+    def beside_an_append(segment: Segment, *arguments: Any, **options: Any) -> Iterator[Any]:
+        yield from real(segment, *arguments, **options)
+        if segment is log.segments[-1] and not appended:
+            appended.append(lead(log, batch(timestamp=2_000)))
+
+    monkeypatch.setattr(list_batches, "check_segment", beside_an_append)
+    found: list[int] = []
+    while not found or found[-1] < 10:
+        offset = found[-1] + 1 if found else 0
+        request = log_storage_pb2.LogListBatchesRequest(partition=to_key(KEY), offset=offset, max_batches=100)
+        answer = await servicer.ListBatches(request, None)
+        assert answer.batches.next_offset == answer.batches.last_offsets[-1] + 1
+        found += answer.batches.base_offsets
+    assert found == list(range(11))
     await servicer.access.settle()
     threads.shutdown()
     manager.unlock()

@@ -40,6 +40,7 @@ def list_batches(
     `OSError`."""
     page = ListedBatches(next_offset=offset)
     for segment in segments:
+        end_offset = segment.end_offset  # of now: what is appended while it is walked belongs to the next page
         for found in check_segment(segment, position, check_crcs=check_crcs):
             last_offset = found.last_offset if isinstance(found, DamagedRange) else found.header.last_offset
             if last_offset < offset:
@@ -52,7 +53,7 @@ def list_batches(
             page.next_offset = last_offset + 1
             if len(page.headers) >= max_batches or page.full:
                 return page
-        page.next_offset = max(page.next_offset, segment.end_offset)
+        page.next_offset = max(page.next_offset, end_offset)
         position = 0
     return page
 
