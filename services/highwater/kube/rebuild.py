@@ -103,7 +103,7 @@ def _text(path: Path) -> str:
     if not path.is_dir():
         return path.read_text()
     # Of the pieces of one inventory: a ConfigMap holds only so much. Kubernetes adds directories of its own.
-    pieces = sorted((each for each in path.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
+    pieces = sorted((each for each in path.iterdir() if each.name.isdecimal()), key=lambda each: int(each.name))
     if not pieces:
         raise UserError(f"{path} has no pieces of an inventory, named 0, 1, and so on")
     return "".join(each.read_text() for each in pieces)

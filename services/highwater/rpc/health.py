@@ -70,7 +70,7 @@ def check(address: str, service: str, timeout_s: float) -> tuple[int, str]:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not text.startswith("unix:") and not (host and port.isdigit()):
+    if not text.startswith("unix:") and not (host and port.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not an address: write host:port or unix:/path")
     return text
 

@@ -61,7 +61,7 @@ def check_address(address: str) -> None:
             )
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise ValueError(f"{address!r} is not an address: write host:port or unix:/path")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -339,10 +340,11 @@ def test_a_damaged_swap_gives_way_to_its_original(tmp_path: Path) -> None:
     assert not swap.exists()
 
 
-def test_a_foreign_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["copy-of.log", "0000000000000000000².log"])  # a digit, and no number to `int`
+def test_a_foreign_file_is_named(tmp_path: Path, name: str) -> None:
     filled(tmp_path)
-    (tmp_path / "copy-of.log").write_bytes(b"")
-    with pytest.raises(LogError, match=r"copy-of\.log is not the name of a segment"):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(LogError, match=f"{re.escape(name)} is not the name of a segment"):
         make_log(tmp_path, SMALL)
 
 

@@ -77,5 +77,5 @@ def dump_index(path: Path) -> Iterator[DumpedEntry]:
 def check_name(path: Path) -> None:
     """Raises `ValueError` where it is not that of a segment's or an index's file."""
     number, dot, suffix = path.name.partition(".")
-    if not number.isdigit() or dot + suffix not in SEGMENT_SUFFIXES:
+    if not number.isdecimal() or dot + suffix not in SEGMENT_SUFFIXES:
         raise ValueError(f"{path} is not a segment: write <20 digits>.log, .index or .timeindex")

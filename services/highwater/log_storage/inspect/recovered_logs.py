@@ -72,7 +72,7 @@ def broker_of(directories: Sequence[Path]) -> int | None:
         told = meta_properties.read(path).broker_id
         if record is not None:
             found[record.broker_id] = path
-        elif told.isdigit():
+        elif told.isdecimal():
             found[int(told)] = path
     if len(found) > 1:
         said = ", ".join(f"{path} is of broker {broker}" for broker, path in sorted(found.items()))

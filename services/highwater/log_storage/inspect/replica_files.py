@@ -95,7 +95,7 @@ def _segments(directory: Path) -> tuple[SegmentFile, ...] | None:
     try:
         for path in directory.glob(f"*{LOG_SUFFIX}"):
             stem = path.name.removesuffix(LOG_SUFFIX)
-            if stem.isdigit():
+            if stem.isdecimal():
                 try:
                     found.append(SegmentFile(int(stem), str(path), path.stat().st_size))
                 except FileNotFoundError:

@@ -209,7 +209,7 @@ class _LogWalk:
         """The segment and its indexes."""
         verified = VerifiedFile(path, size_bytes=path.stat().st_size)
         stem = path.name.removesuffix(LOG_SUFFIX)
-        if not stem.isdigit() or file_name(int(stem), LOG_SUFFIX) != path.name:
+        if not stem.isdecimal() or file_name(int(stem), LOG_SUFFIX) != path.name:
             verified.problems.append("it is not the name of a segment")
             yield verified
             return

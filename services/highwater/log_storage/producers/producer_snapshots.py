@@ -108,7 +108,7 @@ def path_of(directory: Path, offset: int) -> Path:
 def offsets(directory: Path) -> list[int]:
     """Of the snapshots that there are, in order. Raises `OSError`."""
     names = (name.removesuffix(SNAPSHOT_SUFFIX) for name in os.listdir(directory) if name.endswith(SNAPSHOT_SUFFIX))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def write(

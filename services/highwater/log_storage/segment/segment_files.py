@@ -31,7 +31,7 @@ def base_offset_of(path: Path) -> int:
     """The base offset that a segment's file is named for, whatever suffixes follow. Raises `LogError`
     (LOG_STORAGE_ERROR) where the name does not begin with one."""
     name = path.name.partition(".")[0]
-    if not name.isdigit():
+    if not name.isdecimal():
         raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{path} is not the name of a segment: remove or rename the file")
     return int(name)
 
