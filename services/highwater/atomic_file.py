@@ -15,17 +15,17 @@ _numbers = itertools.count()
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in the place of the file at `path`; it is on disk when this returns. Raises `OSError`: the file is
     the old one then (where the rename itself could not be made durable: the old or the new one, whole)."""
-    write_whole(path, content, durable=True)
+    write_whole(path, content, sync=True)
     fsync_directory(path.parent)
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
-    """The same without the fsync of the directory, and without `durable` of the file: a crash of the machine may leave
-    one then that is torn. Raises `OSError`: nothing has changed."""
+def write_whole(path: Path, content: bytes, *, sync: bool) -> None:
+    """The same without the fsync of the directory; without `sync` the file is not synced either, and a crash of the
+    machine may leave one that is torn. Raises `OSError`: nothing has changed."""
     # A name of its own: two threads may write the same file, and the last one to rename has it.
     temporary = path.with_name(f"{path.name}.{next(_numbers)}{TEMPORARY_SUFFIX}")
     try:
-        _write(temporary, content, durable=durable)
+        _write(temporary, content, sync=sync)
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):  # what is left of it takes space where there may be none
@@ -41,13 +41,13 @@ def remove_temporaries(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes, *, durable: bool) -> None:
+def _write(path: Path, content: bytes, *, sync: bool) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
-        if durable:
+        if sync:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A broker as the controller sees it: registered in etcd, taking instructions over gRPC, hosting nothing."""
+"""A broker as the controller sees it: registered in etcd, taking instructions over gRPC, with no replica of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known mistakes, put back into the production code one at a time. The simulation must find each (`test_mutants.py`).
+"""Known bugs, put back into the production code one at a time. The simulation must find each (`test_mutants.py`).
 
 A mutant changes as little as makes the mistake; where two layers guard against it, both are taken away. `bias` turns
 the seeds' settings towards what the mistake needs, so that it is met within few of them; the code as it is must

@@ -195,7 +195,7 @@ def test_write_out_appends_what_is_new_and_follows_a_truncation(tmp_path: Path) 
     index = OffsetIndex(path, 0, 1000)
     for number in range(1, 6):
         index.append(number, number * 100)
-        index.write_out(durable=number % 2 == 0)
+        index.write_out(sync=number % 2 == 0)
     index.truncate(300)
     assert path.read_bytes() == struct.pack(">iiii", 1, 100, 2, 200)
     index.append(9, 900)

@@ -120,7 +120,7 @@ def write(
     pause: Callable[[], None] | None = None,
 ) -> None:
     """Puts the snapshot in place. A crash of the machine may leave one that does not hold its CRC. Raises `OSError`."""
-    write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), durable=False)
+    write_whole(path_of(directory, offset), encode(states, wall_offset_ms, pause), sync=False)
 
 
 def write_durably(

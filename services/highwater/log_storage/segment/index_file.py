@@ -90,10 +90,10 @@ class IndexFile:
         self._entries, self._pages, self._written_bytes = bytearray(), None, 0
         self.path.unlink(missing_ok=True)
 
-    def write_out(self, *, durable: bool = False) -> None:
+    def write_out(self, *, sync: bool = False) -> None:
         """Brings the file up to the entries in memory. Raises `OSError`; the index in memory stays good."""
         entries = self._entries
-        if entries is None or (len(entries) == self._written_bytes and self.path.exists() and not durable):
+        if entries is None or (len(entries) == self._written_bytes and self.path.exists() and not sync):
             return  # what was not changed since it was opened is on disk
         # A flush runs in a thread while the loop appends: what is written is what was there when it began.
         start, end = self._written_bytes, len(entries)
@@ -102,7 +102,7 @@ class IndexFile:
         written = os.pwrite(file.number, entries[start:end], start)
         if written != end - start:
             raise OSError(f"wrote {written} of {end - start} bytes to {self.path}")
-        if durable:
+        if sync:
             os.fsync(file.number)
         self._written_bytes = end
 

@@ -218,8 +218,8 @@ class Segment:
 
     def write_indexes(self) -> None:
         """Both indexes to disk, as they are now. Raises `OSError`."""
-        self.offset_index.write_out(durable=True)
-        self.time_index.write_out(durable=True)
+        self.offset_index.write_out(sync=True)
+        self.time_index.write_out(sync=True)
 
     def open(self) -> None:
         """Has the file open, if it has not been used yet. Raises `OSError`."""
