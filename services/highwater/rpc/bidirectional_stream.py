@@ -43,7 +43,11 @@ async def drive_stream(
 
     async def write() -> None:
         async for request in requests:
-            await call.write(request)
+            try:
+                await call.write(request)
+            except asyncio.InvalidStateError:  # the call has ended: grpc.aio tells the reader the reason
+                code, details = await call.code(), await call.details()
+                raise StreamEndedError(f"{code.name}: {details}") from None
 
     async def read() -> None:
         while (response := await call.read()) is not EOF:
@@ -64,9 +68,6 @@ async def drive_stream(
             task.result()
     except grpc.aio.AioRpcError as error:
         raise StreamEndedError(f"{error.code().name}: {error.details()}") from error
-    except asyncio.InvalidStateError:  # a write on a call that has ended: grpc.aio tells the reader the reason
-        code, details = await call.code(), await call.details()
-        raise StreamEndedError(f"{code.name}: {details}") from None
     finally:
         for task in tasks:
             task.cancel()

@@ -56,3 +56,25 @@ async def test_who_is_cancelled_ends() -> None:
     talking.cancel()
     await asyncio.wait((talking,), timeout=10.0)
     assert talking.cancelled()
+
+
+@pytest.mark.parametrize("mistake", [asyncio.InvalidStateError, ValueError])
+async def test_a_mistake_in_taking_an_answer_ends_the_stream(mistake: type[Exception]) -> None:
+    """Also the one that a write raises on a call that has ended: this call goes on, and nothing would be answered on it
+    any more."""
+
+    class Answering(Call):
+        async def write(self, request: object) -> None: ...
+
+        async def read(self) -> Any:
+            return b""
+
+        async def code(self) -> Any:
+            await asyncio.Event().wait()
+
+    def received(response: object) -> None:
+        raise mistake
+
+    call: Any = Answering()
+    with pytest.raises(mistake):
+        await asyncio.wait_for(drive_stream(call, one(), received, oldest=lambda: None, limit_s=60.0), timeout=10.0)
