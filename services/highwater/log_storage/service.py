@@ -62,6 +62,7 @@ class LogStorageService:
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))
         )
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
+        self._opened = False  # else the directories may be another's: a start that fails lets go of them
 
     @property
     def addresses(self) -> list[str]:
@@ -78,6 +79,7 @@ class LogStorageService:
         except BaseException:
             await self._server.stop()
             raise
+        self._opened = True
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
             lambda: sum(1 for hosted in manager.logs if hosted.offline_reason)
@@ -158,7 +160,7 @@ class LogStorageService:
         ended = ending.done()
         if ended:
             await ending
-        if self._manager.loaded:
+        if self._opened:
             unanswered = frozenset() if ended else self._at_work()
             closer = ThreadPoolExecutor(1, "closing")  # those of `_threads` may all be waiting for the disk
             left_s = max(until_s - time.monotonic(), LEAST_PATIENCE_S)
@@ -170,7 +172,7 @@ class LogStorageService:
     async def _end_work(self) -> None:
         await self._tasks.stop()
         await self._servicer.access.settle()
-        if self._manager.loaded:
+        if self._opened:
             run = asyncio.get_running_loop().run_in_executor
             try:
                 await run(self._threads, _remove, self._take_due(everything=True))

@@ -321,3 +321,37 @@ async def test_a_stream_goes_by_the_gate_once_however_many_appends_it_has(
             assert (await call.read()).correlation_id == number
         await call.done_writing()
     assert gone_by == ["Append"]
+
+
+async def test_a_start_that_was_cancelled_writes_nothing_to_a_directory_that_it_has_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = LogManager([tmp_path / "data"], LogConfig(), broker_id=1)
+    manager.load()
+    manager.logs.log_dirs[0].record_boot()  # its tail is not lost: a clean stop leaves the mark
+    manager.close()
+    mark = tmp_path / "data" / CLEAN_SHUTDOWN
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    load = log_loader.LogLoader.load
+
+    def slow_load(loader: log_loader.LogLoader) -> None:
+        begun.set()
+        go_on.wait(DEADLINE_S)
+        try:
+            load(loader)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(log_loader.LogLoader, "load", slow_load)
+    service = LogStorageService(
+        LogStorageSettings(broker_id=1, log_dirs=[tmp_path / "data"], listen=[f"unix:{tmp_path}/log-storage"])
+    )
+    starting = asyncio.create_task(service.start())
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, DEADLINE_S)
+    assert not mark.exists()
+    await service.stop()
+    assert not mark.exists(), "another log-storage may have the directory, and be writing to it"
