@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.metadata import NO_LEADER, BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.exceptions import UnknownTopicError
 from highwater.errors import ErrorCode
 from highwater.v1 import broker_pb2
 
@@ -136,5 +137,39 @@ async def test_a_late_answer_takes_a_topic_from_nobody_who_looks_for_it(monkeypa
         late.set()
         assert (await found).topic == "t"
         assert cluster.metadata.topic("t") is None
+    finally:
+        await cluster.close()
+
+
+async def test_what_was_found_answers_nobody_who_looks_after_the_topic_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look-ups of a deleted topic that follow one another without a pause are refused all the same."""
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.0)
+    cluster = Cluster("host:1", client_id="test", request_timeout_ms=5_000)
+    asked, late = asyncio.Event(), asyncio.Event()
+    deleted = False
+
+    async def ask(address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
+        if request is None:  # of `confirm`
+            return answer(1, 5, missing=deleted)
+        if "t" in request.topics:
+            asked.set()
+            await late.wait()
+        return answer(1, 5, missing=True)
+
+    monkeypatch.setattr(cluster, "_ask", ask)
+    await cluster.start()
+    try:
+        first = asyncio.create_task(cluster.topic("t", 5.0))
+        await asked.wait()
+        await cluster.confirm()
+        deleted = True
+        await cluster.confirm()
+        second = asyncio.create_task(cluster.topic("t", 5.0))
+        await asyncio.sleep(0)
+        late.set()
+        assert (await first).topic == "t"
+        with pytest.raises(UnknownTopicError):
+            await second
+        assert not cluster._searches
     finally:
         await cluster.close()

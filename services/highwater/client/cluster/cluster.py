@@ -200,13 +200,15 @@ class Cluster:
         """
         found = self._described(name)
         if found is None:
-            search = self._searches.setdefault(name, _Search())
+            search = self._searches.get(name)
+            if search is None or search.found is not None:  # what was found before is not what is there now
+                search = self._searches[name] = _Search()
             search.waiting += 1
             try:
                 found = await self._look_for(name, search, timeout_s)
             finally:
                 search.waiting -= 1
-                if not search.waiting:
+                if not search.waiting and self._searches.get(name) is search:
                     del self._searches[name]
         self.track([name])
         return found
