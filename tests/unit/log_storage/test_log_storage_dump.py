@@ -51,3 +51,11 @@ def test_indexes(tmp_path: Path) -> None:
     assert list(dump_index(tmp_path / f"{100:020d}.timeindex")) == [DumpedEntry(2_001, 103), DumpedEntry(3_001, 105)]
     with pytest.raises(ValueError, match="not a segment"):
         list(dump_index(tmp_path / "leader-epoch-checkpoint"))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "00000000000000000000.log"
+    directory.mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        list(dump_segment(directory))
+    assert caught.value.filename == str(directory)

@@ -39,13 +39,17 @@ def dump_segment(path: Path, *, records: bool = False) -> Iterator[DumpedBatch]:
     """Every batch of a `.log` file. One with a bad CRC is reported and passed over; behind a bad header nothing can be
     found. Raises `OSError`."""
     file = Descriptor(path, os.O_RDONLY)
-    for found in walk(file, 0, file.size_bytes, check_crcs=True, pass_over_damage=True):
-        if isinstance(found, DamagedBatch):
-            yield DumpedBatch(found.position, found.header, found.problem)
-        elif records:
-            yield _with_records(file, found.position, found.header)
-        else:
-            yield DumpedBatch(found.position, found.header, "")
+    try:
+        for found in walk(file, 0, file.size_bytes, check_crcs=True, pass_over_damage=True):
+            if isinstance(found, DamagedBatch):
+                yield DumpedBatch(found.position, found.header, found.problem)
+            elif records:
+                yield _with_records(file, found.position, found.header)
+            else:
+                yield DumpedBatch(found.position, found.header, "")
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a read by descriptor does not say which file it is of
+        raise
 
 
 def _with_records(file: Descriptor, position: int, header: BatchHeader) -> DumpedBatch:
