@@ -63,7 +63,8 @@ class Controller(Process):
         return None
 
     async def _ask(self, what: Callable[..., Any], *args: Any) -> Any:
-        """The same, of a candidate. Raises what does not pass by itself, as `metadata.controller_election` does."""
+        """The same, of a candidate. Raises what does not pass by itself, as `metadata.leases.controller_election`
+        does."""
         answer = await self.world.etcd.ask(self, ETCD_TIMEOUT_MS, what, *args)
         if isinstance(answer, Refused):
             if not etcd_errors.may_pass(answer):

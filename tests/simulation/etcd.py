@@ -1,7 +1,7 @@
 """etcd as the cluster sees it: revisions, transactions, leases, watches that lag, and answers that get lost.
 
-Keys are tuples, values the objects of `metadata.models`. The store itself is one and linearizable; what is simulated is
-everything between it and those who ask it.
+Keys are tuples, values the objects of `metadata.schema.models`. The store itself is one and linearizable; what is
+simulated is everything between it and those who ask it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One FetchStream of a replica fetcher: the session, its requests in order, and the leader's answers (RULES 4.1, 4.2).
 
-The server's end is `replica_manager.fetch_stream.FetchStream`; what to answer the production `FetchHandler` says.
+The server's end is `replica_manager.server.fetch_stream.FetchStream`; what to answer the production `FetchHandler`
+says.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class StorageClient:
 
 
 class IsrChanges:
-    """WriteIsr and ReadState, as `isr_writer.py` and `metadata.partition_states` carry them to etcd."""
+    """WriteIsr and ReadState, as `isr_writer.py` and `metadata.state.partition_states` carry them to etcd."""
 
     def __init__(self, owner: ReplicaManagerProcess) -> None:
         self._owner = owner
@@ -472,7 +472,7 @@ class ReplicaManagerProcess(Process):
     # Reading
 
     async def read(self, hosted: HostedPartition, offset: int, bound: int) -> tuple[bool, ErrorCode, Any]:
-        """Whether log-storage had to be asked, error and batches below `bound`: as `FetchHandler._read_part`."""
+        """Whether log-storage had to be asked, error and batches below `bound`: as `FetchHandler._read`."""
         limit = self.world.settings.fetch_batches
         cached = hosted.cached(offset, bound, limit)
         if cached is not None:

@@ -88,7 +88,7 @@ class ReadAnswer:
 
 class OffsetLookup(NamedTuple):
     key: PartitionKey
-    timestamp: int  # ms since the epoch, or one of those of `offsets.py`
+    timestamp: int  # ms since the epoch, or -1: the latest, -2: the earliest, -3: the greatest timestamp
     max_offset: int  # only records below it count; -1: no bound
 
 

@@ -1,4 +1,4 @@
-"""The leader-epoch cache: where each leader epoch starts in a log. Pure; `files/checkpoints.py` keeps it on disk.
+"""The leader-epoch cache: where each leader epoch starts in a log. Pure; log-storage keeps it on disk.
 
 Divergence between two logs is found with it and with nothing else (RULES 4.2, 4.3).
 """

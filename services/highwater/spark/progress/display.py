@@ -1,7 +1,7 @@
 """A bar for reads that take long: how many records of how many, how fast, how much longer.
 
 Spark itself tells the driver of tasks that have ended, no more. So tasks that read a topic say now and then how far
-they are (progress_reports.py); where their datagrams do not arrive, the bar counts Spark's tasks only.
+they are (`reports`); where their datagrams do not arrive, the bar counts Spark's tasks only.
 """
 
 from __future__ import annotations
