@@ -317,8 +317,8 @@ def test_a_broker_that_is_not_registered_is_not_back_though_its_pod_is_ready(reb
     [
         (told(0, 1, 2), ""),
         ({"error": "refused"}, "no broker tells of the cluster: refused"),
-        (told(0, 1, 2, offline=1, under=2), "1 partitions have no leader"),
-        (told(0, 1, 2, under=2), "2 partitions are under-replicated"),
+        (told(0, 1, 2, offline=1, under=2), "partitions without a leader: 1"),
+        (told(0, 1, 2, under=2), "under-replicated partitions: 2"),
     ],
 )
 def test_what_is_still_to_come(found: dict[str, Any], lacking: str) -> None:

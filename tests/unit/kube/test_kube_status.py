@@ -229,8 +229,8 @@ def test_a_broker_that_lost_its_tail_or_a_leader_is_said() -> None:
     }  # fmt: skip
     told = wrong(assemble(seen, NOW))
     assert "broker 0 has lost the ends of its logs" in told
-    assert "2 partitions have no leader" in told
-    assert "4 partitions are under-replicated" in told
+    assert "partitions without a leader: 2" in told
+    assert "under-replicated partitions: 4" in told
 
 
 def test_a_metric_is_the_one_of_that_name() -> None:

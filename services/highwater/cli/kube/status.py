@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from highwater.cli.kube.options import Context, Namespace, ReleaseName, release_of
+from highwater.console.counted import counted
 from highwater.console.output import AsJson, json_line, screen, table
 
 
@@ -82,7 +83,7 @@ def status(
     _say(f"active controller: {told.acting or 'none is known'}")
     if "error" not in cluster:
         _say(
-            f"{cluster.get('topics')} topics, {cluster.get('partitions')} partitions: "
+            f"{counted(cluster.get('topics', 0), 'topic')}, {counted(cluster.get('partitions', 0), 'partition')}: "
             f"{cluster.get('offline_partitions')} without a leader, "
             f"{cluster.get('under_replicated_partitions')} under-replicated"
         )

@@ -138,9 +138,9 @@ def not_whole(found: Mapping[str, Any], brokers: int) -> str:
     if missing := [str(number) for number in range(brokers) if number not in registered]:
         return f"brokers that are not registered: {', '.join(missing)}"
     if offline := found["offline_partitions"]:
-        return f"{offline} partitions have no leader"
+        return f"partitions without a leader: {offline}"
     if under := found["under_replicated_partitions"]:
-        return f"{under} partitions are under-replicated"
+        return f"under-replicated partitions: {under}"
     return ""
 
 

@@ -128,11 +128,11 @@ def _of_cluster(seen: Observed, acting: str) -> Iterator[Finding]:
         return
     if offline := seen.cluster.get("offline_partitions", 0):
         yield Finding(
-            f"{offline} partitions have no leader",
+            f"partitions without a leader: {offline}",
             "bring back the brokers that host them; docs/operations.md says what to do where those are lost",
         )
     if under := seen.cluster.get("under_replicated_partitions", 0):
-        yield Finding(f"{under} partitions are under-replicated", "wait for brokers that catch up; see the lag")
+        yield Finding(f"under-replicated partitions: {under}", "wait for brokers that catch up; see the lag")
 
 
 def _of_brokers(seen: Observed, brokers: Sequence[BrokerRow]) -> Iterator[Finding]:

@@ -196,7 +196,7 @@ class AppendAndRead:
             )
             self._appended_by_role[Role.FOLLOWER].inc(len(records))
         else:
-            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as LEADER or as FOLLOWER")
+            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as ROLE_LEADER or as ROLE_FOLLOWER")
         return appended
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:

@@ -86,7 +86,7 @@ class Fences:
         raised: dict[LogDir, dict[PartitionKey, Fence]],
     ) -> None:
         if request.role not in (LEADER, FOLLOWER) or asked.leader_epoch < 0:
-            raise LogError(ErrorCode.INVALID_REQUEST, "a fence has the role LEADER or FOLLOWER and an epoch from 0 on")
+            raise LogError(ErrorCode.INVALID_REQUEST, "a fence has ROLE_LEADER or ROLE_FOLLOWER and an epoch from 0 on")
         hosted = self._manager.logs.get(from_key(asked.partition))
         log = hosted.online()
         proposed = self._asked_fence(request, asked)
