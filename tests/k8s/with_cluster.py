@@ -119,17 +119,18 @@ class Runner:
     ) -> int:  # fmt: skip
         """The exit status; its output goes to `log`, or to where this process's goes. Raises `TimeoutError`. Whatever
         ends this, the command has ended: SIGINT lets it clean up."""
-        with open(log or os.devnull, "ab") as output:
-            process = subprocess.Popen(
-                arguments, cwd=REPOSITORY, start_new_session=True, env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL, stdout=output if log else None, stderr=output if log else None,
-            )  # fmt: skip
+        process = None
         try:
+            with open(log or os.devnull, "ab") as output, held_back():
+                process = subprocess.Popen(
+                    arguments, cwd=REPOSITORY, start_new_session=True, env={**os.environ, **(environment or {})},
+                    stdin=subprocess.DEVNULL, stdout=output if log else None, stderr=output if log else None,
+                )  # fmt: skip
             if not self._ends(process, timeout_s):
                 raise TimeoutError(f"not within {timeout_s:.0f} s")
         except BaseException:
             with cleaning_up():
-                for number, wait_s in ((signal.SIGINT, STOPPED_S), (signal.SIGKILL, GONE_S)):
+                for number, wait_s in () if process is None else ((signal.SIGINT, STOPPED_S), (signal.SIGKILL, GONE_S)):
                     try:
                         os.killpg(process.pid, number)
                     except ProcessLookupError:
@@ -164,8 +165,26 @@ def cleaning_up() -> Iterator[None]:
         _cleaning = before
 
 
+_held: list[int] | None = None
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A signal that comes meanwhile is heeded at the end: a process that has begun is known then."""
+    global _held  # noqa: PLW0603
+    _held = []
+    try:
+        yield
+    finally:
+        held, _held = _held, None
+    if held:
+        _stop(held[0], None)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
-    if not _cleaning:
+    if _held is not None:
+        _held.append(number)
+    elif not _cleaning:
         raise Stopped(signal.Signals(number).name)
 
 
@@ -311,6 +330,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=180, help="that the command has")
     parser.add_argument("--previous", default="", metavar="COMMIT", help="makes an image of it, too")
+    parser.add_argument("--logs", type=Path, default=REPOSITORY / "build" / "k8s", help="where each step's output goes")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
     if not given.command:
@@ -319,12 +339,11 @@ def main(arguments: Sequence[str]) -> int:
     if not os.access(tool, os.X_OK):
         say(f"without the tests on Kubernetes: there is no {tool} to start one (K8S_CLUSTER names another)")
         return 0
-    logs = REPOSITORY / "build" / "k8s"
-    logs.mkdir(parents=True, exist_ok=True)
+    given.logs.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    cluster = Cluster(tool, logs)
+    cluster = Cluster(tool, given.logs)
     try:
         with alone():
             return guarded(cluster, lambda: tested(cluster, given.command, given.minutes, given.previous))

@@ -51,8 +51,9 @@ class Tool:
         return {**os.environ, **own, **more}
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        program = [sys.executable, REPOSITORY / "tests" / "k8s" / "with_cluster.py", "--logs", self.directory / "logs"]
         return subprocess.Popen(
-            [*ALONE, sys.executable, REPOSITORY / "tests" / "k8s" / "with_cluster.py", *arguments],
+            [*ALONE, *program, *arguments],
             env=self.environment(more),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -137,9 +138,14 @@ def test_what_a_cluster_leaves_is_a_failure_and_is_ended(tool: Tool) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_command_and_takes_the_cluster_down(tool: Tool, number: signal.Signals) -> None:
-    # It is let clean up.
+    # It is let clean up. One long sleep would be slept to its end, were the signal to come just before it.
     script = (
-        "import time, sys\ntry:\n print('ready', flush=True); time.sleep(50)\nexcept KeyboardInterrupt:\n print('bye')"
+        "import time\n"
+        "try:\n"
+        "  print('ready', flush=True)\n"
+        "  while True: time.sleep(0.05)\n"
+        "except KeyboardInterrupt:\n"
+        "  print('bye')"
     )
     process = tool.start(sys.executable, "-c", script)
     assert process.stdout is not None
