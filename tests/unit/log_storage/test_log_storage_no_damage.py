@@ -22,6 +22,7 @@ from highwater.log_storage.server import list_batches
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.records.errors import CorruptBatchError
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
@@ -163,4 +164,19 @@ def test_retention_goes_on_over_a_segment_that_cannot_be_decoded(data: Path, pos
         pass
     assert segment.end_offset == 4
     assert log.log_start_offset == 6
+    manager.unlock()
+
+
+def test_a_segment_ends_where_it_did_when_its_indexes_cannot_be_made_again(data: Path) -> None:
+    manager = opened(data)
+    segment = manager.logs.get(KEY).online().segments[0]
+    before = segment.end_offset
+    *_, (position, _) = segment.headers(0)
+    assert position
+    with segment.path.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xff" * 60)
+    with pytest.raises(CorruptBatchError):
+        segment.rebuild_indexes()
+    assert segment.end_offset == before
     manager.unlock()

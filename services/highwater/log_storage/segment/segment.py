@@ -291,14 +291,16 @@ class Segment:
         self._forget_notes()
         end_offset = self.end_offset
         expected = self.base_offset
-        for position, header in self.headers(0):
-            if header.base_offset < expected or not self.takes(header.last_offset):
-                raise CorruptBatchError(
-                    position, f"offsets {header.base_offset} to {header.last_offset} cannot be here"
-                )
-            expected = header.next_offset
-            self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
-        self.end_offset = max(self.end_offset, end_offset)
+        try:
+            for position, header in self.headers(0):
+                if header.base_offset < expected or not self.takes(header.last_offset):
+                    raise CorruptBatchError(
+                        position, f"offsets {header.base_offset} to {header.last_offset} cannot be here"
+                    )
+                expected = header.next_offset
+                self.note(position, header.size_bytes, header.last_offset, header.max_timestamp)
+        finally:  # also where a batch is damaged: it ends where it did
+            self.end_offset = max(self.end_offset, end_offset)
         if self._max_timestamp >= 0:
             self.time_index.append(self._max_timestamp, self._max_timestamp_offset)
         with suppress(OSError):  # then they are in memory only, until the next start
