@@ -103,6 +103,27 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="a risen log start does not wait for batches that are not flushed (docs/files.md)"
+)
+def test_a_log_start_in_what_is_not_flushed_keeps_its_producers_at_a_power_loss(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "t-0", SMALL)
+    for sequence in range(2):
+        append(log, produced(1, producer_id=7, sequence=sequence))
+    log.producer_state.write_snapshots()
+    log.writer.roll(2)
+    log.flush()
+    append(log, produced(1, producer_id=7, sequence=2))
+    log.offsets.raise_high_watermark(3)
+    log.log_start.raise_to(3)
+    os.truncate(log.segments[-1].path, 0)
+
+    known = Checkpointed(recovery_point=2, high_watermark=3, log_start_offset=3)
+    state = make_log(log.directory, SMALL, known).producers.get(7)
+    assert state is not None
+    assert state.batches[-1].last_sequence == 2
+
+
 def noting(work: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
     """The same, and in which thread."""
 

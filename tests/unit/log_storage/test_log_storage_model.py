@@ -254,7 +254,7 @@ class LogMachine(RuleBasedStateMachine):
             below = [stored.header.partition_leader_epoch for stored in before if stored.header.base_offset < end]
             self.floor_epoch = below[-1] if below else self.floor_epoch
             self.model = []
-            self.produced = {who: batches if self._known(who) else [] for who, batches in self.produced.items()}
+            self._forget_unflushed(flushed)
         else:
             self.model = [stored for stored in before if stored.header.base_offset < end]
             ends = {stored.header.next_offset for stored in self.model}
@@ -318,6 +318,15 @@ class LogMachine(RuleBasedStateMachine):
         self.produced = {
             who: [entry for entry in batches if entry.base_offset < end] for who, batches in self.produced.items()
         }
+
+    def _forget_unflushed(self, flushed: int) -> None:
+        """The log start had been raised above what was flushed (docs/files.md): what those batches told is gone with
+        them, and nothing else."""
+        for who, batches in self.produced.items():
+            known = self._known(who)[-1:]
+            kept = batches[: batches.index(known[0]) + 1] if known else []
+            assert all(lost.base_offset >= flushed for lost in batches[len(kept) :])
+            self.produced[who] = kept
 
     def _known(self, producer_id: int) -> tuple[ProducerBatch, ...]:
         state = self.log.producers.get(producer_id)
