@@ -39,7 +39,7 @@ from highwater.telemetry.metrics import Metrics
 # Logs looked at before the event loop gets a turn.
 _LOOKED_AT = 16
 
-_log = get_logger("log_storage.cleaner")
+_log = get_logger("log_storage.cleaner_scheduler")
 
 Result = TypeVar("Result")
 

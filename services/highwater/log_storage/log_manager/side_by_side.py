@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from highwater.telemetry.log import get_logger
 
-_log = get_logger("log_storage.closing")
+_log = get_logger("log_storage.side_by_side")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2
 
-_log = get_logger("log_storage.servicer")
+_log = get_logger("log_storage.log_access")
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")

@@ -21,7 +21,7 @@ from highwater.spark.pipelines.running.query_run import run_query
 from highwater.spark.pipelines.session.spark_errors import spark_errors
 from highwater.spark.pipelines.session.spark_session import nothing_needed, session
 from highwater.spark.pipelines.typed_values.dead_letters import check_dead_letter_topic
-from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueType, bad_values_said, value_type
+from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueType, remedy_named, value_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ def run(options: ArchiveOptions) -> None:
                 screen.print(f"archive: {merged}, {monotonic() - began_s:.1f} s")
                 return
             source = archive.source()
-            with bad_values_said("correct --value-schema, or say --dead-letter TOPIC"):
+            with remedy_named("correct --value-schema, or say --dead-letter TOPIC"):
                 run_query("archive", source, source.writeStream, options, archive.add)
 
 

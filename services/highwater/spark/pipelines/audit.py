@@ -32,7 +32,7 @@ from highwater.errors import UserError
 from highwater.log_storage.inspect.segment_audit import Damage
 from highwater.spark.pipelines.audits import segment_scan
 from highwater.spark.pipelines.audits.findings import TOLD, Audited, Finding, Sums, Version, blame, merged
-from highwater.spark.pipelines.audits.replicas import Found, Replica, find, only, read_cluster
+from highwater.spark.pipelines.audits.replicas import AuditTargets, Replica, find, only, read_cluster
 from highwater.spark.pipelines.audits.segment_scan import AuditTask
 from highwater.spark.pipelines.audits.table import AuditTable, rows_of
 from highwater.spark.pipelines.command.pipeline_command import pipeline_command, submitted
@@ -99,10 +99,10 @@ class AuditOptions(PipelineOptions):
 
 def audit(options: AuditOptions) -> Audited:
     """Raises `UserError`, the SDK's errors, `OSError`."""
-    found = _find(options)
+    targets = _find(options)
     spark = _session(options)
     with spark_errors():
-        first = _look(spark, found)
+        first = _look(spark, targets)
         if not first.findings:
             return first
         suspects = {TopicPartition(one.topic, one.partition) for one in first.findings}
@@ -160,23 +160,23 @@ def _session(options: AuditOptions) -> SparkSession:
     return spark
 
 
-def _find(options: AuditOptions) -> Found:
+def _find(options: AuditOptions) -> AuditTargets:
     wanted = options.wanted()
     cluster = read_cluster(bootstrap_addresses(options.bootstrap), wanted) if options.bootstrap is not None else None
     return find(options.directories, wanted, cluster)
 
 
-def _look(spark: SparkSession, found: Found) -> Audited:
-    replicas = found.replicas
+def _look(spark: SparkSession, targets: AuditTargets) -> Audited:
+    replicas = targets.replicas
     bounds = {
         group: tuple(sorted({bound for one in members for bound in (one.start, one.end)}))
         for group, members in _groups(replicas).items()
     }
     tasks = [
         AuditTask(replicas[number].group, number, task, bounds[replicas[number].group])
-        for number, task in found.tasks()
+        for number, task in targets.tasks()
     ]
-    findings = [*_without_reading(found)]
+    findings = [*_without_reading(targets)]
     scanned = _run(spark, tasks, segment_scan.scan, segment_scan.SCAN_SCHEMA).persist()
     try:
         for row in scanned.where(scanned.what.isin(*segment_scan.KINDS)).limit(TOLD).collect():
@@ -217,12 +217,12 @@ def _sums(
     return sums
 
 
-def _without_reading(found: Found) -> Iterator[Finding]:
-    for problem in found.problems:
+def _without_reading(targets: AuditTargets) -> Iterator[Finding]:
+    for problem in targets.problems:
         yield Finding(Damage.CORRUPT, "", -1, "", 0, -1, "", problem)
-    for broker, (topic, partition) in found.lost:
+    for broker, (topic, partition) in targets.lost:
         yield Finding(Damage.MISSING, topic, partition, broker, 0, -1, "", "the log's directory is gone")
-    for one in found.replicas:
+    for one in targets.replicas:
         begins = one.files.segments[0].base_offset if one.files.segments else one.end
         if max(one.start, one.compacted_to) < min(begins, one.end):
             problem = f"the first segment begins at {begins}" if one.files.segments else "there is no segment"

@@ -64,7 +64,7 @@ from highwater.spark.pipelines.session.delta_session import DeltaSettings
 from highwater.spark.pipelines.session.spark_errors import spark_errors
 from highwater.spark.pipelines.session.spark_session import nothing_needed, session
 from highwater.spark.pipelines.typed_values.dead_letters import DeadLetters, check_dead_letter_topic
-from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueSchemaOptions, bad_values_said
+from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueSchemaOptions, remedy_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -262,7 +262,7 @@ def _compute(spark: SparkSession, options: RollupOptions, archive: Archive | Non
         mode = "update" if emit is Emit.UPDATES else "append"
         writer, each, poll = keyed.writeStream.outputMode(mode), _noted_first(note, sink.write), None
     compute = partial(run_query, "rollup", frame, writer, options, each, poll)
-    with bad_values_said(REMEDY), source.errors_said():
+    with remedy_named(REMEDY), source.errors_explained():
         if options.dead_letter is None:
             compute()
         else:

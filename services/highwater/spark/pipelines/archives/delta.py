@@ -40,8 +40,8 @@ from highwater.spark.pipelines.archives.history import (
     begun,
     broken,
     named,
+    not_shared_error,
     quoted,
-    unshared,
 )
 from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_of
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
@@ -207,7 +207,7 @@ class DeltaArchive:
                 if _SAME_NUMBER.search(str(error)):
                     raise self._refusal() from error
                 if self._may_be_of_each_machine and "FileNotFoundException" in str(error):
-                    raise unshared(self._options.to, "the table's log") from error
+                    raise not_shared_error(self._options.to, "the table's log") from error
                 if not left or not _TABLE_CHANGED.search(str(error)):
                     raise
                 self._check_unbroken()
@@ -317,7 +317,7 @@ class DeltaArchive:
         added = {unquote(one["add"]["path"]): one["add"]["size"] for one in self._actions(version) if "add" in one}
         unseen = {path for path, size in added.items() if self._files.size_bytes(f"{self._path}/{path}") != size}
         if unseen and (lost := unseen - self._removed_since(version)):
-            raise unshared(self._options.to, min(lost))
+            raise not_shared_error(self._options.to, min(lost))
 
     def _removed_since(self, version: int) -> set[str]:
         """Files of the table that a later transaction has taken out of it."""

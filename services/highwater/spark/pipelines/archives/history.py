@@ -118,7 +118,7 @@ class History:
     def latest_version(self) -> int:
         rows = self._session.sql(f"DESCRIBE HISTORY {self._table} LIMIT 1").collect()
         if not rows:
-            raise unshared(self._said, "the table's log")
+            raise not_shared_error(self._said, "the table's log")
         return int(rows[0].version)
 
     def back_to_last(self) -> list[Transaction]:
@@ -156,7 +156,7 @@ class History:
         return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
 
 
-def unshared(directory: str, what: str) -> UserError:
+def not_shared_error(directory: str, what: str) -> UserError:
     return UserError(
         f"Spark's driver and tasks do not see the same in {directory} ({what}): begin anew in a directory, and with a "
         "checkpoint, on a file system that all machines share"

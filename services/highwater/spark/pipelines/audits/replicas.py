@@ -87,7 +87,7 @@ def read_cluster(bootstrap: Sequence[str], wanted: Callable[[str], bool]) -> Clu
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AuditTargets:
     """The replicas to audit, and the problems that are found without reading them."""
 
     replicas: tuple[Replica, ...]
@@ -101,7 +101,7 @@ class Found:
                 yield number, task
 
 
-def find(directories: Sequence[str], wanted: Callable[[str], bool], cluster: Cluster | None) -> Found:
+def find(directories: Sequence[str], wanted: Callable[[str], bool], cluster: Cluster | None) -> AuditTargets:
     """Raises `UserError`, `OSError`."""
     read = [read_directory(Path(directory), wanted) for directory in directories]
     files = [one for directory in read for one in directory.replicas if _belongs(one, cluster)]
@@ -120,7 +120,7 @@ def find(directories: Sequence[str], wanted: Callable[[str], bool], cluster: Clu
             for one, end in zip(members, ends, strict=True)
         ]
     problems = tuple(f"{directory.broker}: {problem}" for directory in read for problem in directory.problems)
-    return Found(tuple(replicas), tuple(sorted(_lost(read, files, cluster))), problems)
+    return AuditTargets(tuple(replicas), tuple(sorted(_lost(read, files, cluster))), problems)
 
 
 def _belongs(files: ReplicaFiles, cluster: Cluster | None) -> bool:
@@ -159,10 +159,10 @@ def _lost(
                 yield directory.broker, partition
 
 
-def only(found: Found, partitions: set[TopicPartition]) -> Found:
+def only(targets: AuditTargets, partitions: set[TopicPartition]) -> AuditTargets:
     """Narrows what was found to some partitions."""
     return replace(
-        found,
-        replicas=tuple(one for one in found.replicas if one.partition in partitions),
-        lost=tuple(one for one in found.lost if one[1] in partitions),
+        targets,
+        replicas=tuple(one for one in targets.replicas if one.partition in partitions),
+        lost=tuple(one for one in targets.lost if one[1] in partitions),
     )

@@ -67,7 +67,7 @@ class RecordSource(Protocol):
         """Called before a query with this checkpoint begins; returns a function that writes down how far it reads,
         whenever a micro-batch is planned. Raises `UserError`, as that does, where what it has read was replaced."""
 
-    def errors_said(self) -> AbstractContextManager[None]:
+    def errors_explained(self) -> AbstractContextManager[None]:
         """Turns what ends a query into a sentence that says what to do."""
 
 
@@ -130,7 +130,7 @@ class TopicRecords:
         return lambda: None
 
     @contextmanager
-    def errors_said(self) -> Iterator[None]:
+    def errors_explained(self) -> Iterator[None]:
         """Leaves errors as they are: the source has said what to do."""
         yield
 
@@ -245,7 +245,7 @@ class ArchivedRecords:
         return read.note
 
     @contextmanager
-    def errors_said(self) -> Iterator[None]:
+    def errors_explained(self) -> Iterator[None]:
         try:
             yield
         except UserError as error:

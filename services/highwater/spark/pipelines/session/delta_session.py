@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.session.jars import NoJarsError, brought, fetched_jars, joined
+from highwater.spark.pipelines.session.jars import NoJarsError, fetched_jars, has_jar, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def delta_settings(given: Mapping[str, str]) -> dict[str, str]:
     `NoDeltaError`."""
     extension = "spark.sql.extensions"
     found = {**SETTINGS, extension: joined(given.get(extension), [SETTINGS[extension]])}
-    if not brought("delta-spark", given):
+    if not has_jar("delta-spark", given):
         try:
             jars = fetched_jars([coordinates()], _OF_SPARK, given)
         except NoJarsError as error:

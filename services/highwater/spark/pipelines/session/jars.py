@@ -16,7 +16,7 @@ class NoJarsError(Exception):
     """They cannot be fetched; says why."""
 
 
-def brought(name: str, given: Mapping[str, str]) -> bool:
+def has_jar(name: str, given: Mapping[str, str]) -> bool:
     """Tells whether the user, or the installation of Spark, names the jar; `spark-submit` has begun without it
     otherwise."""
     names = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.session.jars import NoJarsError, brought, fetched_jars, joined, spark_home
+from highwater.spark.pipelines.session.jars import NoJarsError, fetched_jars, has_jar, joined, spark_home
 
 SCHEME = "s3a"
 # It asks for a bundle of all of Amazon's services, 686 MB. Of these it needs 19.
@@ -24,7 +24,7 @@ def coordinates() -> list[str]:
 
 def s3a_settings(paths: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
     """Settings of a new session that is to use these paths. Raises `UserError`."""
-    if not any(path.startswith(f"{SCHEME}:") for path in paths) or brought("hadoop-aws", given):
+    if not any(path.startswith(f"{SCHEME}:") for path in paths) or has_jar("hadoop-aws", given):
         return {}
     wanted = coordinates()
     try:

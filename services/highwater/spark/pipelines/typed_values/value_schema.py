@@ -171,7 +171,7 @@ def value_type(spark: SparkSession, options: ValueTypeOptions, bad: BadValues) -
 
 
 @contextmanager
-def bad_values_said(remedy: str) -> Iterator[None]:
+def remedy_named(remedy: str) -> Iterator[None]:
     """Names the remedy, in errors of values that do not fit, that the user of a pipeline has."""
     try:
         yield
