@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NAME = "highwater"
+_ALREADY_EXISTS = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register(spark: SparkSession) -> None:
@@ -16,7 +17,14 @@ def register(spark: SparkSession) -> None:
     starts, Spark finds it by itself, and warns of one that takes its place."""
     if not _is_known(spark):
         # Imported here: what is pure in this package is of use without Spark.
-        spark.dataSource.register(import_module("highwater.spark.data_source").HighwaterDataSource)
+        pyspark_errors = import_module("pyspark.errors")
+        try:
+            spark.dataSource.register(import_module("highwater.spark.data_source").HighwaterDataSource)
+        except pyspark_errors.AnalysisException as error:
+            # Spark has found it meanwhile. It asks a Python process for what is installed, takes one that died for one
+            # that knows of nothing, and asks again.
+            if error.getCondition() != _ALREADY_EXISTS:
+                raise
 
 
 def _is_known(spark: SparkSession) -> bool:
