@@ -12,9 +12,11 @@ import pytest
 from controller_world import World, create, elected, joins_isr, new_topic, only
 from fake_broker import eventually
 
+from highwater.controller.state_machines.topic_table import TopicTable
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import TopicAssignment
 from highwater.metadata.state.topics import change_assignment, create_topic, read_topics
+from highwater.metadata.store.etcd_errors import Unavailable
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.v1 import controller_pb2
@@ -202,6 +204,30 @@ async def test_a_changed_configuration_is_taken_everywhere_when_the_answer_comes
     assert found["min.insync.replicas"] == ("2", True, "controller")
     assert found["retention.ms"] == ("", True, "brokers")
     assert from_proto(described.configs[1].error) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [each.absent_in_etcd for each in described.configs] == [False, True]
+
+
+async def test_that_there_is_no_topic_is_said_by_etcd_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RULES 9.5: a controller that the watch has not told, as one that was deposed and cut off."""
+    stub = await world.cluster(1)
+    await create(stub, "t", 1, 1)
+    monkeypatch.setattr(TopicTable, "named", lambda table, name: None)
+
+    async def described() -> list[tuple[ErrorCode, bool]]:
+        topic = controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC
+        resources = [controller_pb2.ConfigResource(type=topic, name=name) for name in ("t", "absent")]
+        response = await stub.DescribeConfigs(controller_pb2.DescribeConfigsRequest(resources=resources))
+        return [(from_proto(each.error), each.absent_in_etcd) for each in response.configs]
+
+    there, absent = await described()
+    assert there == (ErrorCode.LEADER_NOT_AVAILABLE, False)
+    assert absent == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, True)
+
+    async def unavailable(*arguments: object, **more: object) -> None:
+        raise Unavailable("etcd is away")
+
+    monkeypatch.setattr("highwater.controller.administration.absent_topics.read_absent_topics", unavailable)
+    assert await described() == [(ErrorCode.REQUEST_TIMED_OUT, False)] * 2
 
 
 async def test_a_configuration_that_cannot_be_is_refused_with_a_reason(world: World) -> None:

@@ -26,6 +26,7 @@ from highwater.metadata.state.topics import (
     delete_states,
     finish_deletion,
     mark_for_deletion,
+    read_absent_topics,
     read_topics,
 )
 from highwater.metadata.store.etcd_errors import ControllerDeposed
@@ -56,6 +57,18 @@ async def test_creating_a_topic_may_be_taken_up_by_another_controller(
     assert results[0].current is not None
     assert results[0].current.revision == first[0].revision
     assert (await view(store, keys)).states.keys() == {("t", 0), ("t", 1)}
+
+
+async def test_a_topic_is_absent_until_it_is_made_and_from_when_its_deletion_is_marked(
+    store: Store, keys: Keys, term: ControllerTerm
+) -> None:
+    others = {"other", "../t", "", *(f"other-{number}" for number in range(200))}
+    assert await read_absent_topics(store, keys, {"t", *others}) == {"t", *others}
+    made = await create_topic(store, keys, term, TOPIC, CONFIG)
+    assert await read_absent_topics(store, keys, {"t", *others}) == others
+    assert await mark_for_deletion(store, keys, term, made)
+    assert await read_absent_topics(store, keys, ["t"]) == {"t"}
+    assert await read_absent_topics(store, keys, []) == frozenset()
 
 
 async def test_a_name_is_taken_until_the_topic_is_gone(store: Store, keys: Keys, term: ControllerTerm) -> None:

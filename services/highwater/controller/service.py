@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.administration import Administration
 from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.settings import ControllerSettings
@@ -45,6 +46,7 @@ class ControllerService:
         self.address = settings.advertised_listener
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
+        self._absent_topics = AbsentTopics(self._store, self._keys)
         self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._election: ControllerElection | None = None
         self._active_controller: ActiveController | None = None
@@ -80,6 +82,7 @@ class ControllerService:
         # Begun anew, not the end of the process: a candidate holds nothing that a fresh process would not read as well,
         # and what fails here (etcd's contents, etcd itself) another process would meet again.
         self._supervisor.run_forever("terms", lambda: self._serve_terms(election))
+        self._supervisor.run_forever("absent topics", self._absent_topics.answer)
         self._supervisor.run_every("health", HEALTH_S, lambda: self._report_health(election))
         await self._server.set_serving(True)
 
@@ -163,7 +166,7 @@ class ControllerService:
         active_controller = self._active_controller
         if active_controller is None or not active_controller.loaded or active_controller.ended:
             return None
-        return Administration(active_controller, self._store, self._keys, self.settings)
+        return Administration(active_controller, self._store, self._keys, self.settings, self._absent_topics)
 
     def _cluster(self) -> Cluster | None:
         active_controller = self._active_controller

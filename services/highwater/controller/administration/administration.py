@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.configuration import Configuration
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
@@ -75,14 +76,19 @@ class Administration:
     """Bound to one term. Raises `ControllerDeposed` where that ended meanwhile."""
 
     def __init__(
-        self, active_controller: ActiveController, store: Store, keys: Keys, settings: ControllerSettings
+        self,
+        active_controller: ActiveController,
+        store: Store,
+        keys: Keys,
+        settings: ControllerSettings,
+        absent_topics: AbsentTopics,
     ) -> None:
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._settings = settings
-        self.configuration = Configuration(active_controller, store, keys, settings)
+        self.configuration = Configuration(active_controller, store, keys, settings, absent_topics)
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool, timeout_s: float

@@ -10,14 +10,16 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.settings import ControllerSettings
+from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.topic_configs import read_topic_config, write_topic_config
-from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from highwater.metadata.store.store import Store
 
 RETRY_PAUSE_S = 0.1
@@ -43,12 +45,18 @@ class Configuration:
     """Bound to one term. Raises `ControllerDeposed` where that ended meanwhile."""
 
     def __init__(
-        self, active_controller: ActiveController, store: Store, keys: Keys, settings: ControllerSettings
+        self,
+        active_controller: ActiveController,
+        store: Store,
+        keys: Keys,
+        settings: ControllerSettings,
+        absent_topics: AbsentTopics,
     ) -> None:
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
+        self._absent_topics = absent_topics
         self._defaults = {
             "min.insync.replicas": str(settings.min_insync_replicas),
             "unclean.leader.election.enable": str(settings.unclean_leader_election_enable).lower(),
@@ -64,8 +72,8 @@ class Configuration:
             return refusal
         deadline = time.monotonic() + ALTER_TIMEOUT_S
         while True:
-            topic = self._cluster.topics.named(name)
-            if topic is None or topic.deletion is not None:
+            topic = self._named(name)
+            if topic is None:
                 return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
             if validate_only:
                 return None
@@ -94,12 +102,32 @@ class Configuration:
 
         await self._active_controller.until(told, TOLD_PATIENCE_S)
 
-    def describe_topic(self, name: str) -> list[ConfigEntry] | Refusal:
-        """Every key that a topic may have: its own value, or whose default counts."""
+    async def describe_topics(self, names: Collection[str]) -> dict[str, list[ConfigEntry] | Refusal]:
+        """Every key that a topic may have: its own value, or whose default counts. UNKNOWN_TOPIC_OR_PARTITION only by a
+        read of etcd (RULES 9.5): a controller that is cut off may have been deposed long since."""
+        unknown = [name for name in names if self._named(name) is None]
+        absent: frozenset[str] = frozenset()
+        doubt = ErrorCode.LEADER_NOT_AVAILABLE, "is being created: ask again"
+        if unknown:
+            try:
+                absent = await self._absent_topics.among(unknown)
+            except StoreError as error:
+                doubt = ErrorCode.REQUEST_TIMED_OUT, f"may or may not be there, etcd does not say: {error}"
+        described: dict[str, list[ConfigEntry] | Refusal] = {}
+        for name in names:
+            topic = self._named(name)  # the watch may have told of it meanwhile
+            if topic is not None:
+                keys = sorted(TOPIC_CONFIG.keys() | topic.config.keys())
+                described[name] = [self._entry(key, topic.config) for key in keys]
+            elif name in absent:
+                described[name] = Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            else:
+                described[name] = Refusal(doubt[0], f"topic {name!r} {doubt[1]}")
+        return described
+
+    def _named(self, name: str) -> Topic | None:
         topic = self._cluster.topics.named(name)
-        if topic is None or topic.deletion is not None:
-            return Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-        return [self._entry(key, topic.config) for key in sorted(TOPIC_CONFIG.keys() | topic.config.keys())]
+        return None if topic is None or topic.deletion is not None else topic
 
     def _entry(self, key: str, config: Mapping[str, str]) -> ConfigEntry:
         if key in config:

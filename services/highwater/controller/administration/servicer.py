@@ -186,12 +186,14 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         administration = self._acting()
         if administration is None:
             return self._elsewhere(controller_pb2.DescribeConfigsResponse)
+        topics = await administration.configuration.describe_topics({resource.name for resource in request.resources})
         response = controller_pb2.DescribeConfigsResponse()
         for resource in request.resources:
             described = response.configs.add(resource=resource)
-            found = administration.configuration.describe_topic(resource.name)
+            found = topics[resource.name]
             if isinstance(found, Refusal):
                 described.error.CopyFrom(to_proto(*found))
+                described.absent_in_etcd = found.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             for entry in found:
                 described.entries.add(

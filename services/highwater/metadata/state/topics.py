@@ -3,7 +3,7 @@ finishes what it finds half-done (RULES 9.1, 9.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from highwater.metadata.schema.cluster_view import marked_topic_id, versioned_topic
@@ -27,6 +27,7 @@ from highwater.metadata.store.transactions import (
     modified_at,
     value_is,
 )
+from highwater.model.topic_name import is_legal_topic_name
 
 
 class TopicExistsError(Exception):
@@ -59,6 +60,18 @@ async def read_topics(store: Store, keys: Keys) -> TopicsRead:
         frozenset(map(marked_topic_id, markers.entries)),
         revision,
     )
+
+
+async def read_absent_topics(
+    store: Store, keys: Keys, names: Iterable[str], *, timeout_s: float | None = None
+) -> frozenset[str]:
+    """Those of the names that no topic has, or one that is being deleted, by a linearizable read (RULES 9.5)."""
+    wanted = list(names)
+    legal = [name for name in wanted if is_legal_topic_name(name)]
+    wanted_keys = (key for name in legal for key in (keys.topic(name), keys.delete_topic(name)))
+    entries, _ = await store.get_many(wanted_keys, timeout_s=timeout_s)
+    there = {name for name in legal if keys.topic(name) in entries and keys.delete_topic(name) not in entries}
+    return frozenset(wanted) - there
 
 
 # Creating: the topic, then its states.
