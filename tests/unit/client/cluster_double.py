@@ -330,7 +330,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
 
     def _refusal(self) -> tuple[common_pb2.Error, controller_pb2.ControllerHint]:
         acting = self.cluster.brokers[self.cluster.controller]
-        acts = acting is self or (self.cluster.forwards and self.way_to_controller)
+        acts = self.cluster.acts and (acting is self or (self.cluster.forwards and self.way_to_controller))
         code = ErrorCode.NONE if acts else ErrorCode.NOT_CONTROLLER
         hint = controller_pb2.ControllerHint(controller_id=acting.broker_id, address=acting.controller_address)
         return to_proto(code), hint
@@ -412,6 +412,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Any
     ) -> controller_pb2.DescribeConfigsResponse:
+        self.cluster.described.append([resource.name for resource in request.resources])
         error, hint = self._refusal()
         response = controller_pb2.DescribeConfigsResponse(error=error, controller=hint)
         for resource in request.resources if error.code == 0 else ():
@@ -419,11 +420,14 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
             topic = self.cluster.topics.get(resource.name)
             if topic is None:
                 described.error.CopyFrom(to_proto(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is none"))
+                described.absent_in_etcd = self.cluster.reads_etcd
                 continue
             for key, value in topic.config.items():
                 described.entries.add(key=key, value=value, source="topic")
             described.entries.add(key="min.insync.replicas", value="2", is_default=True, source="controller")
             described.entries.add(key="segment.ms", is_default=True, source="brokers")
+        if self.cluster.before_described is not None:
+            await self.cluster.before_described()
         return response
 
     async def DeleteTopics(
@@ -459,6 +463,10 @@ class ClusterDouble:
         }
         self.topics: dict[str, TopicDouble] = {}
         self.controller = 1
+        self.acts = True  # False: no controller does
+        self.reads_etcd = True  # before it says that there is no topic (RULES 9.5); False: it is of before that
+        self.before_described: Callable[[], Awaitable[object]] | None = None  # an answer of DescribeConfigs goes out
+        self.described: list[list[str]] = []  # the topics of each DescribeConfigs
         self.known_controller = 1  # as Metadata tells it
         self.lose_answers = 0  # of the next so many CreatePartitions
         self.growth_requests: list[controller_pb2.NewPartitions] = []

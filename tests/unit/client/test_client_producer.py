@@ -405,6 +405,7 @@ async def test_headers_that_are_none_are_refused(headers: Any, sentence: str) ->
 async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 30)
     async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+        cluster.acts = False
         first = asyncio.create_task(producer.send_and_wait("t", b"1"))
         await asyncio.sleep(0.02)
         second = asyncio.create_task(producer.send_and_wait("t", b"2"))
@@ -417,6 +418,7 @@ async def test_a_topic_that_is_made_while_it_is_looked_for_is_found_by_all(monke
 async def test_a_refused_send_takes_the_topic_from_nobody_who_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.5)
     async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer, asyncio.timeout(10):
+        cluster.acts = False
         first = asyncio.create_task(producer.send("t", b"1"))
         await asyncio.sleep(0.3)
         second = asyncio.create_task(producer.send_and_wait("t", b"2"))
@@ -458,6 +460,7 @@ async def test_a_topic_is_not_unknown_where_a_broker_says_nothing(monkeypatch: p
     monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 1.5)
     monkeypatch.setattr("highwater.client.cluster.cluster.METADATA_TIMEOUT_S", 0.5)
     async with ClusterDouble(brokers=2) as cluster, Producer(cluster.bootstrap) as producer:
+        cluster.acts = False
         cluster.brokers[2].awake.clear()
         began = time.monotonic()
         with pytest.raises(UnknownTopicError, match="'nope' does not exist"):

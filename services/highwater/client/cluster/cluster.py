@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 
+from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_topics
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
@@ -41,8 +42,13 @@ SILENT_AFTER_S = 2.0
 # While no broker can be reached at the start: longest pause between tries, and how often the log says so.
 START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
-# A topic that no broker knows may just have been made: how long to look for it.
+# A topic that no broker knows may just have been made: how long to look for it where no controller says that there is
+# none, and how long one has for that.
 UNKNOWN_TOPIC_PATIENCE_S = 3.0
+ABSENCE_TIMEOUT_S = 1.0
+# Before a question that nobody answered is put again, doubled each time: a broker's connection to a former controller
+# fails one question, and between two controllers none answers.
+ASK_AGAIN_S = 0.1
 
 
 @dataclass(slots=True)
@@ -51,6 +57,11 @@ class _Search:
 
     waiting: int = 0  # calls
     found: TopicInfo | None = None  # by an answer that came meanwhile; those of brokers that lag do not take it back
+    # Of a client that allows auto-creation: requests under way that name it, and the addresses of brokers that have not
+    # answered one, or otherwise than that there is none, which one that creates topics never says. Those may be making
+    # it: the controller's word may be older.
+    under_way: int = 0
+    may_make_it: set[str] = field(default_factory=set)
 
 
 class Cluster:
@@ -78,6 +89,7 @@ class Cluster:
         self._allow_auto_topic_creation = allow_auto_topic_creation
         self._tracked: set[str] = set()
         self._searches: dict[str, _Search] = {}
+        self._absent = AbsentTopics(self._absent_of)
         self._asked_for: set[str] = set()  # topics of the last refresh
         self._connections: dict[str, Connection] = {}
         self._broker_epochs: dict[str, int] = {}  # the latest that was registered at each address
@@ -98,6 +110,7 @@ class Cluster:
         self.check_process()
         self._tasks = TaskSupervisor()
         self._tasks.run_forever("metadata", self._keep_fresh)
+        self._tasks.run_forever("absent topics", self._absent.answer)
         try:
             await self._first_answer()
         except BaseException:
@@ -184,18 +197,22 @@ class Cluster:
 
     async def refresh(self) -> None:
         """A refresh that begins after this call. Raises the last error where no broker answered."""
+        await asyncio.shield(self._next_refresh())
+        if self._last_error is not None:
+            raise self._last_error
+
+    def _next_refresh(self) -> asyncio.Future[None]:
         if self._refreshed is None:
             self._refreshed = asyncio.get_running_loop().create_future()
         self._asked.set()
-        await asyncio.shield(self._refreshed)
-        if self._last_error is not None:
-            raise self._last_error
+        return self._refreshed
 
     async def topic(self, name: str, timeout_s: float) -> TopicInfo:
         """The topic, looked for until the deadline.
 
         Raises:
-            UnknownTopicError: no broker knows it, for `UNKNOWN_TOPIC_PATIENCE_S`.
+            UnknownTopicError: the controller says that there is none, or no broker knows it for
+                `UNKNOWN_TOPIC_PATIENCE_S`.
             NetworkError: no broker could be reached in `timeout_s`.
         """
         found = self._described(name)
@@ -210,6 +227,7 @@ class Cluster:
                 search.waiting -= 1
                 if not search.waiting and self._searches.get(name) is search:
                     del self._searches[name]
+                    self._absent.forget(name)
         self.track([name])
         return found
 
@@ -220,22 +238,45 @@ class Cluster:
 
     async def _look_for(self, name: str, search: _Search, timeout_s: float) -> TopicInfo:
         begun = monotonic()
+        absent: asyncio.Future[bool] | None = None
+        ask_at_s, pause_s = 0.0, ASK_AGAIN_S
         while True:
             error: HighwaterError | None = None
             try:
-                await self.refresh()
+                if absent is None or absent.done():
+                    await self.refresh()
+                else:
+                    await self._refresh_or(absent)
             except RetriableError as failure:
                 error = failure
             if search.found is not None:
                 return search.found
             waited = monotonic() - begun
             code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if error is None and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not search.may_make_it:
+                said = absent is not None and absent.done() and absent.result()
+                if (absent is None or absent.done()) and not said and waited >= ask_at_s:
+                    absent = self._absent.ask(name)
+                    ask_at_s, pause_s = waited + pause_s, 2 * pause_s
+                elif said and not search.under_way:
+                    raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
             if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
                 raise error_for(code, f"topic {name!r}: {code.name}")
             if error is not None and waited > timeout_s:
                 raise error
+
+    async def _refresh_or(self, answered: asyncio.Future[bool]) -> None:
+        """As `refresh`, or returns before it where the answer is there."""
+        refreshed = self._next_refresh()
+        await asyncio.wait((refreshed, answered), return_when=asyncio.FIRST_COMPLETED)
+        if refreshed.done() and self._last_error is not None:
+            raise self._last_error
+
+    async def _absent_of(self, names: Sequence[str]) -> Collection[str]:
+        timeout_s = min(ABSENCE_TIMEOUT_S, self.request_timeout_s)
+        return await read_absent_topics(self.answering, names, timeout_s)
 
     async def confirm(self) -> list[MetadataAnswer]:
         """Asks every broker known, so that a leader that was deposed cannot speak for itself alone (RULES 5.7). What
@@ -333,11 +374,33 @@ class Cluster:
 
     async def _ask(self, address: str, request: broker_pb2.MetadataRequest | None = None) -> MetadataAnswer:
         connection = self.connection(address)
-        response = await connection.call(
-            connection.stub.Metadata, request or self._request(), min(METADATA_TIMEOUT_S, self.request_timeout_s)
-        )
+        request = request or self._request()
+        searches = {}
+        if request.allow_auto_topic_creation:
+            searches = {name: self._searches[name] for name in request.topics if name in self._searches}
+        for search in searches.values():
+            search.under_way += 1
+        try:
+            response = await connection.call(
+                connection.stub.Metadata, request, min(METADATA_TIMEOUT_S, self.request_timeout_s)
+            )
+        except UnreachableError:
+            raise  # it was not sent
+        except BaseException:
+            for search in searches.values():
+                search.may_make_it.add(address)
+            raise
+        finally:
+            for search in searches.values():
+                search.under_way -= 1
         self._answering = address
-        return metadata_answer(response)
+        answer = metadata_answer(response)
+        for name, search in searches.items():
+            if answer.missing.get(name) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                search.may_make_it.discard(address)
+            else:
+                search.may_make_it.add(address)
+        return answer
 
     def _merge(self, answer: MetadataAnswer) -> None:
         former = {broker.address for broker in self.metadata.brokers.values()}
