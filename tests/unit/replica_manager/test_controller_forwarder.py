@@ -65,6 +65,11 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             response.brokers.add(endpoint=endpoint)
         return response
 
+    async def DescribeConfigs(self, request: controller_pb2.DescribeConfigsRequest, context: Any) -> Any:
+        self.asked += 1
+        await self.go_on.wait()
+        return controller_pb2.DescribeConfigsResponse()
+
     async def ReassignPartitions(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served by this version")
 
@@ -77,6 +82,8 @@ class World:
         self.acting: int | StoreError | None = 0
         self.epoch = 1
         self.looks = 0
+        self.etcd_answers = asyncio.Event()
+        self.etcd_answers.set()
         self._server = grpc.aio.server()
         self.controller = ActiveControllerLookup(cast(Any, None), cast(Any, None))
 
@@ -100,6 +107,7 @@ class World:
     async def _read(self, store: object, keys: object) -> ControllerRegistration | None:
         self.looks += 1
         await asyncio.sleep(0.05)
+        await self.etcd_answers.wait()
         if self.acting is None:
             return None
         if isinstance(self.acting, StoreError):
@@ -234,6 +242,20 @@ async def test_a_silent_etcd_is_waited_for_once_by_all(world: World) -> None:
     assert from_proto((await world.create()).error) is ErrorCode.NONE
 
 
+async def test_a_look_that_was_given_up_is_not_the_look_of_those_who_wait(world: World) -> None:
+    """Who asks whether a topic exists has a second; an administrator waits for a slow etcd for longer."""
+    world.etcd_answers.clear()
+    given_up = asyncio.create_task(world.create(timeout_s=0.3))
+    await until(lambda: world.looks == 1)
+    waiting = [asyncio.create_task(world.create()) for _ in range(3)]
+    with pytest.raises(grpc.aio.AioRpcError):
+        await given_up
+    await until(lambda: world.looks == 2 or all(each.done() for each in waiting))
+    world.etcd_answers.set()
+    assert [from_proto((await each).error) for each in waiting] == [ErrorCode.NONE] * 3
+    assert world.looks == 2
+
+
 async def test_brokers_are_described_by_the_addresses_of_the_listener(world: World) -> None:
     response = await world.stub.DescribeCluster(controller_pb2.DescribeClusterRequest(), timeout=5)
     assert [each.endpoint.address for each in response.brokers] == ["out:1", ""]
@@ -246,3 +268,30 @@ async def test_what_only_brokers_ask_is_not_forwarded(world: World) -> None:
             await world.channel.unary_unary(f"/highwater.v1.Controller/{method}")(b"", timeout=5)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert world.looks == 0
+
+
+async def test_questions_for_configurations_leave_room_for_other_administration(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every client that sends to a topic which nobody made asks one (RULES 9.5)."""
+    monkeypatch.setattr(controller_forwarder, "MAX_FORWARDED", 4)
+    monkeypatch.setattr(controller_forwarder, "MAX_DESCRIBING", 2)
+    controller = world.controllers[0]
+    controller.go_on.clear()
+
+    async def describe() -> controller_pb2.DescribeConfigsResponse:
+        request = controller_pb2.DescribeConfigsRequest()
+        response: controller_pb2.DescribeConfigsResponse = await world.stub.DescribeConfigs(request, timeout=10)
+        return response
+
+    asking = [asyncio.create_task(describe()) for _ in range(2)]
+    await until(lambda: controller.asked == 2)
+    refused = await asyncio.gather(*(describe() for _ in range(10)))
+    assert {from_proto(each.error) for each in refused} == {ErrorCode.OVERLOADED}
+    assert all(each.error.retriable for each in refused)
+    creating = [asyncio.create_task(world.create()) for _ in range(2)]
+    await until(lambda: controller.asked == 4)
+    controller.go_on.set()
+    for call in (*asking, *creating):
+        assert from_proto((await call).error) is ErrorCode.NONE
+    assert from_proto((await describe()).error) is ErrorCode.NONE

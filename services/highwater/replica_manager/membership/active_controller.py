@@ -92,8 +92,7 @@ class ActiveControllerLookup:
             self._failure = None
         except StoreError as error:
             self._failure = error
-        finally:
-            self._ended_s = monotonic()
+        self._ended_s = monotonic()  # one that was cancelled has not ended: the next of those who wait looks
 
     async def _take(self, found: ControllerRegistration | None) -> None:
         before = self._link

@@ -14,9 +14,12 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.rpc.errors import from_proto, to_proto
-from highwater.v1 import controller_pb2, controller_pb2_grpc
+from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
-MAX_FORWARDED = 100  # calls under way, over all listeners of this broker
+# Calls under way, over all listeners of this broker, and DescribeConfigs among them: every client that sends to a topic
+# which nobody made asks so (RULES 9.5), and is not to keep an administrator out.
+MAX_FORWARDED = 100
+MAX_DESCRIBING = 50
 LONGEST_S = 330.0  # of a call without a deadline: the controller's longest time, and some to spare
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,6 +34,7 @@ class Forwarding:
     def __init__(self, acting: ActiveControllerLookup) -> None:
         self._acting = acting
         self._under_way = 0
+        self._describing = 0
 
     async def forward(
         self,
@@ -41,8 +45,7 @@ class Forwarding:
     ) -> _Response:
         """`refused` makes the response for what this broker has to say itself."""
         if self._under_way >= MAX_FORWARDED:
-            message = f"{MAX_FORWARDED} administrative calls are under way on this broker: try again"
-            return refused(error=to_proto(ErrorCode.OVERLOADED, message))
+            return refused(error=_overloaded(MAX_FORWARDED, "administrative calls"))
         self._under_way += 1
         try:
             return await self._forward(method, request, refused, context)
@@ -51,6 +54,19 @@ class Forwarding:
             return refused(error=to_proto(ErrorCode.NOT_CONTROLLER, message))
         finally:
             self._under_way -= 1
+
+    async def describe_configs(
+        self, request: controller_pb2.DescribeConfigsRequest, context: Context
+    ) -> controller_pb2.DescribeConfigsResponse:
+        if self._describing >= MAX_DESCRIBING:
+            return controller_pb2.DescribeConfigsResponse(error=_overloaded(MAX_DESCRIBING, "DescribeConfigs"))
+        self._describing += 1
+        try:
+            return await self.forward(
+                lambda stub: stub.DescribeConfigs, request, controller_pb2.DescribeConfigsResponse, context
+            )
+        finally:
+            self._describing -= 1
 
     async def _forward(
         self,
@@ -90,6 +106,7 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
 
     def __init__(self, forwarding: Forwarding, brokers: Callable[[], Mapping[int, Endpoint]]) -> None:
         self._forward = forwarding.forward
+        self._describe_configs = forwarding.describe_configs
         self._brokers = brokers
 
     async def CreateTopics(
@@ -136,9 +153,7 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
-        return await self._forward(
-            lambda stub: stub.DescribeConfigs, request, controller_pb2.DescribeConfigsResponse, context
-        )
+        return await self._describe_configs(request, context)
 
     async def ReassignPartitions(
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
@@ -165,6 +180,10 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
         self, request: controller_pb2.DescribeReadinessRequest, context: Context
     ) -> controller_pb2.DescribeReadinessResponse:
         await _only_for_brokers(context)
+
+
+def _overloaded(most: int, what: str) -> common_pb2.Error:
+    return to_proto(ErrorCode.OVERLOADED, f"{most} {what} are under way on this broker: try again")
 
 
 async def _only_for_brokers(context: Context) -> NoReturn:
