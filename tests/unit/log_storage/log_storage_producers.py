@@ -12,6 +12,7 @@ from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerBatch, ProducerStates
+from highwater.log_storage.segment.segment import Segment
 
 SMALL = LogConfig(segment_bytes=300)  # three batches
 
@@ -59,3 +60,21 @@ def record_syncs(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(os, "replace", replaced)
     return names
+
+
+def record_batch_syncs(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
+    """How many bytes of each segment were synced."""
+    sync, sizes = Segment.sync_batches, dict[Path, int]()
+
+    def noted(segment: Segment) -> None:
+        sync(segment)
+        sizes[segment.path] = segment.size_bytes
+
+    monkeypatch.setattr(Segment, "sync_batches", noted)
+    return sizes
+
+
+def lose_batches(log: Log, on_disk: dict[Path, int]) -> None:
+    """What a power loss may do to the segments."""
+    for segment in log.segments:
+        os.truncate(segment.path, on_disk.get(segment.path, 0))

@@ -3,7 +3,9 @@ not back after a crash."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,8 @@ from highwater.log_storage.fence import Fence
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.log_registry import LogRegistry
+from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.server import append_and_read
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -115,6 +119,8 @@ async def test_a_checkpoint_that_cannot_be_written_leaves_the_log_start(
 async def test_logs_that_are_due_together_are_written_together(
     follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for hosted in follower.manager.logs:
+        hosted.online().flush()
     write, writes = LogRegistry.write_checkpoint, []
 
     def counted(*arguments: Any) -> None:
@@ -152,3 +158,88 @@ async def test_the_answer_tells_no_later_log_end(follower: Follower, monkeypatch
     assert follower.log.log_end_offset == END + 1
     assert result.log.log_start_offset == 4
     assert result.log.log_end_offset == END
+
+
+@pytest.fixture
+def slow_sync(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No batches come to disk before it is set."""
+    sync, moving = Segment.sync_batches, threading.Event()
+
+    def slowly(segment: Segment) -> None:
+        assert moving.wait(10)
+        sync(segment)
+
+    monkeypatch.setattr(Segment, "sync_batches", slowly)
+    return moving
+
+
+async def test_the_batches_below_it_are_on_disk_first(
+    follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power would take them, and what they alone tell of producers (RULES 5.8)."""
+    write, synced = LogRegistry.write_checkpoint, []
+
+    def watched(*arguments: Any) -> None:
+        synced.append(follower.log.synced_offset)
+        write(*arguments)
+
+    monkeypatch.setattr(LogRegistry, "write_checkpoint", watched)
+    assert follower.log.synced_offset == 0
+    await follower.told(4)
+    assert synced == [END]
+
+
+async def test_a_disk_that_is_slow_holds_up_no_answer_and_the_next_one_tells_the_log_start(
+    follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_sync: threading.Event
+) -> None:
+    """RULES 4.6: it may lag, and is told again."""
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 0.01)
+    for log_start in (3, 4):
+        (result,) = await follower.told(log_start)
+        assert not result.HasField("error")
+        assert result.log.log_start_offset == 0
+    follower.manager.logs.write_checkpoint(follower.manager.logs.log_dirs[0], checkpoints.LOG_STARTS)
+    assert on_disk(tmp_path)["t", 0] == 0
+    slow_sync.set()
+    await follower.servicer.access.settle()
+    (result,) = await follower.told(4)
+    assert result.log.log_start_offset == on_disk(tmp_path)["t", 0] == 4
+
+
+async def test_only_one_answer_waits_for_a_sync(follower: Follower, slow_sync: threading.Event) -> None:
+    first = asyncio.create_task(follower.told(3))
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    (result,) = await follower.told(4)
+    assert asyncio.get_running_loop().time() - began < append_and_read.LOG_START_PATIENCE_S
+    assert result.log.log_start_offset == 0
+    slow_sync.set()
+    (result,) = await first
+    assert result.log.log_start_offset == follower.log.log_start_offset > 0
+
+
+async def test_a_sync_that_fails_leaves_the_log_start_and_the_log_is_offline(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(segment: Segment) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(Segment, "sync_batches", broken)
+    (result,) = await follower.told(4)
+    assert result.log.offline
+    assert follower.log.log_start_offset == 0
+
+
+async def test_records_are_deleted_once_they_are_on_disk(follower: Follower, slow_sync: threading.Event) -> None:
+    """RaiseLogStart, which appends do not wait for."""
+    follower.log.offsets.raise_high_watermark(END)
+    request = log_storage_pb2.RaiseLogStartRequest(partition=to_key(KEYS[0]), leader_epoch=1, log_start_offset=5)
+    raising = asyncio.create_task(follower.servicer.truncations.RaiseLogStart(request, None))
+    await asyncio.sleep(0.02)
+    assert follower.log.log_start_offset == 0
+    assert not follower.manager.logs.get(KEYS[0]).busy
+    slow_sync.set()
+    answer = await raising
+    assert not answer.HasField("error")
+    assert answer.log.log_start_offset == 5
+    assert follower.log.synced_offset == END

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 from log_storage_batches import append, batch, make_log, produced
 from log_storage_client import FOLLOWER, LEADER, filled, key, running
-from log_storage_producers import SMALL, filled_with, last_of, record_syncs, snapshot_at, tear_unsynced
+from log_storage_producers import (
+    SMALL,
+    filled_with,
+    last_of,
+    lose_batches,
+    record_batch_syncs,
+    record_syncs,
+    snapshot_at,
+    tear_unsynced,
+)
 
 from highwater import atomic_file
 from highwater.errors import ErrorCode
@@ -103,10 +112,11 @@ def test_a_snapshot_that_alone_knows_of_producers_outlives_a_power_loss(
     assert state.batches[-1] == ProducerBatch(1, 1, 1, 1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a risen log start does not wait for batches that are not flushed (docs/files.md)"
-)
-def test_a_log_start_in_what_is_not_flushed_keeps_its_producers_at_a_power_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("following", [True, False])
+def test_a_log_start_in_what_is_not_flushed_keeps_its_producers_at_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, following: bool
+) -> None:
+    on_disk = record_batch_syncs(monkeypatch)
     log = make_log(tmp_path / "t-0", SMALL)
     for sequence in range(2):
         append(log, produced(1, producer_id=7, sequence=sequence))
@@ -115,13 +125,29 @@ def test_a_log_start_in_what_is_not_flushed_keeps_its_producers_at_a_power_loss(
     log.flush()
     append(log, produced(1, producer_id=7, sequence=2))
     log.offsets.raise_high_watermark(3)
-    log.log_start.raise_to(3)
-    os.truncate(log.segments[-1].path, 0)
+    if following:
+        log.become_follower()
+        log.append_as_follower(b"", 1, 3, 3, 3, 0)
+        assert log.offsets.log_start_to_checkpoint == log.synced_offset == 2
+        log.log_start.reach(3)
+    else:
+        log.log_start.raise_to(3)
+    assert log.offsets.log_start_to_checkpoint == 3
+    lose_batches(log, on_disk)
 
     known = Checkpointed(recovery_point=2, high_watermark=3, log_start_offset=3)
     state = make_log(log.directory, SMALL, known).producers.get(7)
     assert state is not None
     assert state.batches[-1].last_sequence == 2
+
+
+def test_retention_of_what_is_not_flushed_has_it_on_disk_first(tmp_path: Path) -> None:
+    """A log start is never above what is."""
+    log = make_log(tmp_path / "t-0", SMALL)
+    append(log, produced(1, producer_id=7, sequence=0))
+    log.offsets.raise_high_watermark(1)
+    log.log_start.move_behind(1)
+    assert log.log_start_offset == log.synced_offset == 1
 
 
 def noting(work: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

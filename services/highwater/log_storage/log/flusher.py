@@ -109,6 +109,12 @@ class Flusher:
         self.write_out(flush)
         self.finish_flush(flush)
 
+    def sync(self) -> None:
+        """The batches alone. Raises `LogError` as `flush`."""
+        sync = self.begin_sync()
+        self.write_out(sync)
+        self.finish_sync(sync)
+
     def write_out(self, due: Sync | Flush) -> None:
         """Runs it; may be called in a thread. A failure counts there and then, whether anybody still waits for it or
         not: the kernel tells of it once, and the next fdatasync would succeed. Raises `LogError` as `flush`."""

@@ -101,7 +101,13 @@ class Log:
             self.reader,
         )
         self.log_start = LogStart(
-            self.context, self.segment_list, self.leader_epochs, self.producer_state, self.offsets, self.writer
+            self.context,
+            self.segment_list,
+            self.leader_epochs,
+            self.producer_state,
+            self.offsets,
+            self.writer,
+            self.flusher,
         )
         self.replacement = SegmentReplacement(self.context, self.segment_list, self.producer_state, self.offsets)
 

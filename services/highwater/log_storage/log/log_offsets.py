@@ -20,7 +20,8 @@ class LogOffsets:
     ) -> None:
         self.log_end_offset = log_end_offset
         self.log_start_offset = log_start_offset
-        # A follower's log start is to be here: on disk first, as the leader, once told of it, answers for it.
+        # A follower's log start is to be here: on disk first, as the leader, once told of it, answers for it; and
+        # before that the batches below it (`log_start_to_checkpoint`).
         self.log_start_due = log_start_offset
         self.log_start_filed = NO_OFFSET  # up to here the due one is known to be in the checkpoint
         self.high_watermark = max(log_start_offset, min(high_watermark, log_end_offset))  # RULES 4.6
@@ -46,6 +47,12 @@ class LogOffsets:
         """A follower's log start is due to rise to its leader's, as far as is committed here."""
         if leader_log_start_offset > self.log_start_offset:
             self.log_start_due = max(self.log_start_due, min(leader_log_start_offset, self.high_watermark))
+
+    @property
+    def log_start_to_checkpoint(self) -> int:
+        """As far as the batches below what is due are on disk: once the checkpoint says that the log starts there, a
+        loss of power would take what they alone tell of their producers."""
+        return max(self.log_start_offset, min(self.log_start_due, self.synced_offset))
 
     def promise_at_most(self, cut: int) -> bool:
         """Lowers recovery point and high watermark before a cut, so that the checkpoints can be written first: after a

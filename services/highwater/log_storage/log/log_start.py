@@ -5,6 +5,7 @@ from __future__ import annotations
 from highwater.atomic_file import fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.log.flusher import Flusher
 from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
 from highwater.log_storage.log.log_context import LogContext
 from highwater.log_storage.log.log_offsets import LogOffsets
@@ -16,7 +17,9 @@ from highwater.records import CorruptBatchError
 
 
 class LogStart:
-    """Nothing goes before what it tells of epochs and producers is on disk elsewhere."""
+    """Nothing goes before what it tells of epochs and producers is on disk elsewhere; and the log starts nowhere before
+    the batches below that are on disk: a loss of power would take them, and what they alone tell of producers
+    (RULES 5.8)."""
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class LogStart:
         producer_state: ProducerStateManager,
         offsets: LogOffsets,
         writer: LogWriter,
+        flusher: Flusher,
     ) -> None:
         self._context = context
         self._segments = segments
@@ -33,6 +37,7 @@ class LogStart:
         self._producer_state = producer_state
         self._offsets = offsets
         self._writer = writer
+        self._flusher = flusher
 
     def raise_to(self, offset: int) -> None:
         """Raises the log start and lets go of the segments below it. Lower than the present one: no effect.
@@ -56,9 +61,22 @@ class LogStart:
             self._raise_to(offset)
 
     def _raise_to(self, offset: int) -> None:
+        self._sync_below(offset)
         self.prepare(offset)
         self._offsets.log_start_offset = max(self._offsets.log_start_offset, offset)
         self.release_segments()
+
+    def _sync_below(self, offset: int) -> None:
+        if self.must_sync(offset):
+            self._flusher.sync()
+
+    def must_sync(self, offset: int) -> bool:
+        """Tells whether batches have to come to disk before the log starts there."""
+        return offset > max(self._offsets.log_start_offset, self._offsets.synced_offset)
+
+    def must_prepare(self, offset: int) -> bool:
+        """Tells whether anything has to come to disk before the log starts there."""
+        return self.must_sync(offset) or self._producer_state.must_keep(offset)
 
     def prepare(self, offset: int) -> None:
         """Before the log starts there: keeps what it knows of its producers. May be called in a thread, as
@@ -110,6 +128,7 @@ class LogStart:
                 fsync_directory(self._context.directory)
             except (OSError, CorruptBatchError) as error:
                 raise self._context.fail_unless_passing(error) from error
+        self._sync_below(start)
         self.prepare(start)
         self._offsets.log_start_offset = max(self._offsets.log_start_offset, start)
         # What is not committed is never let go.

@@ -183,7 +183,7 @@ class LogRegistry:
 _CHECKPOINTED: dict[str, Callable[[Log], int | None]] = {
     checkpoints.RECOVERY_POINTS: lambda log: log.recovery_point,
     checkpoints.HIGH_WATERMARKS: lambda log: log.high_watermark_to_checkpoint,
-    checkpoints.LOG_STARTS: lambda log: max(log.log_start_offset, log.offsets.log_start_due),
+    checkpoints.LOG_STARTS: lambda log: log.offsets.log_start_to_checkpoint,
     checkpoints.CLEANER_OFFSETS: lambda log: log.cleaned_to,
 }
 

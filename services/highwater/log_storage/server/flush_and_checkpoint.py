@@ -104,7 +104,7 @@ class FlushAndCheckpoint:
             expired = log.log_start.expired(wall_clock_ms())
             if not expired:
                 return
-            await self._access.keep_producers(hosted, log.log_start.behind(expired))
+            await self._access.prepare_log_start(hosted, log.log_start.behind(expired))
             async with hosted.alone():
                 released = await self._access.in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from highwater.log_storage.clock import monotonic_ms
 from highwater.log_storage.errors import DamagedError
+from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
 from highwater.log_storage.thread_work import to_its_end
 from highwater.rpc.partition_keys import from_key
+from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2
@@ -39,15 +41,16 @@ class LogAccess:
         # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
         self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
         self.lifecycle_lock = asyncio.Lock()  # while a log is made or deleted
-        self._in_threads: set[asyncio.Future[Any]] = set()
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._tasks = TaskSupervisor()
         self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
         self.fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
     async def settle(self) -> None:
         """Waits for what is under way in threads: also for callers that have gone away, and removals."""
         await self.inquest.stop()
-        while self._in_threads:
-            await asyncio.wait(self._in_threads)
+        while self._under_way:
+            await asyncio.wait(self._under_way)
 
     @property
     def writes_fences(self) -> bool:
@@ -91,9 +94,15 @@ class LogAccess:
         return await to_its_end(self.to_thread(function, *arguments))
 
     def to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
-        work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-        self._in_threads.add(work)
-        work.add_done_callback(self._in_threads.discard)
+        return self._noted(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
+
+    def begin(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Future[None]:
+        """Begins what outlives the call that begins it, and ends by itself."""
+        return self._noted(self._tasks.run_once(name, work))
+
+    def _noted(self, work: asyncio.Future[Answer]) -> asyncio.Future[Answer]:
+        self._under_way.add(work)
+        work.add_done_callback(self._under_way.discard)
         return work
 
     async def sync(self, hosted: HostedLog, log_end_offset: int) -> None:
@@ -114,15 +123,21 @@ class LogAccess:
         log.flusher.finish_sync(sync)
         hosted.flushed_ms = began_ms
 
-    async def keep_producers(self, hosted: HostedLog, log_start_offset: int) -> None:
-        """Before a log starts there: what would hold up the loop where it lets go of its segments. Raises `LogError`
-        (LOG_STORAGE_ERROR, STORAGE_FULL)."""
-        offset = min(log_start_offset, hosted.log.high_watermark) if hosted.log is not None else 0
-        while (log := hosted.log) is not None and log.producer_state.must_keep(offset):
-            async with hosted.maintenance:
+    async def prepare_log_start(self, hosted: HostedLog, log_start_offset: int) -> None:
+        """Before a log starts there: brings to disk what has to be there, which would hold up the loop. Nobody has the
+        log alone when this returns. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+
+        def due(log: Log) -> int:
+            return min(log_start_offset, log.high_watermark)
+
+        while (log := hosted.log) is not None and (hosted.busy or log.log_start.must_prepare(due(log))):
+            async with hosted.maintenance:  # which whoever has the log alone holds, too
                 if self.manager.logs.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
                 if hosted.log is log:
+                    offset = due(log)
+                    if log.log_start.must_sync(offset):
+                        await self.sync_held(hosted, offset)
                     await self.in_thread(log.log_start.prepare, offset)
 
     async def checkpoint(self, log_dir: LogDir, name: str) -> None:

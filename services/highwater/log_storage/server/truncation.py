@@ -89,7 +89,7 @@ class Truncations:
         response = log_storage_pb2.RaiseLogStartResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
             hosted = answering.hosted = await self._access.idle(request.partition)
-            await self._access.keep_producers(hosted, request.log_start_offset)
+            await self._access.prepare_log_start(hosted, request.log_start_offset)
             hosted = answering.hosted = await self._access.idle(request.partition)
             fence = hosted.fence
             admit(hosted, fence.role if fence is not None else Role.LEADER, request.leader_epoch, self._incarnation)
