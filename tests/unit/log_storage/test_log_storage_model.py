@@ -60,6 +60,7 @@ class LogMachine(RuleBasedStateMachine):
         self.sequences: dict[int, int] = {}
         self.produced: dict[int, list[ProducerBatch]] = {0: [], 1: []}
         self.durable: set[Path] = set()  # snapshots that no crash takes
+        self.on_disk = 0  # nor batches below it: up to there they were synced
         self.patch = pytest.MonkeyPatch()
         write, write_durably, sync = producer_snapshots.write, producer_snapshots.write_durably, producer_snapshots.sync
 
@@ -75,6 +76,13 @@ class LogMachine(RuleBasedStateMachine):
             sync(directory, offset)
             self.durable.add(producer_snapshots.path_of(directory, offset))
 
+        sync_batches = Segment.sync_batches
+
+        def synced_batches(segment: Segment) -> None:
+            sync_batches(segment)
+            self.on_disk = max(self.on_disk, segment.end_offset)
+
+        self.patch.setattr(Segment, "sync_batches", synced_batches)
         self.patch.setattr(producer_snapshots, "sync", synced)
         self.patch.setattr(producer_snapshots, "write_durably", written_durably)
         self.patch.setattr(producer_snapshots, "write", written)
@@ -86,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
     @initialize(start=st.integers(0, 100))
     def begin(self, start: int) -> None:
         self.log.truncation.truncate_fully_and_start_at(start)
-        self.start = self.end = self.high_watermark = start
+        self.start = self.end = self.high_watermark = self.on_disk = start
 
     def _made(self, count: int, size: int, timestamp: int, producer_id: int, key: int) -> bytes:
         sequence = self.sequences.get(producer_id, 0) if producer_id >= 0 else -1
@@ -166,7 +174,7 @@ class LogMachine(RuleBasedStateMachine):
             self.produced = {who: [*self._known(who)] for who in self.produced}
         self.model = [stored for stored in self.model if stored.header.base_offset < cut]
         self.high_watermark = min(self.high_watermark, cut)
-        self.start, self.end = min(self.start, cut), min(self.end, cut)
+        self.start, self.end, self.on_disk = min(self.start, cut), min(self.end, cut), min(self.on_disk, cut)
         self._forget_sequences()
 
     @rule(offset=st.integers(0, 300))
@@ -179,6 +187,17 @@ class LogMachine(RuleBasedStateMachine):
     def raise_log_start(self, data: st.DataObject) -> None:
         self.start = data.draw(st.integers(self.start, self.high_watermark))
         self.log.log_start.raise_to(self.start)
+        self.log.remove_deleted()
+
+    @precondition(lambda self: self.high_watermark > self.start)
+    @rule(data=st.data())
+    def follow_log_start(self, data: st.DataObject) -> None:
+        """As far as it may be in the checkpoint; the rest is still due."""
+        self.log.become_follower()
+        due = data.draw(st.integers(self.start, self.high_watermark))
+        self.log.append_as_follower(b"", self.epoch, self.end, -1, due, 0)
+        self.start = self.log.offsets.log_start_to_checkpoint
+        self.log.log_start.reach(self.start)
         self.log.remove_deleted()
 
     @rule(now=st.integers(0, 60), keep_ms=st.integers(-1, 60), keep_bytes=st.integers(-1, 4096))
@@ -219,9 +238,12 @@ class LogMachine(RuleBasedStateMachine):
     def crash(self, data: st.DataObject, garbage: bytes) -> None:
         """Of the machine: one of the segments that were not flushed ends anywhere above what was, perhaps in garbage;
         the ones behind it are there, empty or missing. Nothing of their indexes is to be believed."""
-        flushed = self.log.recovery_point
+        flushed = self.on_disk
         last = len(self.log.segments) - 1
-        first = max(n for n, segment in enumerate(self.log.segments) if n == 0 or segment.base_offset <= flushed)
+        first, unindexed = (
+            max(n for n, segment in enumerate(self.log.segments) if n == 0 or segment.base_offset <= offset)
+            for offset in (flushed, self.log.recovery_point)
+        )
         chosen = data.draw(st.integers(first, last))
         segment = self.log.segments[chosen]
         kept = sum(
@@ -238,7 +260,7 @@ class LogMachine(RuleBasedStateMachine):
                     later.path.write_bytes(b"")
                 case "missing":
                     later.path.unlink()
-        for unflushed in self.log.segments[first:]:
+        for unflushed in self.log.segments[unindexed:]:
             for path in unflushed.paths()[1:]:
                 if data.draw(st.booleans()):
                     path.write_bytes(garbage)
@@ -249,17 +271,10 @@ class LogMachine(RuleBasedStateMachine):
         self._reopen(clean=False, compare=False)
         end = self.log.log_end_offset
         self._lose_produced(end)
-        if not self.log.size_bytes and end == self.start:
-            # All that was not below the log start is gone: it starts anew there.
-            below = [stored.header.partition_leader_epoch for stored in before if stored.header.base_offset < end]
-            self.floor_epoch = below[-1] if below else self.floor_epoch
-            self.model = []
-            self._forget_unflushed(flushed)
-        else:
-            self.model = [stored for stored in before if stored.header.base_offset < end]
-            ends = {stored.header.next_offset for stored in self.model}
-            assert end in ends or end == self.log.segments[-1].base_offset  # a prefix, cut between batches
-        assert flushed <= end <= self.end
+        self.model = [stored for stored in before if stored.header.base_offset < end]
+        ends = {stored.header.next_offset for stored in self.model}
+        assert end in ends or end == self.log.segments[-1].base_offset  # a prefix, cut between batches
+        assert max(flushed, self.start) <= end <= self.end
         self.end = end
         self.high_watermark = min(self.high_watermark, end)
         self._forget_sequences()
@@ -306,6 +321,7 @@ class LogMachine(RuleBasedStateMachine):
         ]
 
     def _reopen(self, *, clean: bool, compare: bool = True) -> None:
+        self.start = self.log.offsets.log_start_to_checkpoint  # which may have been written at any time
         known = Checkpointed(clean, self.log.recovery_point, self.start, self.high_watermark)
         end, producers = self.log.log_end_offset, self.log.producers
         self.log = make_log(self.directory, CONFIG, known)
@@ -318,15 +334,6 @@ class LogMachine(RuleBasedStateMachine):
         self.produced = {
             who: [entry for entry in batches if entry.base_offset < end] for who, batches in self.produced.items()
         }
-
-    def _forget_unflushed(self, flushed: int) -> None:
-        """The log start had been raised above what was flushed (docs/files.md): what those batches told is gone with
-        them, and nothing else."""
-        for who, batches in self.produced.items():
-            known = self._known(who)[-1:]
-            kept = batches[: batches.index(known[0]) + 1] if known else []
-            assert all(lost.base_offset >= flushed for lost in batches[len(kept) :])
-            self.produced[who] = kept
 
     def _known(self, producer_id: int) -> tuple[ProducerBatch, ...]:
         state = self.log.producers.get(producer_id)
