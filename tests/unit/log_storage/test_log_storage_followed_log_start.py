@@ -65,7 +65,8 @@ class Follower:
 
 
 @pytest.fixture
-async def follower(tmp_path: Path) -> AsyncIterator[Follower]:
+async def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Follower]:
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 10.0)  # the disk may have others to serve
     made = Follower(tmp_path)
     yield made
     await made.servicer.access.settle()

@@ -36,6 +36,7 @@ from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerBatch, ProducerStates
 from highwater.log_storage.recovery.recovery import Checkpointed
+from highwater.log_storage.server import append_and_read
 from highwater.v1 import log_storage_pb2
 
 
@@ -167,6 +168,7 @@ async def test_a_risen_log_start_waits_in_a_thread_for_the_snapshot(
 ) -> None:
     """On the leader, which is told to raise it, and on a follower, which hears of it with the batches. Where there is
     none a thread reads the batches for it."""
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 10.0)  # the disk may have others to serve
     names: list[str] = []
     for work in ("sync", "restore", "write_durably"):
         monkeypatch.setattr(producer_snapshots, work, noting(getattr(producer_snapshots, work), names))

@@ -152,7 +152,8 @@ async def test_after_a_refusal_what_was_pipelined_behind_is_refused_too(storage:
     assert [answer.results[0].base_offset for answer in answers] == [0, -1, -1, 2]
 
 
-async def test_a_follower_and_its_cuts(storage: Storage) -> None:
+async def test_a_follower_and_its_cuts(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 10.0)
     await storage.create(key())
     await storage.fence(FOLLOWER, 4, [key()])
     records = batch(3, epoch=1) + batch(2, base_offset=3, epoch=2)
@@ -303,7 +304,8 @@ async def test_a_fence_that_cannot_be_written_is_not_answered(
 
 
 @pytest.mark.parametrize("where", ["broker", "topic"])
-async def test_segments_let_go_are_removed(tmp_path: Path, where: str) -> None:
+async def test_segments_let_go_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 10.0)
     delay = {"file_delete_delay_ms": "0"}
     async with running(tmp_path, **(delay if where == "broker" else {})) as storage:
         await storage.create(key(), segment_bytes="1024", **(delay if where == "topic" else {}))
