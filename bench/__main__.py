@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from bench.highwater_side import HighwaterSide
+from bench.highwater_side import HighwaterSide, three_brokers
+from bench.kafka_peer import NO_PEER, peer_script
 from bench.results import AIMS, publish, results
 from bench.work import Work
 
@@ -54,15 +54,10 @@ def main() -> int:
     wanted = ["startup", *(kind for kind in MEASURES[1:] if not arguments.only or kind in arguments.only.split(","))]
     work = Work(rounds=arguments.rounds)
     with tempfile.TemporaryDirectory(prefix="highwater-bench-") as data:
-        sides = [HighwaterSide(Path(data) / "highwater", work)]
+        sides = [HighwaterSide(three_brokers(Path(data) / "highwater"), work)]
         if arguments.kafka:
-            script = os.environ.get("HIGHWATER_KAFKA_PEER", "")
-            if not os.access(script, os.X_OK):
-                print(
-                    f"HIGHWATER_KAFKA_PEER is {script or 'not set'}: it must name a program that starts Kafka "
-                    f"(bench/kafka_peer.py says with which commands)",
-                    file=sys.stderr,
-                )
+            if (script := peer_script()) is None:
+                print(NO_PEER, file=sys.stderr)
                 return 1
             from bench.kafka_side import KafkaSide  # noqa: PLC0415  (confluent-kafka is needed by this side alone)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
@@ -17,22 +19,33 @@ from bench.work import (
     LATENCY_WARM_UP,
     PARTITIONS,
     TABLE_ROWS,
+    TOPIC_CONFIG,
     Work,
     percentile,
 )
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 from highwater.client import Admin, Consumer, HighwaterError, Producer, TopicPartition
 
+Found = TypeVar("Found")
+
+
+def three_brokers(data: Path) -> LocalCluster:
+    """In a directory of its own."""
+    return LocalCluster(LocalClusterSettings(data, brokers=3, port=0))
+
 
 class HighwaterSide:
-    """A cluster of three brokers in a directory of its own; each method is one measurement."""
+    """A cluster of three brokers; each method is one measurement."""
 
     name = "Highwater"
 
-    def __init__(self, data: Path, work: Work) -> None:
-        self.cluster = LocalCluster(LocalClusterSettings(data, brokers=3, port=0))
+    def __init__(self, cluster: LocalCluster, work: Work) -> None:
+        self.cluster = cluster
         self.work = work
         self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[Any, Any, Found]) -> Found:
+        return self._runner.run(work)
 
     def startup(self) -> float:
         started = time.monotonic()
@@ -48,28 +61,34 @@ class HighwaterSide:
         processes = [psutil.Process(process.pid) for process in self.cluster.broker_processes(1)]
         return sum(process.memory_info().rss for process in processes) / 1e6
 
-    def create(self, topic: str) -> None:
-        self._runner.run(self._create(topic))
+    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
+        self.run(self._create(topic, partitions))
 
-    async def _create(self, topic: str) -> None:
+    async def _create(self, topic: str, partitions: int) -> None:
         async with Admin(self.cluster.bootstrap) as admin:
-            await admin.create_topic(topic, PARTITIONS, 3, {"min.insync.replicas": "2"})
+            await admin.create_topic(topic, partitions, 3, TOPIC_CONFIG)
 
-    def produce_table(self, topic: str) -> float:
-        return self._runner.run(self._produce_table(topic))
+    def produce_table(self, *topics: str) -> float:
+        """Records a second; each table in equal slices to all of the topics."""
+        return self.run(self._produce_table(topics))
 
-    async def _produce_table(self, topic: str) -> float:
+    async def _produce_table(self, topics: Sequence[str]) -> float:
         table = event_table(TABLE_ROWS)
+        rows = TABLE_ROWS // len(topics)
+        slices = [(topic, table.slice(number * rows, rows)) for number, topic in enumerate(topics)]
         async with Producer(self.cluster.bootstrap, compression="lz4") as producer:
-            await (await producer.send_table(topic, table))  # warm: connections, metadata, producer id
+            for topic, piece in slices:
+                await (await producer.send_table(topic, piece))  # warm: connections, metadata, producer id
             started = time.perf_counter()
-            deliveries = [await producer.send_table(topic, table) for _ in range(self.work.tables)]
+            deliveries = [
+                await producer.send_table(topic, piece) for _ in range(self.work.tables) for topic, piece in slices
+            ]
             for delivery in deliveries:
                 await delivery
-            return self.work.tables * TABLE_ROWS / (time.perf_counter() - started)
+            return self.work.tables * rows * len(topics) / (time.perf_counter() - started)
 
     def produce_send(self, topic: str) -> float:
-        return self._runner.run(self._produce_send(topic))
+        return self.run(self._produce_send(topic))
 
     async def _produce_send(self, topic: str) -> float:
         keys, values = events(self.work.sends)
@@ -84,10 +103,10 @@ class HighwaterSide:
             return self.work.sends / (time.perf_counter() - started)
 
     def consume_arrow(self, topic: str) -> float:
-        return self._runner.run(self._consume(topic, arrow=True))
+        return self.run(self._consume(topic, arrow=True))
 
     def consume_records(self, topic: str) -> float:
-        return self._runner.run(self._consume(topic, arrow=False))
+        return self.run(self._consume(topic, arrow=False))
 
     async def _consume(self, topic: str, *, arrow: bool) -> float:
         partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -104,7 +123,7 @@ class HighwaterSide:
             return total / (time.perf_counter() - started)
 
     def latency(self, topic: str) -> tuple[float, float]:
-        return self._runner.run(self._latency(topic))
+        return self.run(self._latency(topic))
 
     async def _latency(self, topic: str) -> tuple[float, float]:
         """Milliseconds, p50 and p99, of lone records at 200 a second."""
@@ -122,7 +141,7 @@ class HighwaterSide:
         return percentile(kept, 50), percentile(kept, 99)
 
     def failover(self, topic: str) -> float:
-        return self._runner.run(self._failover(topic))
+        return self.run(self._failover(topic))
 
     async def _failover(self, topic: str) -> float:
         """Seconds from the SIGKILL of a broker's three processes to the first acknowledgement on each partition that
@@ -137,17 +156,7 @@ class HighwaterSide:
             self.cluster.kill_broker(victim)
             killed = time.perf_counter()
 
-            async def first_acknowledged(partition: int) -> float:
-                while time.perf_counter() - killed < FAILOVER_TIMEOUT_S:
-                    try:
-                        await producer.send_and_wait(topic, b"after", partition=partition)
-                        return time.perf_counter() - killed
-                    except HighwaterError as error:
-                        if not error.retriable:
-                            raise
-                raise TimeoutError(f"partition {partition} took no record for {FAILOVER_TIMEOUT_S} s")
-
-            took = max(await asyncio.gather(*(first_acknowledged(partition) for partition in led)))
+            took = await last_served(producer, [TopicPartition(topic, partition) for partition in led], killed)
             self.cluster.start_broker(victim)
             deadline = time.monotonic() + FAILOVER_TIMEOUT_S
             while time.monotonic() < deadline:
@@ -156,3 +165,20 @@ class HighwaterSide:
                     break
                 await asyncio.sleep(0.1)
             return took
+
+
+async def last_served(producer: Producer, partitions: Iterable[TopicPartition], killed: float) -> float:
+    """Seconds from `killed` to the first acknowledgement on each partition; the last of them. Raises `TimeoutError`
+    with the first that took no record."""
+
+    async def first_acknowledged(topic: str, partition: int) -> float:
+        while time.perf_counter() - killed < FAILOVER_TIMEOUT_S:
+            try:
+                await producer.send_and_wait(topic, b"after", partition=partition)
+                return time.perf_counter() - killed
+            except HighwaterError as error:
+                if not error.retriable:
+                    raise
+        raise TimeoutError(f"partition {partition} of {topic} took no record for {FAILOVER_TIMEOUT_S} s")
+
+    return max(await asyncio.gather(*(first_acknowledged(*partition) for partition in partitions)))

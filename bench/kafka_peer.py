@@ -7,6 +7,11 @@ import os
 import subprocess
 import time
 
+NO_PEER = (
+    "HIGHWATER_KAFKA_PEER does not name a program: it must be one that starts Kafka (bench/kafka_peer.py says with "
+    "which commands)"
+)
+
 
 class KafkaPeer:
     def __init__(self, script: str) -> None:

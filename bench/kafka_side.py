@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -44,7 +44,7 @@ class KafkaSide:
     def create(self, topic: str) -> None:
         self.peer.create(topic)
 
-    def _producer(self, **settings: object) -> Producer:
+    def producer(self, **settings: object) -> Producer:
         return Producer(
             {
                 "bootstrap.servers": self.peer.bootstrap,
@@ -66,7 +66,7 @@ class KafkaSide:
         return self._produce(topic, keys, values, 1)
 
     def _produce(self, topic: str, keys: list[bytes], values: list[bytes], times: int) -> float:
-        producer = self._producer(**{"linger.ms": 5, "batch.size": 1_000_000})
+        producer = self.producer(**{"linger.ms": 5, "batch.size": 1_000_000})
         producer.produce(topic, values[0], keys[0])
         producer.flush()
         started = time.perf_counter()
@@ -111,7 +111,7 @@ class KafkaSide:
 
     def latency(self, topic: str) -> tuple[float, float]:
         _, values = events(LATENCY_RECORDS + LATENCY_WARM_UP)
-        producer = self._producer(**{"linger.ms": 0})
+        producer = self.producer(**{"linger.ms": 0})
         taken: list[float] = []
         due = time.perf_counter()
         for number, value in enumerate(values):
@@ -129,24 +129,12 @@ class KafkaSide:
         partitions = admin.list_topics(topic).topics[topic].partitions
         victim = partitions[0].leader
         led = [number for number, partition in partitions.items() if partition.leader == victim]
-        producer = self._producer(**{"linger.ms": 0})
+        producer = self.producer(**{"linger.ms": 0})
         for number in range(PARTITIONS):
             producer.produce(topic, b"before", partition=number)
         assert producer.flush(30) == 0
         os.kill(self.peer.pid(victim), signal.SIGKILL)
-        killed = time.perf_counter()
-        acknowledged: dict[int, float] = {}
-
-        def note(number: int) -> Callable[[object, object], None]:
-            def on_delivery(error: object, _message: object) -> None:
-                if error is None:
-                    acknowledged.setdefault(number, time.perf_counter() - killed)
-
-            return on_delivery
-
-        for number in led:
-            producer.produce(topic, b"after", partition=number, on_delivery=note(number))
-        assert producer.flush(FAILOVER_TIMEOUT_S) == 0
+        took = last_served(producer, [(topic, number) for number in led], time.perf_counter())
         self.peer.start(victim)
         deadline = time.monotonic() + FAILOVER_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -154,4 +142,26 @@ class KafkaSide:
             if all(len(p.isrs) == len(p.replicas) for p in described.values()):
                 break
             time.sleep(0.2)
-        return max(acknowledged.values())
+        return took
+
+
+def last_served(producer: Producer, partitions: Sequence[tuple[str, int]], killed: float) -> float:
+    """Seconds from `killed` to the acknowledgement of a record on each partition; the last of them. Raises
+    `TimeoutError` where one took none."""
+    last = 0.0
+    failed: list[object] = []
+
+    def on_delivery(error: object, _message: object) -> None:
+        nonlocal last
+        if error is None:
+            last = time.perf_counter() - killed
+        else:
+            failed.append(error)
+
+    for topic, partition in partitions:
+        producer.produce(topic, b"after", partition=partition, on_delivery=on_delivery)
+    left = producer.flush(FAILOVER_TIMEOUT_S)
+    if left or failed:
+        why = failed[0] if failed else "no answer"
+        raise TimeoutError(f"{left + len(failed)} of {len(partitions)} partitions took no record: {why}")
+    return last

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from bench.highwater_side import HighwaterSide
+from bench.highwater_side import HighwaterSide, three_brokers
 from bench.kafka_peer import KafkaPeer, peer_script
 from bench.results import Result, publish, results
 from bench.work import Work
@@ -71,7 +71,7 @@ class HighwaterSparkSide(SparkSide):
     name = "Highwater"
 
     def __init__(self, data: Path) -> None:
-        self._side = HighwaterSide(data, Work())
+        self._side = HighwaterSide(three_brokers(data), Work())
 
     def start(self) -> None:
         self._side.startup()

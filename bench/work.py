@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PARTITIONS = 6
+TOPIC_CONFIG = {"min.insync.replicas": "2"}
 TABLE_ROWS = 200_000
 LATENCY_RATE = 200  # records a second
 LATENCY_RECORDS = 2_000
