@@ -64,6 +64,29 @@ AIMS = {
     "storage_lookup": Aim("ms", 1, False),
     "storage_lookup_pages": Aim("index pages", 2, False),
     "storage_lookup_ranges": Aim("data ranges", 1, False),
+    # bench.scale: the docstrings of bench/scale/highwater.py and rounds.py say how each is measured.
+    "scale_latency": Aim("×", 1.3, False),
+    "scale_latency_p50": Aim("ms", None, False),
+    "scale_latency_alone": Aim("ms", None, False),
+    "scale_create": Aim("×", 1.5, False),
+    "scale_create_last": Aim("s", None, False),
+    "scale_idle_cpu": Aim("% of a core", 5, False),
+    "scale_idle_memory": Aim("MB", 600, False),
+    "scale_failover": Aim("s", 3, False),
+    "scale_failover_led": Aim("s", None, False),
+    "scale_restart": Aim("s", 30, False),
+    "scale_controller": Aim("s", 5, False),
+    "scale_produce": Aim("% of 6 partitions", 70, True),
+    "scale_produce_rate": Aim("records/s", None, True),
+    "scale_clients_p99": Aim("ms", 50, False),
+    "scale_clients_read_p99": Aim("ms", 50, False),
+    "scale_clients_share": Aim("% of due", 99.9, True),
+    "scale_clients_memory": Aim("MB", 1000, False),
+    "scale_round_messages": Aim("×", 1.1, False),
+    "scale_round_bytes": Aim("×", 1.1, False),
+    "scale_round_cpu": Aim("×", 1.1, False),
+    "scale_longest_callback": Aim("ms", 50, False),
+    "scale_longest_callback_cpu": Aim("ms", None, False),
     # tests/k8s: until all is ready; the longest time that any partition goes without an acknowledgement when a broker
     # dies; from its death until it is back in its ISRs; controllers, etcd and brokers restarted; the image's files.
     "k8s_ready": Aim("s", 45, False),
@@ -89,6 +112,7 @@ class Result:
     peer_value: float | None = None
     ratio: float | None = None
     null_value: float | None = None  # of a Python source or sink for Spark that does nothing
+    partitions: int | None = None  # that it was measured with, where their number is an option
 
 
 def results(
@@ -158,6 +182,8 @@ def publish(found: list[Result]) -> None:
 
 
 def _told(aim: Aim) -> str:
+    if aim.target is None and not aim.relative:
+        return ""
     targets = [] if aim.target is None else [_number(aim.target)]
     targets += [f"{times:g} × {name}" for name, times in aim.relative.items()]
     return f"{'≥' if aim.higher_is_better else '≤'} {', '.join(targets)}"
