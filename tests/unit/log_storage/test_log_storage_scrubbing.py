@@ -3,6 +3,7 @@ dropped."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,30 @@ async def test_a_sound_log(world: World) -> None:
     assert world.counted("scrubbed_bytes_total") == sum(segment.size_bytes for segment in world.log.segments[:-1])
     described = await world.servicer.DescribeLogs(log_storage_pb2.DescribeLogsRequest(), None)
     assert described.logs[0].scrubbed_ms == world.hosted.scrubbed_ms
+
+
+async def test_sound_logs_are_not_counted_one_by_one_and_others_have_their_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of logs of one segment each would hold the event loop until the last has been looked at."""
+    for number in range(1, 20):
+        world.manager.create("t", PartitionKey(bytes(16), number), {})
+    counts: list[int] = []
+    monkeypatch.setattr(world.manager.logs, "count_offline", lambda: counts.append(1))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    await world.scrubber.scrub_all()
+    beside.cancel()
+    assert all(hosted.scrubbed_ms for hosted in world.manager.logs)
+    assert counts == []
+    assert turns >= 19
 
 
 async def test_it_is_the_disk_that_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ class Scrubber:
                 await self.scrub(hosted)
             except Exception:  # one log's, that was deleted meanwhile say: the others are not to go without
                 _log.exception("cannot scrub %s", hosted.directory)
+            await asyncio.sleep(0)  # a log without a sealed segment has nothing to wait for, and there may be thousands
         self._passes.inc()
 
     async def scrub(self, hosted: HostedLog) -> None:
@@ -56,6 +57,7 @@ class Scrubber:
         if hosted.log is None or hosted.offline_reason:
             return
         log = hosted.log
+        known = hosted.known_damage
         for segment in log.segments[:-1]:
             if hosted.log is not log or hosted.offline_reason:
                 return
@@ -68,7 +70,8 @@ class Scrubber:
                 _log.warning("%s is not scrubbed now: %s", hosted.directory, error)
                 return
         hosted.scrubbed_ms = time.time_ns() // 1_000_000
-        self._logs.count_offline()
+        if hosted.known_damage != known or hosted.offline_reason:
+            self._logs.count_offline()
 
     async def _has_read(self, size_bytes: int) -> None:
         self._bytes.inc(size_bytes)
