@@ -353,9 +353,13 @@ class LeaderStream:
             else:
                 actions = follower.appended(_log_answer(append.generation, answers[index]), now_ms)
             steps += [(follower, action) for action in actions]
-        if self._asked and not self._asked[-1].answered_at_once:
+        if self._asked and not self._asked[-1].answered_at_once and self._tells_more(appends):
             self._acked_since_asked = True
         self.perform(steps)
+
+    def _tells_more(self, appends: Sequence[tuple[Follower, act.Append]]) -> bool:
+        told = self._asked[-1].positions
+        return any(follower.position() not in (None, told.get(follower.key)) for follower, _ in appends)
 
     async def _fence(self, follower: Follower, fence: act.Fence) -> None:
         answered = await self._owner.call("on_fence", Role.FOLLOWER, "", follower.key, fence.leader_epoch)

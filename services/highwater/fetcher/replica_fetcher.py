@@ -344,11 +344,17 @@ class ReplicaFetcher:
                 else:
                     tell = functools.partial(follower.appended, answers[index], now_ms)
                 steps += self._told(follower, append.generation, tell)
-            if self._asked and not self._asked[-1].answered_at_once:
+            if self._asked and not self._asked[-1].answered_at_once and self._tells_more(appends):
                 self._acked_since_asked = True
             self.perform(steps)
 
         self._log_storage.append([(follower.key, append) for follower, append in appends], answered)
+
+    def _tells_more(self, appends: Sequence[tuple[Follower, Append]]) -> bool:
+        """Tells whether a request would tell the leader more than the latest. Of a log start that lags it would not:
+        each would end the wait of the one before, and be answered with that log start, as fast as brokers can."""
+        told = self._asked[-1].positions
+        return any(follower.position() not in (None, told.get(follower.key)) for follower, _ in appends)
 
     async def _fence(self, fences: Sequence[tuple[Follower, Fence]]) -> None:
         try:

@@ -1,0 +1,95 @@
+"""A request that waits at the leader is ended by another only where that tells the leader more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from highwater.fetcher.fetcher_metrics import FetcherMetrics
+from highwater.fetcher.follower.actions import FenceAnswer, Followed, LogAnswer
+from highwater.fetcher.follower.follower import Follower
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.replica_fetcher import ReplicaFetcher
+from highwater.fetcher.settings import FetcherSettings
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
+from highwater.rpc.partition_keys import to_key
+from highwater.rpc.settings import load
+from highwater.telemetry.metrics import Metrics
+from highwater.v1 import broker_pb2
+
+KEY = PartitionKey(b"t" * 16, 0)
+END = 10
+
+
+class HeldLogStorage:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self._answered: list[Callable[[Sequence[LogAnswer] | None, str], None]] = []
+
+    def append(self, appends: Sequence[Any], answered: Callable[[Sequence[LogAnswer] | None, str], None]) -> None:
+        self._answered.append(answered)
+
+    def answer(self, follower: Follower, log: LogState) -> None:
+        self._answered.pop(0)([LogAnswer(follower.generation, "ls", log)], "")
+
+
+@pytest.fixture
+def storage() -> HeldLogStorage:
+    return HeldLogStorage()
+
+
+@pytest.fixture
+def follower() -> Follower:
+    follower = Follower(KEY, "t", 1_000)
+    follower.follow(Followed(2, 5, -1, "ls"), 0)
+    follower.fenced(FenceAnswer(follower.generation, "ls", LogState(END, 5, 0, END)), 0)
+    return follower
+
+
+@pytest.fixture
+async def fetcher(storage: Any, follower: Follower) -> ReplicaFetcher:
+    settings = load(
+        FetcherSettings,
+        {"broker.id": "1", "listen": "unix:/f", "replica.manager": "unix:/rm", "log.storage": "unix:/ls"},
+    )
+    leader = LeaderEndpoint("127.0.0.1:1", 3)
+    made = ReplicaFetcher(FetcherId(2, 0), leader, settings, storage, FetcherMetrics(Metrics("fetcher")), lambda: 0)
+    made.add(follower)
+    return made
+
+
+def told_log_start(fetcher: ReplicaFetcher, number: int, log_start: int) -> None:
+    """By the leader, which has nothing else that is new."""
+    response = broker_pb2.FetchResponse(correlation_id=number)
+    response.results.add(
+        partition=to_key(KEY), high_watermark=END, log_start_offset=log_start, log_end_offset=END, leader_epoch=5
+    )
+    fetcher._received(response)
+
+
+def asked(fetcher: ReplicaFetcher) -> int | None:
+    """The log start in the request that is due; None where none is."""
+    request = fetcher._next_request(3)
+    return None if request is None else request.partitions[0].log_start_offset
+
+
+async def test_a_log_start_that_lags_is_told_when_it_has_risen_and_not_before(
+    fetcher: ReplicaFetcher, storage: HeldLogStorage, follower: Follower
+) -> None:
+    """While a disk is slow each answer would end the wait of a request that says the same, and the answer to that would
+    be appended again: as fast as brokers can."""
+    assert asked(fetcher) == 0
+    for number in range(1, 4):
+        told_log_start(fetcher, number, 4)
+        assert asked(fetcher) == 0
+        storage.answer(follower, LogState(END, 5, 0, END))
+        assert asked(fetcher) is None
+    told_log_start(fetcher, 4, 4)
+    assert asked(fetcher) == 0
+    storage.answer(follower, LogState(END, 5, 4, END))
+    assert asked(fetcher) == 4
+    await fetcher.stop()
