@@ -171,7 +171,7 @@ class LogStorageService:
 
     async def _end_work(self) -> None:
         await self._tasks.stop()
-        await self._servicer.access.settle()
+        await self._servicer.access.stop()
         if self._opened:
             run = asyncio.get_running_loop().run_in_executor
             try:

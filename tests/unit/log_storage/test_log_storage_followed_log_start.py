@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_storage_batches import batch
+from log_storage_batches import batch, header_of, produced
 
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.fence import Fence
@@ -46,7 +46,9 @@ class Follower:
         self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
         self.log = self.manager.logs.get(KEYS[0]).online()
 
-    async def told(self, log_start: int, keys: list[PartitionKey] = KEYS[:1]) -> list[log_storage_pb2.AppendResult]:
+    async def told(
+        self, log_start: int, keys: list[PartitionKey] = KEYS[:1], end: int = END
+    ) -> list[log_storage_pb2.AppendResult]:
         """The leader has nothing new but its log start."""
         request = log_storage_pb2.AppendRequest(
             role=log_storage_pb2.ROLE_FOLLOWER,
@@ -54,8 +56,8 @@ class Follower:
                 log_storage_pb2.AppendPartition(
                     partition=to_key(key),
                     leader_epoch=1,
-                    expected_offset=END,
-                    leader_high_watermark=END,
+                    expected_offset=end,
+                    leader_high_watermark=end,
                     leader_log_start_offset=log_start,
                 )
                 for key in keys
@@ -217,6 +219,41 @@ async def test_only_one_answer_waits_for_a_sync(follower: Follower, slow_sync: t
     slow_sync.set()
     (result,) = await first
     assert result.log.log_start_offset == follower.log.log_start_offset > 0
+
+
+async def test_an_answer_does_not_wait_for_a_sync_where_segments_may_go_before_it_has_ended(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch, slow_sync: threading.Event
+) -> None:
+    """What they tell of producers is to be kept, and the sync has the log."""
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 0.01)
+    follower.log.producers.update(header_of(produced(sequence=0)), 0, 0)
+    slow_sync.set()
+    follower.log.flush()
+    slow_sync.clear()
+    follower.log.append_as_follower(batch(base_offset=END, epoch=1), 1, END, END, 0, 0)
+    try:
+        for _ in range(2):
+            async with asyncio.timeout(1):
+                await follower.told(END + 1, end=END + 1)
+    finally:
+        slow_sync.set()
+    await follower.servicer.access.settle()
+    (result,) = await follower.told(END + 1, end=END + 1)
+    assert result.log.log_start_offset == END + 1
+
+
+async def test_a_stop_waits_for_the_sync_and_changes_nothing_any_more(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch, slow_sync: threading.Event
+) -> None:
+    """The logs are closed then, in other threads."""
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 0.01)
+    await follower.told(4)
+    stopping = asyncio.create_task(follower.servicer.access.stop())
+    await asyncio.sleep(0.02)
+    assert not stopping.done()
+    slow_sync.set()
+    await stopping
+    assert follower.log.log_start_offset == 0
 
 
 async def test_a_sync_that_fails_leaves_the_log_start_and_the_log_is_offline(

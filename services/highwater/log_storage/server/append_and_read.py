@@ -33,8 +33,8 @@ INLINE_APPEND_BYTES = 1 << 20
 
 # Appends of a stream that wait for the disk.
 MAX_UNSYNCED = 256
-# The answer to an append that tells of a log start waits for so long until the batches below that are on disk: other
-# logs' acknowledgements come behind it.
+# The answer to an append that tells of a log start waits for so long until the log starts there: other logs'
+# acknowledgements come behind it.
 LOG_START_PATIENCE_S = 0.1
 # Lookups go on for so long before the loop gets a turn, and wait for so long for logs that stand still: less than what
 # clients wait for an answer about all of them.
@@ -63,7 +63,7 @@ class AppendAndRead:
         appended = metrics.counter("appended_bytes_total", "Bytes of batches appended", ("role",))
         self._appended_by_role = {role: appended.labels(role.name.lower()) for role in Role}
         self._log_starts: dict[LogDir, asyncio.Lock] = {}  # held while they are written
-        self._syncing: set[HostedLog] = set()  # for a log start that is due
+        self._reaching: set[HostedLog] = set()  # a log start that is due
         self._read_bytes = metrics.counter("read_bytes_total", "Bytes of batches read")
 
     async def Append(self, request_iterator: Any, context: Any) -> None:
@@ -153,48 +153,41 @@ class AppendAndRead:
                 result.log.log_end_offset = min(result.log.log_end_offset, hosted.log.synced_offset)
 
     async def _reach_log_start(self, hosted: HostedLog) -> None:
-        """Raises a follower's log start to what is due. It is on disk first: DeleteRecords is answered once all have
-        told that they start there; and before it the batches below it (RULES 4.6, 5.8). Logs of a directory that are
-        due together are written together. Where that fails, or takes long, the log start stays, and the fetcher asks
-        again. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        if hosted.online().log_start.must_sync(hosted.online().offsets.log_start_due):
-            await self._sync_for_log_start(hosted)
-        log, log_dir = hosted.online(), hosted.log_dir
-        due = log.offsets.log_start_to_checkpoint
-        if due <= log.log_start_offset:
+        """Has a follower's log start raised to what is due, and waits for that, but not for long: there may be many
+        batches to sync, and the sync has the log. Who comes while it is under way does not wait. Where it takes long,
+        or fails, the log start lags, and the fetcher asks again. Raises `LogError` (LOG_STORAGE_ERROR)."""
+        offsets = hosted.online().offsets
+        if hosted in self._reaching or offsets.log_start_due <= offsets.log_start_offset:
             return
-        async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
-            if log.offsets.log_start_filed < due:
-                logs = [each.log for each in self._manager.logs.in_directory(log_dir) if each.log is not None]
-                written = [
-                    (each.offsets, each.offsets.log_start_to_checkpoint)
-                    for each in logs
-                    if each.offsets.log_start_to_checkpoint > each.log_start_offset
-                ]
-                try:
-                    await self._access.checkpoint(log_dir, checkpoints.LOG_STARTS)
-                except LogError as error:
-                    _log.error("%s", error)
-                    return
-                for offsets, offset in written:
-                    offsets.log_start_filed = min(offset, offsets.log_start_due)
-        await self._access.prepare_log_start(hosted, due)
-        hosted.online().log_start.reach(due)
+        self._reaching.add(hosted)
+        reaching = self._access.begin("log-start", lambda: self._reach_due(hosted))
+        reaching.add_done_callback(lambda _: self._reaching.discard(hosted))
+        await asyncio.wait((reaching,), timeout=LOG_START_PATIENCE_S)
 
-    async def _sync_for_log_start(self, hosted: HostedLog) -> None:
-        """Brings the batches below it to disk, and waits for that, but not for long: there may be many. Who comes while
-        it is under way does not wait."""
-        if hosted in self._syncing:
-            return
-        self._syncing.add(hosted)
-        sync = self._access.begin("log-start", lambda: self._sync_due(hosted))
-        sync.add_done_callback(lambda _: self._syncing.discard(hosted))
-        await asyncio.wait((sync,), timeout=LOG_START_PATIENCE_S)
-
-    async def _sync_due(self, hosted: HostedLog) -> None:
+    async def _reach_due(self, hosted: HostedLog) -> None:
+        """Raises the log start. It is on disk first: DeleteRecords is answered once all have told that they start
+        there; and before it the batches below it (RULES 4.6, 5.8). Logs of a directory that are due together are
+        written together."""
         try:
-            await self._access.sync(hosted, hosted.online().offsets.log_start_due)
-        except LogError as error:  # an append finds out what it means for the log
+            await self._access.prepare_log_start(hosted, hosted.online().offsets.log_start_due)
+            log, log_dir = hosted.online(), hosted.log_dir
+            due = log.offsets.log_start_to_checkpoint
+            if due <= log.log_start_offset:
+                return
+            async with self._log_starts.setdefault(log_dir, asyncio.Lock()):
+                if log.offsets.log_start_filed < due:
+                    logs = [each.log for each in self._manager.logs.in_directory(log_dir) if each.log is not None]
+                    written = [
+                        (each.offsets, each.offsets.log_start_to_checkpoint)
+                        for each in logs
+                        if each.offsets.log_start_to_checkpoint > each.log_start_offset
+                    ]
+                    await self._access.checkpoint(log_dir, checkpoints.LOG_STARTS)
+                    for offsets, offset in written:
+                        offsets.log_start_filed = min(offset, offsets.log_start_due)
+            await self._access.prepare_log_start(hosted, due)
+            hosted.online().log_start.reach(due)
+        except LogError as error:  # the answer says it where the log is offline
             _log.error("%s", error)
 
     def _append_one(

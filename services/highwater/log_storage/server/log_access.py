@@ -46,6 +46,11 @@ class LogAccess:
         self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
         self.fsync = metrics.latency("fsync", "Flushes of logs to disk")
 
+    async def stop(self) -> None:
+        """Ends what was begun: nothing of it touches a log that is being closed. Waits as `settle`."""
+        await self._tasks.stop()
+        await self.settle()
+
     async def settle(self) -> None:
         """Waits for what is under way in threads: also for callers that have gone away, and removals."""
         await self.inquest.stop()
@@ -97,7 +102,7 @@ class LogAccess:
         return self._noted(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
 
     def begin(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Future[None]:
-        """Begins what outlives the call that begins it, and ends by itself."""
+        """Begins what outlives the call that begins it, and ends by itself, or with `stop`."""
         return self._noted(self._tasks.run_once(name, work))
 
     def _noted(self, work: asyncio.Future[Answer]) -> asyncio.Future[Answer]:
