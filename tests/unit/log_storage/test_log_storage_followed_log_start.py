@@ -21,6 +21,7 @@ from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.log_manager.log_registry import LogRegistry
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.server import append_and_read
+from highwater.log_storage.server.log_access import LOG_STARTS_AT_ONCE
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -42,7 +43,7 @@ class Follower:
             log = self.manager.logs.get(key).online()
             for offset in range(END):
                 log.append_as_follower(batch(base_offset=offset, epoch=1, value=b"x" * 150), 1, offset, offset, 0, 0)
-        self.threads = ThreadPoolExecutor(2)
+        self.threads = ThreadPoolExecutor(LOG_STARTS_AT_ONCE + 1)
         self.servicer = LogStorageServicer(self.manager, "ls", self.threads, Metrics("log-storage"))
         self.log = self.manager.logs.get(KEYS[0]).online()
 
@@ -240,6 +241,20 @@ async def test_an_answer_does_not_wait_for_a_sync_where_segments_may_go_before_i
     await follower.servicer.access.settle()
     (result,) = await follower.told(END + 1, end=END + 1)
     assert result.log.log_start_offset == END + 1
+
+
+async def test_syncs_of_many_logs_leave_a_thread_to_others(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch, slow_sync: threading.Event
+) -> None:
+    """To fences say, of whichever directory."""
+    monkeypatch.setattr(append_and_read, "LOG_START_PATIENCE_S", 0.01)
+    await follower.told(4, KEYS)
+    work = follower.servicer.access.to_thread(int)
+    done, _ = await asyncio.wait((work,), timeout=1)
+    slow_sync.set()
+    assert done
+    await follower.servicer.access.settle()
+    assert {hosted.online().log_start_offset for hosted in follower.manager.logs} == {4}
 
 
 async def test_a_stop_waits_for_the_sync_and_changes_nothing_any_more(

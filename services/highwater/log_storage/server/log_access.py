@@ -25,6 +25,8 @@ from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import common_pb2
 
+LOG_STARTS_AT_ONCE = 2  # are prepared in a directory: a sync may take long, and others need the threads, too
+
 _log = get_logger("log_storage.log_access")
 
 Answer = TypeVar("Answer")
@@ -41,6 +43,7 @@ class LogAccess:
         # Of all logs, so nobody waits for a log while holding one of them: what stands still for one would for all.
         self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
         self.lifecycle_lock = asyncio.Lock()  # while a log is made or deleted
+        self._log_starts: dict[LogDir, asyncio.Semaphore] = {}  # before a log's `maintenance`
         self._under_way: set[asyncio.Future[Any]] = set()
         self._tasks = TaskSupervisor()
         self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
@@ -136,7 +139,8 @@ class LogAccess:
             return min(log_start_offset, log.high_watermark)
 
         while (log := hosted.log) is not None and (hosted.busy or log.log_start.must_prepare(due(log))):
-            async with hosted.maintenance:  # which whoever has the log alone holds, too
+            preparing = self._log_starts.setdefault(hosted.log_dir, asyncio.Semaphore(LOG_STARTS_AT_ONCE))
+            async with preparing, hosted.maintenance:  # which whoever has the log alone holds, too
                 if self.manager.logs.find(hosted.key) is not hosted or hosted.offline_reason:
                     return
                 if hosted.log is log:
