@@ -189,6 +189,25 @@ async def test_a_controller_that_takes_office_meanwhile_is_asked() -> None:
         assert len(double.described) == 3
 
 
+async def test_a_topic_is_not_refused_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that lags said once that it does not know it; since then there is silence, the controller's too."""
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.9)
+    monkeypatch.setattr("highwater.client.cluster.cluster.ABSENCE_TIMEOUT_S", 0.3)
+    async with ClusterDouble(brokers=1) as double, client(double) as cluster:
+        (broker,) = double.brokers.values()
+        double.create("t")
+        lags(broker)
+        silent_controller(double)
+        finding = asyncio.create_task(cluster.topic("t", 10))
+        await double.until(lambda: double.described == [["t"]])
+        broker.awake.clear()
+        await asyncio.sleep(1.5)
+        assert not finding.done()
+        has_heard(broker)
+        broker.awake.set()
+        assert (await finding).topic == "t"
+
+
 async def test_it_is_looked_for_where_brokers_do_not_forward(short_patience: None) -> None:
     async with ClusterDouble(brokers=2, forwards=False) as double, client(double) as cluster:
         assert await refused(cluster, "nope") >= SHORT_S

@@ -242,11 +242,12 @@ class Cluster:
         ask_at_s, pause_s = 0.0, ASK_AGAIN_S
         while True:
             error: HighwaterError | None = None
+            refreshed = True
             try:
                 if absent is None or absent.done():
                     await self.refresh()
                 else:
-                    await self._refresh_or(absent)
+                    refreshed = await self._refresh_or(absent)
             except RetriableError as failure:
                 error = failure
             if search.found is not None:
@@ -260,6 +261,8 @@ class Cluster:
                     ask_at_s, pause_s = waited + pause_s, 2 * pause_s
                 elif said and not search.under_way:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
+            if not refreshed:
+                continue  # no broker has said anything since: what they said before ends no patience
             if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
@@ -267,12 +270,13 @@ class Cluster:
             if error is not None and waited > timeout_s:
                 raise error
 
-    async def _refresh_or(self, answered: asyncio.Future[bool]) -> None:
-        """As `refresh`, or returns before it where the answer is there."""
+    async def _refresh_or(self, answered: asyncio.Future[bool]) -> bool:
+        """As `refresh`; or returns before it where the answer is there. Tells whether it was refreshed."""
         refreshed = self._next_refresh()
         await asyncio.wait((refreshed, answered), return_when=asyncio.FIRST_COMPLETED)
         if refreshed.done() and self._last_error is not None:
             raise self._last_error
+        return refreshed.done()
 
     async def _absent_of(self, names: Sequence[str]) -> Collection[str]:
         timeout_s = min(ABSENCE_TIMEOUT_S, self.request_timeout_s)
