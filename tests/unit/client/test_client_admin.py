@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -200,3 +201,27 @@ def test_every_code_has_one_exception_that_knows_whether_a_retry_helps() -> None
         assert error.code is code
         assert error.retriable == code.retriable, code
         assert str(error)
+
+
+async def test_a_call_that_waits_to_try_again_ends_when_the_admin_is_stopped() -> None:
+    async with ClusterDouble() as double:
+        (broker,) = double.brokers.values()
+        admin = await Admin(double.bootstrap, retry_backoff_ms=500).start()
+        await broker.stop()
+        failed = asyncio.Event()
+        refresh = admin._cluster.refresh
+
+        async def refreshed() -> None:
+            try:
+                await refresh()
+            finally:
+                failed.set()
+
+        admin._cluster.refresh = refreshed  # type: ignore[method-assign]
+        describing = asyncio.create_task(admin.describe_topics(["t"]))
+        await failed.wait()
+        await asyncio.sleep(0.1)  # into the pause
+        await admin.stop()
+        async with asyncio.timeout(5):
+            with pytest.raises(ClientClosedError, match="was stopped"):
+                await describing

@@ -99,6 +99,7 @@ class Cluster:
         self._refreshed: asyncio.Future[None] | None = None
         self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
+        self._closed = False
         self._turn = 0
         self._answering = self._bootstrap[0]
         self._tasks = TaskSupervisor()
@@ -108,6 +109,7 @@ class Cluster:
         broker is there, `RequestTimedOutError` where one is and stays silent, and the client may be started again.
         Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
         self.check_process()
+        self._closed = False
         self._tasks = TaskSupervisor()
         self._tasks.run_forever("metadata", self._keep_fresh)
         self._tasks.run_forever("absent topics", self._absent.answer)
@@ -135,6 +137,7 @@ class Cluster:
                 pause_s = min(2 * pause_s, START_PAUSE_MAX_S)
 
     async def close(self) -> None:
+        self._closed = True
         await self._tasks.stop()
         if self._refreshed is not None and not self._refreshed.done():
             self._last_error = ClientClosedError(f"{self.client_id} was stopped")
@@ -196,12 +199,15 @@ class Cluster:
         self._asked.set()
 
     async def refresh(self) -> None:
-        """A refresh that begins after this call. Raises the last error where no broker answered."""
+        """A refresh that begins after this call. Raises the last error where no broker answered, and
+        `ClientClosedError` once this is closed."""
         await asyncio.shield(self._next_refresh())
         if self._last_error is not None:
             raise self._last_error
 
     def _next_refresh(self) -> asyncio.Future[None]:
+        if self._closed:
+            raise ClientClosedError(f"{self.client_id} was stopped")
         if self._refreshed is None:
             self._refreshed = asyncio.get_running_loop().create_future()
         self._asked.set()
