@@ -13,6 +13,7 @@ from cluster_double import BrokerDouble, ClusterDouble
 from highwater.client import Admin, ClientClosedError, Consumer, Producer, UnknownTopicError
 from highwater.client.cluster.absent_topics import MAX_NAMES
 from highwater.client.cluster.cluster import Cluster
+from highwater.client.exceptions import LeaderNotAvailableError
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import to_proto
@@ -187,6 +188,21 @@ async def test_a_controller_that_takes_office_meanwhile_is_asked() -> None:
         double.acts = True
         assert await looking < PROMPT_S
         assert len(double.described) == 3
+
+
+async def test_a_topic_that_the_controller_knows_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long brokers lag: it was made before the look-up began."""
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+    async with ClusterDouble(brokers=2) as double, client(double) as cluster:
+        double.create("t")
+        for broker in double.brokers.values():
+            lags(broker)
+        finding = asyncio.create_task(cluster.topic("t", 10))
+        with pytest.raises(LeaderNotAvailableError, match="no broker knows it yet"):
+            await cluster.topic("t", 1)
+        assert not finding.done()
+        has_heard(double.brokers[1])
+        assert (await finding).topic == "t"
 
 
 async def test_a_topic_is_not_refused_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:

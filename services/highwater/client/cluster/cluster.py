@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -14,6 +14,7 @@ from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnsw
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
+    LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
     RetriableError,
@@ -217,8 +218,9 @@ class Cluster:
         """The topic, looked for until the deadline.
 
         Raises:
-            UnknownTopicError: the controller says that there is none, or no broker knows it for
+            UnknownTopicError: the controller says that there is none, or says nothing, and no broker knows it for
                 `UNKNOWN_TOPIC_PATIENCE_S`.
+            LeaderNotAvailableError: the controller says that there is one, and no broker knows it until the deadline.
             NetworkError: no broker could be reached in `timeout_s`.
         """
         found = self._described(name)
@@ -244,7 +246,8 @@ class Cluster:
 
     async def _look_for(self, name: str, search: _Search, timeout_s: float) -> TopicInfo:
         begun = monotonic()
-        absent: asyncio.Future[bool] | None = None
+        absent: asyncio.Future[bool | None] | None = None
+        there = False  # as the controller said last
         ask_at_s, pause_s = 0.0, ASK_AGAIN_S
         while True:
             error: HighwaterError | None = None
@@ -260,8 +263,10 @@ class Cluster:
                 return search.found
             waited = monotonic() - begun
             code = self.metadata.missing.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            said = absent.result() if absent is not None and absent.done() else None
+            if said is not None:
+                there = not said
             if error is None and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not search.may_make_it:
-                said = absent is not None and absent.done() and absent.result()
                 if (absent is None or absent.done()) and not said and waited >= ask_at_s:
                     absent = self._absent.ask(name)
                     ask_at_s, pause_s = waited + pause_s, 2 * pause_s
@@ -269,14 +274,17 @@ class Cluster:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
             if not refreshed:
                 continue  # no broker has said anything since: what they said before ends no patience
-            if error is None and (not code.retriable or waited > min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)):
+            patience_s = timeout_s if there else min(UNKNOWN_TOPIC_PATIENCE_S, timeout_s)
+            if error is None and (not code.retriable or waited > patience_s):
+                if there and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise LeaderNotAvailableError(f"topic {name!r} was made, but no broker knows it yet: try again")
                 if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise UnknownTopicError(f"topic {name!r} does not exist; create it first")
                 raise error_for(code, f"topic {name!r}: {code.name}")
             if error is not None and waited > timeout_s:
                 raise error
 
-    async def _refresh_or(self, answered: asyncio.Future[bool]) -> bool:
+    async def _refresh_or(self, answered: asyncio.Future[bool | None]) -> bool:
         """As `refresh`; or returns before it where the answer is there. Tells whether it was refreshed."""
         refreshed = self._next_refresh()
         await asyncio.wait((refreshed, answered), return_when=asyncio.FIRST_COMPLETED)
@@ -284,7 +292,7 @@ class Cluster:
             raise self._last_error
         return refreshed.done()
 
-    async def _absent_of(self, names: Sequence[str]) -> Collection[str]:
+    async def _absent_of(self, names: Sequence[str]) -> Mapping[str, bool]:
         timeout_s = min(ABSENCE_TIMEOUT_S, self.request_timeout_s)
         return await read_absent_topics(self.answering, names, timeout_s)
 
