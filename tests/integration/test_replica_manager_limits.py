@@ -1,4 +1,4 @@
-"""Limits of one broker: bytes of a fetch, with and without the tail cache; requests under way; sizes of batches."""
+"""Limits of one broker: bytes of a fetch, with and without the tail cache; requests that wait; sizes of batches."""
 
 from __future__ import annotations
 
@@ -101,19 +101,24 @@ async def test_a_batch_above_the_topics_limit_is_refused(cluster: TestCluster) -
     assert (await cluster[0].produce(topic.key, rows(b"x" * 1000))).error.code == ErrorCode.NONE
 
 
-async def test_above_the_limit_of_requests_the_answer_is_overloaded_at_once(cluster: TestCluster) -> None:
+async def test_what_waits_for_followers_is_not_under_way_in_log_storage(cluster: TestCluster) -> None:
+    """A thousand producers with acks=all wait in normal work, each for a while."""
     topic = await unreplicated(cluster)
     waiting = [asyncio.create_task(cluster[0].produce(topic.key, rows(b"a"), timeout_ms=60_000)) for _ in range(2)]
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    purgatory = manager.replica_manager.purgatory.produces
 
-    async def both_wait() -> bool:
-        manager = cluster[0].replica_manager
-        assert manager is not None
-        return len(manager.replica_manager.purgatory.produces) == 2
+    async def wait(count: int) -> None:
+        async def all_wait() -> bool:
+            return len(purgatory) == count
 
-    await eventually(both_wait, "two produces wait")
-    refused = await cluster[0].produce(topic.key, rows(b"a"))
-    assert refused.error.code == ErrorCode.OVERLOADED
-    assert refused.error.retriable
+        await eventually(all_wait, f"{count} produces wait")
+
+    await wait(2)
+    for count in (4, 6, 8):
+        waiting += [asyncio.create_task(cluster[0].produce(topic.key, rows(b"a"), timeout_ms=60_000)) for _ in range(2)]
+        await wait(count)
     await cluster[0].stop_replica_manager()
     for task in waiting:
         await asyncio.gather(task, return_exceptions=True)

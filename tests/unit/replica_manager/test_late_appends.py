@@ -300,6 +300,37 @@ def test_every_outcome_gives_slot_and_bytes_back(outcome: Callable[[Leader], Non
     assert len(leader.answers[batch(1)]) == 1
 
 
+def test_what_log_storage_has_answered_is_not_under_way_any_more() -> None:
+    """It waits for followers, without its records: a thousand producers do, in normal work."""
+    leader = Leader(log := Log(), max_waits=3)
+    for number in (1, 2, 3):
+        leader.produce(batch(number))
+    assert leader.slots == (3, 3 * len(batch(1)))
+    log.answer_all()
+    assert leader.slots == (0, 0)
+    assert leader.answers == {batch(1): [], batch(2): [], batch(3): []}
+
+
+def test_what_cannot_wait_for_followers_is_not_written() -> None:
+    leader = Leader(log := Log(), max_waits=2)
+    leader.produce(batch(1))
+    log.answer_all()
+    key = PartitionKey(b"u" * 16, 0)
+    answers: list[ProduceResult] = []
+    leader.produce_handler.submit(
+        ACKS_ALL, 1_000, [ProducePart(KEY, batch(2)), ProducePart(key, batch(2))], answers.extend
+    )
+    assert [answer.error for answer in answers] == [ErrorCode.OVERLOADED] * 2
+    assert not log.sent
+    leader.produce(batch(3), acks=1)  # waits for nobody
+    log.answer_all()
+    leader.follower_copies_everything()
+    leader.produce(batch(4))
+    log.answer_all()
+    leader.follower_copies_everything()
+    assert [leader.errors(batch(number)) for number in (1, 3, 4)] == [[ErrorCode.NONE]] * 3
+
+
 def test_no_room_to_wait_for_followers_gives_slot_and_bytes_back() -> None:
     leader = Leader(log := Log(), max_waits=0)
     leader.produce(batch(1))

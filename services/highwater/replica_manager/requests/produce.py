@@ -62,7 +62,9 @@ Done = Callable[[Sequence[ProduceResult]], None]
 
 
 class ProduceHandler:
-    """At most `max_requests` requests and `max_bytes` of records are under way; what is above is OVERLOADED at once."""
+    """At most `max_requests` requests, and `max_bytes` of their records, are with log-storage; what is above is
+    OVERLOADED at once, before anything is written. What waits for followers holds no records: the purgatory bounds it.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class ProduceHandler:
         acks=-1 when each partition is committed, refused or out of time."""
         size = sum(len(part.records) for part in parts)
         self._metrics.produced_bytes.inc(size)
-        error, message = self._refusal(acks, size)
+        error, message = self._refusal(acks, len(parts), size)
         if error is not ErrorCode.NONE:
             self._metrics.refused_produces.labels(error.name).inc(len(parts))
             done([ProduceResult(part.key, error, message) for part in parts])
@@ -99,13 +101,19 @@ class ProduceHandler:
             self._append(request, index, part)
         request.handed_over()
 
-    def _refusal(self, acks: int, size: int) -> tuple[ErrorCode, str]:
+    def _refusal(self, acks: int, partitions: int, size: int) -> tuple[ErrorCode, str]:
         if acks not in ACKS:
             return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is none of 0, 1 and -1 (all)"
         if self._requests >= self.max_requests or (self._bytes and self._bytes + size > self._max_bytes):
             return (
                 ErrorCode.OVERLOADED,
-                f"{self._requests} requests with {self._bytes} bytes are under way here: retry after a short pause",
+                f"{self._requests} requests with {self._bytes} bytes are being written here: retry after a short pause",
+            )
+        waits = self.replica_manager.purgatory.produces
+        if acks == ACKS_ALL and waits and len(waits) + partitions > waits.limit:
+            return (
+                ErrorCode.OVERLOADED,
+                f"the records of {len(waits)} partitions' requests wait for followers here: retry after a short pause",
             )
         return ErrorCode.NONE, ""
 
@@ -138,10 +146,12 @@ class ProduceHandler:
             request.refuse(index, checked.error, checked.message)
             return
         request.outstanding += 1
+        request.unwritten += 1
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
         pipeline.append(part.records, checked.offsets, answered)
 
-    def released(self, request: _Request) -> None:
+    def written(self, request: _Request) -> None:
+        """log-storage has answered for all of it."""
         self._requests -= 1
         self._bytes -= request.size
 
@@ -153,8 +163,8 @@ class ProduceHandler:
 
 
 class _Request:
-    """A request under way. `outstanding` are its partitions that log-storage has not answered for, or that wait for the
-    high watermark, and one more while they are being handed over."""
+    """A request under way. `unwritten` are its partitions that log-storage has not answered for, `outstanding` those
+    and the ones that wait for the high watermark; each is one more while they are being handed over."""
 
     __slots__ = (
         "_done",
@@ -165,6 +175,7 @@ class _Request:
         "results",
         "size",
         "taken_s",
+        "unwritten",
     )
 
     def __init__(
@@ -184,10 +195,12 @@ class _Request:
         self.size = size
         self.results = results
         self.outstanding = 1
+        self.unwritten = 1
 
     def handed_over(self) -> None:
         if self.acks == 0:
             self._respond()
+        self._written_one()
         self._settled_one()
 
     def refuse(self, index: int, error: ErrorCode, message: str = "") -> None:
@@ -208,6 +221,7 @@ class _Request:
         answer: AppendAnswer,
     ) -> None:
         """log-storage has answered for one partition."""
+        self._written_one()  # first: nobody gives the slot back where the answer cannot be given
         if answer.error is not ErrorCode.NONE:
             self.refuse(index, answer.error, answer.message)
             self._settled_one()
@@ -234,10 +248,14 @@ class _Request:
             self.refuse(index, error)
         self._settled_one()
 
+    def _written_one(self) -> None:
+        self.unwritten -= 1
+        if self.unwritten == 0:
+            self._handler.written(self)
+
     def _settled_one(self) -> None:
         self.outstanding -= 1
         if self.outstanding == 0:
-            self._handler.released(self)  # first: nobody gives the slot back where the answer cannot be given
             self._respond()
 
     def _respond(self) -> None:
