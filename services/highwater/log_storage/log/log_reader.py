@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import DamagedError, LogError
+from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.files.disk import Disk
 from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
 from highwater.log_storage.log.log_context import LogContext
@@ -24,6 +25,7 @@ class ReadPlan:
 
     disk: Disk
     segment: Segment
+    file: Descriptor  # the segment's, which stays open for this
     position: int
     max_bytes: int
     max_offset: int
@@ -31,7 +33,7 @@ class ReadPlan:
     def run(self) -> bytes:
         """Raises `LogError`: CORRUPT_MESSAGE (invariant 7), LOG_STORAGE_ERROR."""
         try:
-            return self.segment.read(self.position, self.max_bytes, self.max_offset)
+            return self.segment.read(self.position, self.max_bytes, self.max_offset, self.file)
         except CorruptBatchError as error:
             raise DamagedError(self.segment.base_offset, f"{self.segment.path}: {error}") from None
         except OSError as error:
@@ -160,7 +162,7 @@ class LogReader:
                     self._check_place(position, header, offset)
                     if header.base_offset >= bound:
                         return None
-                    return ReadPlan(self._context.disk, segment, position, max_bytes, bound)
+                    return ReadPlan(self._context.disk, segment, segment.opened_file(), position, max_bytes, bound)
         except (CorruptBatchError, OSError) as error:
             if segment.released:  # another thread has put another one in its place
                 return self._plan(offset, bound, max_bytes)

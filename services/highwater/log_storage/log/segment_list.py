@@ -23,6 +23,8 @@ class SegmentList:
     def __init__(self, context: LogContext, segments: list[Segment], *, gaps: bool) -> None:
         assert segments
         self._context = context
+        for segment in segments[:-1]:
+            segment.mark_sealed()
         self.present = segments  # a thread may put another list in its place (`exchange`)
         self.changing = threading.Lock()  # held while a segment is taken into the log or out of it
         # While another thread renames the files of segments that have replaced others: those that the log lets go of,
@@ -105,6 +107,8 @@ class SegmentList:
             replaced = self.present[place:-1][: len(old)] == [*old]
             if replaced:
                 new[0].producers_told, new[0].producers_kept = old[0].producers_told, old[0].producers_kept
+                for segment in new:
+                    segment.mark_sealed()
                 # Another list: who walks over the present one beside this meets all of `old`.
                 self.present = [*self.present[:place], *new, *self.present[place + len(old) :]]
                 self._let_go_meanwhile = []

@@ -80,6 +80,8 @@ def open_log(
     first_offset = segments[0].base_offset if segments else known.log_start_offset
     first_unflushed = len(segments) if known.clean else _first_unflushed(segments, known.recovery_point)
     trusted = segments[:first_unflushed]
+    for segment in trusted:
+        segment.mark_sealed()
     walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms, scanned or _nobody_asks, tail_lost)
     try:
         walk.trust(trusted)
@@ -227,6 +229,8 @@ class _Walk:
             except OSError as error:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{segment.path} cannot be read: {error}") from error
             segment.seal()
+            if number + 1 < len(segments):
+                segment.mark_sealed()
             expected = segment.end_offset
 
     def judge(self, cut: Cut, log_end_offset: int) -> None:

@@ -68,22 +68,31 @@ class IndexFile:
 
     def load(self) -> bool:
         """Opens the file. Whether there is one of a whole number of entries; else the index is empty now."""
+        return isinstance(self._open(), IndexPages)
+
+    def _open(self) -> bytearray | IndexPages:
         try:
             file = Descriptor(self.path, os.O_RDONLY)
             size = file.size_bytes
         except FileNotFoundError:
             size = -1
         if size < 0 or size % self.layout.size:
-            self._entries, self._pages, self._written_bytes = bytearray(), None, 0
-            return False
-        self._take(file)
-        return True
+            self._entries, self._pages, self._written_bytes = (empty := bytearray()), None, 0
+            return empty
+        return self._take(file)
 
-    def _take(self, file: Descriptor) -> None:
+    def _take(self, file: Descriptor) -> IndexPages:
         # In this order: another thread that searches meanwhile finds one of the two.
-        self._pages = IndexPages(file, self.dtype, self.layout)
-        self._written_bytes = self._pages.entries * self.layout.size
+        self._pages = pages = IndexPages(file, self.dtype, self.layout)
+        self._written_bytes = pages.entries * self.layout.size
         self._entries = None
+        return pages
+
+    def close(self) -> None:
+        """Lets go of the file, where the entries are on disk; it is opened again when it is used. Another thread may
+        search it meanwhile."""
+        if self._entries is None:
+            self._pages = None
 
     def reset(self) -> None:
         """Empties the index, to be made again."""
@@ -129,11 +138,8 @@ class IndexFile:
         entries = self._entries
         if entries is not None:
             return entries
-        if self._pages is None:
-            self.load()
-        held = self._pages if self._entries is None else self._entries
-        assert held is not None
-        return held
+        pages = self._pages  # in this order: see `_take`
+        return self._open() if pages is None else pages
 
     def _content(self) -> bytes:
         held = self._held()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex
+from highwater.log_storage.segment.open_segments import open_segments
 from highwater.log_storage.segment.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -63,6 +64,8 @@ class Segment:
         self.producers_told = False  # the snapshot at its beginning, written or pending, is of all producers below
         self.producers_kept = False  # and on disk for good
         self.released = False  # its files may be gone: it is not part of the log any more
+        # Nothing is written to it any more: its files are open while they are among those read last (`close_files`).
+        self.sealed = False
         if create:
             self._file = Descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self.size_bytes = self._opened().size_bytes if size_bytes is None else size_bytes
@@ -126,7 +129,8 @@ class Segment:
         with suppress(CorruptBatchError):
             if self.max_timestamp >= 0:
                 return self.max_timestamp
-        return os.fstat(self._opened().number).st_mtime_ns // 1_000_000
+        file = self._opened()
+        return os.fstat(file.number).st_mtime_ns // 1_000_000
 
     @property
     def full(self) -> bool:
@@ -142,7 +146,23 @@ class Segment:
             file = Descriptor(self.path, os.O_RDWR)
             self._check_not_released()
             self._file = file
+            if self.sealed:
+                open_segments.opened(self)
         return file
+
+    def mark_sealed(self) -> None:
+        """Nothing is written to it any more, unless it is resumed."""
+        if not self.sealed:
+            self.sealed = True
+            if self._file is not None:
+                open_segments.opened(self)
+
+    def close_files(self) -> None:
+        """Lets go of the files of a sealed segment: who uses one just now has it open. Any thread may call this."""
+        if self.sealed:
+            self._file = None
+            self.offset_index.close()
+            self.time_index.close()
 
     def _check_not_released(self) -> None:
         """Its names may be those of another segment's files by now. Raises `FileNotFoundError`."""
@@ -155,14 +175,15 @@ class Segment:
         """Writes whole batches at the end; the position they begin at. `note` each of them afterwards.
 
         Raises `OSError`; the segment is then as it was, unless `undo` raises as well."""
+        self.sealed = False
         if not self._indexes_checked:
             self._check_indexes()
-        descriptor = self._opened().number
+        file = self._opened()
         position = self.size_bytes
         written = 0
         for first in range(0, len(buffers), _MAX_BUFFERS):
             some = buffers[first : first + _MAX_BUFFERS]
-            done = os.pwritev(descriptor, some, position + written)
+            done = os.pwritev(file.number, some, position + written)
             expected = total_bytes if len(buffers) <= _MAX_BUFFERS else sum(map(len, some))
             if done < expected:
                 done += self._write_rest(b"".join(some)[done:], position + written + done)
@@ -171,15 +192,16 @@ class Segment:
         return position
 
     def _write_rest(self, rest: bytes, position: int) -> int:
-        done = 0
+        file, done = self._opened(), 0
         while done < len(rest):
-            done += os.pwrite(self._opened().number, rest[done:], position + done)
+            done += os.pwrite(file.number, rest[done:], position + done)
         return done
 
     def undo(self, size_bytes: int) -> None:
         """Cuts off what a failed append may have left behind `size_bytes`. Raises `OSError`."""
         self.cuts += 1
-        os.ftruncate(self._opened().number, size_bytes)
+        file = self._opened()
+        os.ftruncate(file.number, size_bytes)
         self.size_bytes = size_bytes
         if not size_bytes:
             self._first_timestamp = None
@@ -187,7 +209,8 @@ class Segment:
     def is_torn_at(self, position: int) -> bool:
         """Tells whether behind `position` there is no more than the beginning of one batch: all that a write leaves
         that was ended in its midst. Raises `OSError`."""
-        return only_begins(self._opened().number, position, self.size_bytes)
+        file = self._opened()
+        return only_begins(file.number, position, self.size_bytes)
 
     def note(self, position: int, size_bytes: int, last_offset: int, max_timestamp: int) -> None:
         """Takes a batch at `position` into the indexes."""
@@ -227,10 +250,12 @@ class Segment:
 
     def sync_batches(self) -> None:
         """The batches to disk, without the indexes. Raises `OSError`."""
-        os.fdatasync(self._opened().number)
+        file = self._opened()
+        os.fdatasync(file.number)
 
     def release_indexes(self) -> None:
-        """Leaves them on disk, once the segment is sealed and flushed. Raises `OSError`."""
+        """Leaves them on disk, once the segment is sealed and flushed, which it is from now on. Raises `OSError`."""
+        self.mark_sealed()
         try:
             self.offset_index.release()
             self.time_index.release()
@@ -240,6 +265,7 @@ class Segment:
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cuts off everything from `position` on, where the batch at `end_offset` begins. Raises `OSError`."""
+        self.sealed = False
         self._check_indexes()
         self.undo(position)
         self.offset_index.truncate(position)
@@ -251,6 +277,7 @@ class Segment:
         """Makes a segment that was sealed, or on disk at start, one to append to: where it ends, its largest timestamp
         and the distance from the last index entry are found in the indexes and the batches behind them. The leader
         epoch of its last batch, -1 where it has none. Raises `CorruptBatchError`, `OSError`."""
+        self.sealed = False
         self._check_indexes()
         try:
             return self._walk_tail()
@@ -369,12 +396,16 @@ class Segment:
                 return position, header
         return None
 
-    def read(self, position: int, max_bytes: int, max_offset: int) -> bytes:
+    def opened_file(self) -> Descriptor:
+        """For a `read` that follows: it stays open, whatever becomes of the segment. Raises `OSError`."""
+        return self._opened()
+
+    def read(self, position: int, max_bytes: int, max_offset: int, file: Descriptor | None = None) -> bytes:
         """Whole batches from `position` on, at least one, below `max_offset` and up to `max_bytes`; their CRCs have
         been checked (invariant 7). Batches behind a damaged one are not returned; a damaged first one raises.
 
         Raises `CorruptBatchError`, `OSError`."""
-        file, available = self._opened(), self.size_bytes - position
+        file, available = file or self._opened(), self.size_bytes - position
         content = os.pread(file.number, min(max(max_bytes, LOOKUP_BYTES), available), position)
         end = 0
         try:
@@ -396,7 +427,8 @@ class Segment:
 
     def batch_at(self, position: int, header: BatchHeader) -> bytes:
         """One whole batch, its CRC checked. Raises `CorruptBatchError`, `OSError`."""
-        content = os.pread(self._opened().number, header.size_bytes, position)
+        file = self._opened()
+        content = os.pread(file.number, header.size_bytes, position)
         try:
             verify(content, 0, header)
         except CorruptBatchError as error:
