@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
@@ -33,9 +35,15 @@ async def answers() -> None:
 
 @contextlib.asynccontextmanager
 async def registrar(
-    store: Store, keys: Keys, lost: list[str], probe: Callable[[], Awaitable[None]] = answers
+    store: Store,
+    keys: Keys,
+    lost: list[str],
+    probe: Callable[[], Awaitable[None]] = answers,
+    session_timeout_ms: int = SESSION_MS,
 ) -> AsyncIterator[BrokerRegistrar]:
-    made = BrokerRegistrar(store, keys, session_timeout_ms=SESSION_MS, probe=probe, on_lost=lambda: lost.append("lost"))
+    made = BrokerRegistrar(
+        store, keys, session_timeout_ms=session_timeout_ms, probe=probe, on_lost=lambda: lost.append("lost")
+    )
     try:
         yield made
     finally:
@@ -138,6 +146,54 @@ async def test_without_an_answer_of_log_storage_the_lease_runs_out(
         await until(lambda: lost)
         assert boottime_ms() >= confirmed_ms
         assert await read_brokers(store, keys) == {}
+
+
+LONGER_MS = 2_000
+
+
+def busy(milliseconds: float) -> None:
+    """Holds the event loop, as work in it does."""
+    end = time.monotonic() + milliseconds / 1000
+    while time.monotonic() < end:
+        pass
+
+
+async def test_a_busy_event_loop_loses_no_registration(store: Store, keys: Keys) -> None:
+    """RULES 8.2: it may be held for longer than the lease lives."""
+    lost: list[str] = []
+    async with registrar(store, keys, lost, session_timeout_ms=LONGER_MS) as broker:
+        epoch = await broker.register(FIRST_START)
+        for _ in range(2):
+            confirmed_ms = broker.confirmed_until_ms
+            await until(lambda confirmed_ms=confirmed_ms: broker.confirmed_until_ms > confirmed_ms)
+            busy(1.15 * LONGER_MS)
+            assert boottime_ms() < broker.confirmed_until_ms
+        assert await read_brokers(store, keys) == {1: LiveBroker(FIRST_START, epoch)}
+        assert not lost
+
+
+async def test_an_event_loop_that_is_stuck_loses_the_registration(store: Store, keys: Keys) -> None:
+    """RULES 8.2: so does a broker without its data path. By the first look it knows that nothing is confirmed."""
+    lost: list[str] = []
+    async with registrar(store, keys, lost, session_timeout_ms=LONGER_MS) as broker:
+        await broker.register(FIRST_START)
+        busy(2.5 * LONGER_MS)
+        assert boottime_ms() >= broker.confirmed_until_ms
+        await until(lambda: lost)
+        assert await read_brokers(store, keys) == {}
+
+
+async def test_a_registration_that_is_let_go_at_once_is_renewed_no_more(store: Store, keys: Keys) -> None:
+    """Before its first look at the key."""
+    others = set(threading.enumerate())
+    async with registrar(store, keys, []) as broker:
+        await broker.register(FIRST_START)
+        (thread,) = (each for each in set(threading.enumerate()) - others if each.name.startswith("lease-"))
+        await broker.close()
+        await until(lambda: not thread.is_alive())
+        async with asyncio.timeout(8):
+            while await read_brokers(store, keys):  # noqa: ASYNC110 - etcd ends it
+                await asyncio.sleep(0.05)
 
 
 async def test_an_update_keeps_the_broker_epoch_and_the_lease(store: Store, keys: Keys) -> None:

@@ -17,7 +17,14 @@ from etcd_proxy import EtcdProxy, until
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store import store as store_module
-from highwater.metadata.store.etcd_errors import Compacted, LeaseNotFound, OutcomeUnknown, Refused, Unavailable
+from highwater.metadata.store.etcd_errors import (
+    Compacted,
+    LeaseNotFound,
+    OutcomeUnknown,
+    Refused,
+    StoreClosed,
+    Unavailable,
+)
 from highwater.metadata.store.store import Store, TlsSettings
 from highwater.metadata.store.transactions import (
     Delete,
@@ -174,9 +181,11 @@ async def test_a_lease_expires_with_its_keys_unless_it_is_renewed(store: Store, 
     await store.put(keys.broker(1), b"", lease=kept)
     revision = await store.put(keys.broker(2), b"", lease=left)
 
+    leases = store.blocking_leases()
+
     async def renew() -> None:
         while True:
-            assert await store.lease_keepalive(kept) == 1
+            assert await asyncio.to_thread(leases.renew, kept, 5.0) == 1
             await asyncio.sleep(0.2)
 
     renewing = asyncio.create_task(renew())
@@ -187,30 +196,57 @@ async def test_a_lease_expires_with_its_keys_unless_it_is_renewed(store: Store, 
     renewing.cancel()
     assert await store.get(keys.broker(1)) is not None
     with pytest.raises(LeaseNotFound):
-        await store.lease_keepalive(left)
+        leases.renew(left, 5.0)
     with pytest.raises(LeaseNotFound):
         await store.put(keys.broker(3), b"", lease=left)
     assert await store.get(keys.broker(3)) is None
     await store.lease_revoke(kept)
     assert await store.get(keys.broker(1)) is None
     await store.lease_revoke(kept)
+    leases.close()
 
 
 async def test_a_renewal_that_comes_to_its_deadline_fails_as_any_other_call(etcd: LocalEtcd) -> None:
     """Whenever that is: something that nobody expects would end the controller's term, or the broker's session."""
     async with EtcdProxy(etcd.address) as proxy, Store([etcd.address]) as store, Store([proxy.address]) as proxied:
         lease, _ = await store.lease_grant(60)
+        leases, through_proxy = store.blocking_leases(), proxied.blocking_leases()
         for number in range(1500):
             # From what is too short for most machines to what is enough for most calls. A quick one has none late.
             with contextlib.suppress(Unavailable):
-                await store.lease_keepalive(lease, timeout_s=0.001 + number % 40 / 10_000)
-        assert await proxied.lease_keepalive(lease) == 60
+                await asyncio.to_thread(leases.renew, lease, 0.001 + number % 40 / 10_000)
+        assert await asyncio.to_thread(through_proxy.renew, lease, 5.0) == 60
         proxy.answers_after_s = 0.05
         for number in range(40):
             with pytest.raises(Unavailable):
-                await proxied.lease_keepalive(lease, timeout_s=0.001 + number / 1000)
+                await asyncio.to_thread(through_proxy.renew, lease, 0.001 + number / 1000)
         proxy.answers_after_s = 0.0
         await store.lease_revoke(lease)
+        leases.close()
+        through_proxy.close()
+
+
+async def test_a_renewal_that_is_closed_ends_at_once(etcd: LocalEtcd) -> None:
+    """Also one that waits for an answer, or for a connection; and none is begun afterwards."""
+    async with EtcdProxy(etcd.address) as proxy, Store([proxy.address]) as store:
+        lease, _ = await store.lease_grant(60)
+        leases = store.blocking_leases()
+        assert await asyncio.to_thread(leases.renew, lease, 5.0) == 60
+        async with proxy.swallowing_answers():
+            renewing = asyncio.create_task(asyncio.to_thread(leases.renew, lease, 30.0))
+            await asyncio.sleep(0.1)
+            leases.close()
+            with pytest.raises(StoreClosed):
+                await asyncio.wait_for(renewing, 5.0)
+        with pytest.raises(StoreClosed):
+            leases.renew(lease, 30.0)
+        assert await store.get("/x") is None
+        closed = Store([DEAD]).blocking_leases()
+        renewing = asyncio.create_task(asyncio.to_thread(closed.renew, lease, 30.0))
+        await asyncio.sleep(0.1)
+        closed.close()
+        with pytest.raises(StoreClosed):
+            await asyncio.wait_for(renewing, 5.0)
 
 
 async def test_a_compacted_revision_is_told(own_etcd: LocalEtcd) -> None:

@@ -105,6 +105,8 @@ class ControllerElection:
         """Ends the term, so that the next candidate takes over at once. (A campaign is left by cancelling it.)"""
         held, holding = self._held, self._holding
         self._held = self._holding = self.acting = None
+        if held is not None:
+            held.let_go()
         if holding is not None:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)

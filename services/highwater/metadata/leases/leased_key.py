@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from highwater.metadata.leases.lease_renewal import LeaseRenewal
 from highwater.metadata.store.etcd_errors import (
     RETRY_PAUSE_S,
-    LeaseNotFound,
     OutcomeUnknown,
     Refused,
     StoreError,
@@ -35,8 +35,13 @@ async def always() -> bool:
 
 
 class LeasedKey:
-    """Take it with `acquire`, then run `hold` until it returns; then make another. Cancelling `hold` leaves the key to
-    its lease, `release` deletes it at once."""
+    """Take it with `acquire`, then run `hold` until it returns; then make another. Cancelling `hold`, or `let_go` where
+    it may not have begun, leaves the key to its lease; `release` deletes it at once.
+
+    The lease is renewed by a thread, from the grant on. `at_work` is asked on the event loop while the key is held, and
+    says whether the process does what it holds the key for: the lease is renewed only where that was so within half of
+    the session's time-out, counted from the question (RULES 8.2).
+    """
 
     def __init__(
         self,
@@ -44,19 +49,24 @@ class LeasedKey:
         key: str,
         *,
         session_timeout_ms: int,
-        may_renew: Callable[[], Awaitable[bool]] = always,
+        at_work: Callable[[], Awaitable[bool]] = always,
         clock_ms: Callable[[], int] = boottime_ms,
     ) -> None:
         self._store = store
         self._key = key
         self._ttl_s = max(1, -(-session_timeout_ms // 1000))
-        self._may_renew = may_renew
+        self._patience_ms = session_timeout_ms // 2
+        self._at_work = at_work
         self._clock_ms = clock_ms
+        self._renewal: LeaseRenewal | None = None
         self.lease = 0
         self.create_revision = 0
-        self.confirmed_until_ms = 0
+
+    @property
+    def confirmed_until_ms(self) -> int:
         """The time at which the lease may run out, as far as confirmed: send time of the last answered renewal + TTL
-        (RULES 8.1)."""
+        (RULES 8.1); 0 before `acquire`, and once etcd has said that it is gone."""
+        return 0 if self._renewal is None else self._renewal.confirmed_until_ms
 
     async def acquire(
         self, value: bytes, compares: Sequence[Compare] = (), operations: Sequence[Operation] = ()
@@ -68,8 +78,16 @@ class LeasedKey:
         """
         sent_ms = self._clock_ms()
         self.lease, self._ttl_s = await self._store.lease_grant(self._ttl_s)
-        self.confirmed_until_ms = sent_ms + self._ttl_s * 1000
         try:
+            self._renewal = LeaseRenewal(
+                self._store.blocking_leases(),
+                self.lease,
+                key=self._key,
+                ttl_s=self._ttl_s,
+                patience_ms=self._patience_ms,
+                granted_ms=sent_ms,
+                clock_ms=self._clock_ms,
+            )
             taken = await self._take(value, compares, operations)
         except BaseException:
             await self._abandon()
@@ -98,44 +116,46 @@ class LeasedKey:
 
     async def _abandon(self) -> None:
         """Revokes the lease, without which a put that is still on its way fails."""
+        self.let_go()
         with contextlib.suppress(StoreError):
             await self._store.lease_revoke(self.lease, timeout_s=1.0)
 
     async def hold(self) -> Entry | None:
-        """Keeps the lease alive every third of its TTL, and returns when the key is lost: with what stands there now
-        if it was seen, else None. A failure of etcd is not a loss by itself: the key lives as long as its lease."""
-        tasks = [asyncio.ensure_future(self._keep_alive()), asyncio.ensure_future(self._watch())]
+        """Returns when the key is lost: with what stands there now if it was seen, else None. A failure of etcd is not
+        a loss by itself: the key lives as long as its lease."""
+        renewal = self._renewal
+        assert renewal is not None, "the key was not taken"
+        tasks = [
+            asyncio.ensure_future(renewal.ended()),
+            asyncio.ensure_future(self._watch()),
+            asyncio.ensure_future(self._show_life(renewal)),
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # Both may have ended at once; the watch knows more.
-            return (tasks[1] if tasks[1] in done else tasks[0]).result()
+            # Several may have ended at once; the watch knows most.
+            return (tasks[1] if tasks[1] in done else done.pop()).result()
         finally:
+            self.let_go()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def let_go(self) -> None:
+        """Begins no renewal any more."""
+        if self._renewal is not None:
+            self._renewal.close()
+
     async def release(self) -> None:
         """Revokes the lease: the key is gone for everybody at once. Raises `StoreError`; then the lease expires."""
+        self.let_go()
         await self._store.lease_revoke(self.lease)
 
-    async def _keep_alive(self) -> None:
-        """Returns when the lease is gone."""
-        pause_s = self._ttl_s / 3
+    async def _show_life(self, renewal: LeaseRenewal) -> None:
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = self._ttl_s / 12
-            if not await self._may_renew():
-                continue
-            sent_ms = self._clock_ms()
-            try:
-                await self._store.lease_keepalive(self.lease, timeout_s=self._ttl_s / 3)
-            except LeaseNotFound:
-                return
-            except StoreError as error:
-                _log.warning("cannot renew the lease of %s: %s", self._key, error)
-                continue
-            self.confirmed_until_ms = sent_ms + self._ttl_s * 1000
-            pause_s = self._ttl_s / 3
+            asked_ms = self._clock_ms()
+            if await self._at_work():
+                renewal.show_life(asked_ms)
+            await asyncio.sleep(self._patience_ms / 4000)
 
     async def _watch(self) -> Entry | None:
         """Returns when the key is gone or another's (keepalive answers alone prove nothing, RULES 1.4). Where etcd may

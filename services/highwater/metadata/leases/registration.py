@@ -25,8 +25,9 @@ class BrokerRegistrar:
     """Registers one broker and keeps it registered (RULES 1.4, 8.1, 8.2).
 
     `probe` returns when log-storage has answered through its append loop and raises if it cannot: the lease is renewed
-    only after it answered within half of the TTL. `on_lost` is called once for each registration that was lost (not
-    after `deregister`, nor where `register` is called again): the broker stops leading and registers again.
+    only while it has answered within half of the session's time-out. `on_lost` is called once for each registration
+    that was lost (not after `deregister`, nor where `register` is called again): the broker stops leading and registers
+    again.
     """
 
     def __init__(
@@ -136,7 +137,10 @@ class BrokerRegistrar:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        holding, self._holding, self._held = self._holding, None, None
+        held, self._held = self._held, None
+        holding, self._holding = self._holding, None
+        if held is not None:
+            held.let_go()
         if holding is not None and holding is not asyncio.current_task():
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
@@ -146,7 +150,7 @@ class BrokerRegistrar:
             self._store,
             key,
             session_timeout_ms=self._session_timeout_ms,
-            may_renew=self._log_storage_answers,
+            at_work=self._log_storage_answers,
             clock_ms=self._clock_ms,
         )
 

@@ -51,6 +51,11 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
+def channel_options() -> Sequence[tuple[str, Any]]:
+    """The limits and timings of every connection to etcd."""
+    return _OPTIONS
+
+
 class Stream(Protocol):
     def cancel(self) -> object: ...
 
@@ -157,6 +162,15 @@ class Connections:
     def current(self) -> str:
         return self.endpoints[self._current]
 
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Of the present certificates; None without TLS. Any thread may ask."""
+        return None if self._certificates is None else self._certificates.credentials()
+
+    @property
+    def certificates_generation(self) -> int:
+        """Another number after the files have been replaced: what was opened before is to be opened anew."""
+        return 0 if self._certificates is None else self._certificates.generation
+
     async def member(self, deadline: float) -> Member:
         """A member with a standing connection. Raises `Unavailable` at the `deadline` (of `time.monotonic`), and
         `StoreClosed`.
@@ -190,7 +204,7 @@ class Connections:
                 self._replace(member)
 
     def _new_member(self, endpoint: str) -> Member:
-        return Member(endpoint, None if self._certificates is None else self._certificates.credentials())
+        return Member(endpoint, self.credentials())
 
     def _begin_diagnosis(self) -> None:
         """Beside those who wait, every 10 s at most: what TLS has against it is told when their time is over."""
@@ -255,6 +269,7 @@ class Connections:
         while True:
             if not await member.answers():
                 break
+            self._take_up_certificates()  # nothing else may be asked of the store for long
             await asyncio.sleep(ASK_S)
         if not self._closed and member in self._members:
             _log.warning(

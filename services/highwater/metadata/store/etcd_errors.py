@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import grpc
-from grpc.aio import AioRpcError
 
 RETRY_PAUSE_S = 0.1  # before what failed in a way that may pass is done again
 
@@ -77,7 +76,7 @@ _AMBIGUOUS = frozenset(
 )
 
 
-def classify(error: AioRpcError, *, wrote: bool) -> StoreError:
+def classify(error: grpc.RpcError, *, wrote: bool) -> StoreError:
     """The store's error for a failed call that had been sent. `Unavailable` may be tried again, at another member
     perhaps; for a read every ambiguous answer is that."""
     details = error.details() or error.code().name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from aetcd import rpc
 from grpc.aio import AioRpcError
 
+from highwater.metadata.store.blocking_leases import BlockingLeases
 from highwater.metadata.store.connections import RETRY_PAUSE_S, Connections, Member, Retired
 from highwater.metadata.store.etcd_errors import (
     Compacted,
@@ -206,30 +207,9 @@ class Store:
         response = await self._read(lambda member: member.lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s), timeout_s)
         return response.ID, response.TTL
 
-    async def lease_keepalive(self, lease: int, *, timeout_s: float | None = None) -> int:
-        """Renews a lease and returns its seconds; raises `LeaseNotFound` when it is gone."""
-
-        def keepalive(member: Member) -> Callable[..., Awaitable[Any]]:
-            # One stream a renewal: it costs little at this pace, and there is none to restore after a failover.
-            async def call(request: Any, *, timeout: float, metadata: Any) -> Any:
-                stream = member.lease.LeaseKeepAlive(timeout=timeout, metadata=metadata)
-                try:
-                    await stream.write(request)
-                    # Not `done_writing`: where the stream has just ended it raises an internal error of gRPC.
-                    async for response in stream:
-                        return response
-                except asyncio.InvalidStateError:
-                    pass  # grpc.aio: the stream ended before the request was written
-                finally:
-                    stream.cancel()
-                raise Unavailable("etcd ended the renewal of a lease without an answer")
-
-            return call
-
-        response = await self._read(keepalive, rpc.LeaseKeepAliveRequest(ID=lease), timeout_s)
-        if response.TTL <= 0:
-            raise LeaseNotFound(f"lease {lease:x} has expired or was revoked")
-        return int(response.TTL)
+    def blocking_leases(self) -> BlockingLeases:
+        """For a thread that renews a lease, at the same members."""
+        return BlockingLeases(self._connections)
 
     async def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
         """Ends a lease and deletes its keys at once. A lease that is gone already is none to complain of."""

@@ -99,6 +99,8 @@ class Certificates:
     def __init__(self, settings: TlsSettings, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Raises `UserError`, see `TlsSettings.context`."""
         self.settings = settings
+        self.generation = 0
+        """Counts how often other ones were taken up."""
         self._clock_s = clock_s
         self._looked_s = clock_s()
         self._refused = ""
@@ -128,6 +130,7 @@ class Certificates:
             return False
         self._seen, self._refused = seen, ""
         changed, self._contents = contents != self._contents, contents
+        self.generation += changed
         return changed
 
     def _identity(self) -> tuple[tuple[int, int, int], ...]:
