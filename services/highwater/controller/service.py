@@ -27,6 +27,7 @@ from highwater.metadata.store.store import Store
 from highwater.rpc.server import RpcServer
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import controller_pb2_grpc
 
@@ -82,6 +83,7 @@ class ControllerService:
         # Begun anew, not the end of the process: a candidate holds nothing that a fresh process would not read as well,
         # and what fails here (etcd's contents, etcd itself) another process would meet again.
         self._supervisor.run_forever("terms", lambda: self._serve_terms(election))
+        self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         self._supervisor.run_forever("absent topics", self._absent_topics.answer)
         self._supervisor.run_every("health", HEALTH_S, lambda: self._report_health(election))
         await self._server.set_serving(True)

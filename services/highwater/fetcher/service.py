@@ -21,6 +21,7 @@ from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
+from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
 
@@ -86,6 +87,7 @@ class FetcherService:
         await self._server.start([SERVICE_NAME])
         self._metrics.serve(self._settings.metrics_listen)
         self._log_storage.start()
+        self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         self._supervisor.run_forever("following-watch", self._watch.run)
         await self._server.set_serving(True)
 

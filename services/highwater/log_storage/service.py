@@ -27,6 +27,7 @@ from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.server import RpcServer
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2_grpc
 
@@ -106,6 +107,7 @@ class LogStorageService:
             ("directories", HOUSEKEEPING_MS, self._look_after_dirs),
         ):
             self._tasks.run_every(name, interval_ms / 1000, work, expected=(LogError, OSError))
+        self._tasks.run_forever("loop-delay", LoopDelay(self.metrics).watch)
         self._tasks.run_forever(
             "moves", lambda: servicer.moves.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
         )

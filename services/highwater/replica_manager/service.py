@@ -49,6 +49,7 @@ from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import controller_pb2_grpc
 
@@ -193,6 +194,7 @@ class ReplicaManagerService:
             group_coordinator.add_to(server)
         ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
         self._count()
+        self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         await self._report_readiness()  # the health name is there from the first moment on
         await self.servers.start(dict.fromkeys(settings.listeners, CLIENT_SERVICES) | {internal: INTERNAL_SERVICES})
         self._metrics.serve(settings.metrics_listen)

@@ -56,7 +56,7 @@ async def test_every_loop_is_supervised(tmp_path: Path) -> None:
         supervisor = storage.service._tasks
         assert isinstance(supervisor, TaskSupervisor)
         assert sorted(task.get_name() for task in supervisor._tasks) == sorted(
-            [*TASKS, "scrubber", "cleaner", "cleaner"]
+            [*TASKS, "loop-delay", "scrubber", "cleaner", "cleaner"]
         )
 
 
