@@ -189,6 +189,31 @@ def test_partitions_beyond_one_that_is_not_known_yet_are_not_shown() -> None:
     assert [number for number, _ in cache.topics()[0].numbered()] == [0, 1, 2]
 
 
+def test_one_partition_is_put_in_its_place_and_the_others_of_its_topic_stay_in_theirs() -> None:
+    """Where they were copied for each, a topic of n partitions would cost n * n."""
+    cache = MetadataCache()
+    one = topic()
+    cache.update([one], full=True)
+    before = cache.by_name("orders")
+    assert before is not None
+    for number in range(1, 100):
+        cache.update([replace(one, partitions={number: one.partitions[0]})], full=False)
+    after = cache.by_name("orders")
+    assert after is not None
+    assert after is not before
+    assert after.partitions is before.partitions
+    assert len(after.partitions) == 100
+
+
+def test_what_a_caller_gives_is_not_changed_afterwards() -> None:
+    one = topic()
+    state = one.partitions[0]
+    cache = MetadataCache()
+    cache.update([one], full=True)
+    cache.update([replace(one, partitions={1: state})], full=False)
+    assert list(one.partitions) == [0]
+
+
 def test_an_address_of_an_earlier_registration_does_not_replace_a_later_one() -> None:
     cache = MetadataCache()
     cache.set_brokers([Endpoint(1, 50, "new:1", "")])

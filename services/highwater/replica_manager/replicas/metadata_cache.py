@@ -43,10 +43,12 @@ class CachedPartition:
 
 @dataclass(frozen=True, slots=True)
 class CachedTopic:
+    """Never changed but by the cache that it is in: a change makes it another object, with the same `partitions`."""
+
     topic: str
     topic_id: bytes
     config: Mapping[str, str]
-    partitions: Mapping[int, CachedPartition] = field(default_factory=dict)
+    partitions: dict[int, CachedPartition] = field(default_factory=dict)
 
     def numbered(self) -> list[tuple[int, CachedPartition]]:
         """The partitions in order, up to the first that is not known yet: clients take their number for the topic's,
@@ -106,7 +108,8 @@ class MetadataCache:
             self._forget(set(self._topics) - {topic.topic_id for topic in topics})
         for topic in topics:
             known = self._topics.get(topic.topic_id)
-            partitions = {} if known is None else dict(known.partitions)
+            # They stay where they are: a copy of all for each that changes would be a square of their number.
+            partitions: dict[int, CachedPartition] = {} if known is None else known.partitions
             for number, partition in topic.partitions.items():
                 old = partitions.get(number)
                 if old is None or partition.order >= old.order:

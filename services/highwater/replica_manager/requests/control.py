@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from highwater.errors import ErrorCode
@@ -115,6 +115,11 @@ class Control:
             refused = self._stale(sender)  # the registration may have been lost while logs were made (RULES 1.4)
             if refused is not None:
                 return refused
+            self._learn(
+                instruction
+                for instruction, answer in zip(instructions, created, strict=True)
+                if answer is None or answer.error.code is ErrorCode.NONE
+            )
             errors = [
                 self._instruct(instruction, answer) for instruction, answer in zip(instructions, created, strict=True)
             ]
@@ -308,7 +313,6 @@ class Control:
                 replica_manager.offline_logs.seen([instruction.key])
             return created.error
         self._complaints.pop(instruction.key, None)
-        self._learn(instruction)
         if hosted is None and replica_manager.broker_id not in instruction.replicas:
             return StorageError(ErrorCode.REPLICA_NOT_ASSIGNED)
         hosted = replica_manager.host(instruction.key, instruction.topic, instruction.config)
@@ -341,22 +345,15 @@ class Control:
             ),
         )
 
-    def _learn(self, instruction: PartitionInstruction) -> None:
-        """An instruction is metadata too, and often earlier than UpdateMetadata."""
-        partition = CachedPartition(
-            instruction.state.state, instruction.state.revision, instruction.replicas, instruction.offline_replicas
-        )
-        self._replica_manager.metadata.update(
-            [
-                CachedTopic(
-                    instruction.topic,
-                    instruction.key.topic_id,
-                    instruction.config,
-                    {instruction.key.partition: partition},
-                )
-            ],
-            full=False,
-        )
+    def _learn(self, instructions: Iterable[PartitionInstruction]) -> None:
+        """Instructions are metadata too, and often earlier than UpdateMetadata."""
+        topics: dict[bytes, CachedTopic] = {}
+        for each in instructions:
+            topic = topics.setdefault(each.key.topic_id, CachedTopic(each.topic, each.key.topic_id, each.config))
+            topic.partitions[each.key.partition] = CachedPartition(
+                each.state.state, each.state.revision, each.replicas, each.offline_replicas
+            )
+        self._replica_manager.metadata.update(list(topics.values()), full=False)
 
     async def _outcome(self, key: PartitionKey, error: StorageError) -> InstructionOutcome:
         hosted = self._replica_manager.hosted.get(key)
