@@ -13,7 +13,7 @@ from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
-from highwater.log_storage.files import boot_record
+from highwater.log_storage.files import boot_record, checkpoints
 from highwater.log_storage.files.boot_record import Boot, BootRecord
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.log_manager import LogManager
@@ -244,6 +244,42 @@ def test_another_topic_of_the_same_name(tmp_path: Path) -> None:
     assert again.logs.find(KEY) is None
     assert log_of(again, AGAIN).state == LogState(0, -1, 0, 0)  # nothing of the old one's checkpoints
     again.unlock()
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_many_deletions_write_the_checkpoints_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashed: bool
+) -> None:
+    """Before the next log is made, or at the next start, whichever comes first: one of the same name inherits
+    nothing."""
+    manager = opened(tmp_path)
+    keys = [PartitionKey(b"t" * 16, number) for number in range(20)]
+    for key in keys:
+        manager.create("t", key, {})
+        manager.logs.log_dirs[0].record_fences({key: Fence(1, Role.LEADER, "rm", "ls")})
+        lead(log_of(manager, key), batch(5))
+        log_of(manager, key).offsets.raise_high_watermark(5)
+        log_of(manager, key).log_start.raise_to(5)
+        log_of(manager, key).flush()
+    manager.logs.write_checkpoints(manager.logs.log_dirs[0])
+    written: list[Path] = []
+    write_offsets = checkpoints.write_offsets
+    monkeypatch.setattr(
+        checkpoints, "write_offsets", lambda path, offsets: (written.append(path), write_offsets(path, offsets))
+    )
+    for key in keys:
+        manager.delete(key, -1)
+    assert not written
+    if crashed:
+        manager.unlock()
+        manager = opened(tmp_path)
+        assert len(written) == 4  # of one directory
+    for number in range(20):
+        again = PartitionKey(b"u" * 16, number)
+        manager.create("t", again, {})
+        assert log_of(manager, again).state == LogState(0, -1, 0, 0)
+    assert len(written) == 4
+    manager.unlock()
 
 
 def test_deletion_is_refused_where_the_fence_is_higher(tmp_path: Path) -> None:

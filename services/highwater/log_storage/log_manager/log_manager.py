@@ -173,8 +173,7 @@ class LogManager:
         log_dir = self._directory_for_a_new_log()
         log_dir.disk.check_room()
         try:
-            if log_dir.must_forget():  # a log of this name may have an entry that the new one must not inherit
-                self._rewrite_stale(log_dir)
+            self.logs.forget_deleted(log_dir)  # one of this name may have an entry that the new one must not inherit
             log_dir.may_hold_unflushed(config.flush_messages)
             directory = self._make_directory(log_dir, topic, key)
             log = open_log(
@@ -189,15 +188,18 @@ class LogManager:
 
     def _directory_for_a_new_log(self) -> LogDir:
         """The one with the fewest logs, counting those that move there; one that is full only where all are."""
-        if not self.logs.online_dirs:
+        online = self.logs.online_dirs
+        if not online:
             raise LogError(
                 ErrorCode.LOG_STORAGE_ERROR, f"all log directories are offline: {self.logs.log_dirs[0].offline}"
             )
+        if len(online) == 1:
+            return online[0]
 
         def logs(log_dir: LogDir) -> int:
             return sum(1 for _ in self.logs.in_directory(log_dir)) + sum(1 for _ in self.logs.moving_to(log_dir))
 
-        return min(self.logs.online_dirs, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
+        return min(online, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
 
     def _make_directory(self, log_dir: LogDir, topic: str, key: PartitionKey) -> Path:
         directory = log_dir.path / partition_metadata.directory_name(topic, key.partition)
@@ -255,18 +257,15 @@ class LogManager:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"cannot delete {hosted.directory}: {error}") from error
         self.logs.take_out(hosted)
         hosted.log, hosted.failure = None, "deleted"
+        # Written without its entries before a log is made there, or at the next start: all of them for each that is
+        # deleted would make n deletions cost n * n.
         hosted.log_dir.stale_checkpoints = True
         try:
-            self._rewrite_stale(hosted.log_dir)
             hosted.log_dir.disk.using_reserve(lambda: hosted.log_dir.fences.forget([key]))
         except OSError as error:
             # The log is gone, and makes the room that may be lacking. Its fence is of an id that does not come again.
             _log.warning("after the deletion of %s: %s", hosted.directory, error)
         return removable
-
-    def _rewrite_stale(self, log_dir: LogDir) -> None:
-        self.logs.write_checkpoints(log_dir)
-        log_dir.stale_checkpoints = False
 
     # -- truncation ---------------------------------------------------------------------------------------------------
 

@@ -47,9 +47,7 @@ class LogMover:
             return False
         target.disk.check_room()
         try:
-            if target.must_forget():  # an entry of a log of this name would speak for the copy
-                self._logs.write_checkpoints(target)
-                target.stale_checkpoints = False
+            self._logs.forget_deleted(target)  # an entry of a log of this name would speak for the copy
             self._make_future(hosted, target)
         except OSError as error:
             raise target.disk.refusal(error, f"cannot begin a copy in {target.path}") from error

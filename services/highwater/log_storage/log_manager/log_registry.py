@@ -40,6 +40,8 @@ class LogRegistry:
         self._changing = threading.Lock()
         self._hosted: dict[PartitionKey, HostedLog] = {}
         self._names: dict[TopicPartition, PartitionKey] = {}
+        # Others of a name: of a topic that was made while the directory of an earlier one was away.
+        self._namesakes: dict[TopicPartition, list[PartitionKey]] = {}
         self._unidentified: dict[TopicPartition, Path] = {}  # logs whose topic id could not be read
 
     @property
@@ -106,6 +108,9 @@ class LogRegistry:
             present = self._hosted.get(hosted.key)
             if present is None:
                 self._hosted[hosted.key] = hosted
+                earlier = self._names.get(hosted.topic_partition)
+                if earlier is not None:
+                    self._namesakes.setdefault(hosted.topic_partition, []).append(earlier)
                 self._names[hosted.topic_partition] = hosted.key
         if present is not None:
             raise UserError(
@@ -114,11 +119,13 @@ class LogRegistry:
 
     def take_out(self, hosted: HostedLog) -> None:
         with self._changing:
-            del self._hosted[hosted.key], self._names[hosted.topic_partition]
-            # Of a topic of the same name, made while the directory of this one was away.
-            for other in self._hosted.values():
-                if other.topic_partition == hosted.topic_partition:
-                    self._names[other.topic_partition] = other.key
+            del self._hosted[hosted.key]
+            name = hosted.topic_partition
+            others = [key for key in (*self._namesakes.pop(name, ()), self._names.pop(name)) if key != hosted.key]
+            if others:
+                *earlier, self._names[name] = others
+                if earlier:
+                    self._namesakes[name] = earlier
 
     def note_unidentified(self, topic: str, partition: int, directory: Path) -> None:
         """Nobody can ask for this log: its topic id could not be read."""
@@ -164,6 +171,18 @@ class LogRegistry:
         if log_dir.offline:
             raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{log_dir.path} is offline: {log_dir.offline}")
         log_dir.write_checkpoint(name, lambda: self._offsets(log_dir, name))
+
+    def forget_deleted(self, log_dir: LogDir) -> None:
+        """Before a log is made in the directory: writes its checkpoints without the entries of logs that are gone, if
+        any has gone since they were written. Raises as `write_checkpoint`."""
+        if not log_dir.must_forget():
+            return
+        log_dir.stale_checkpoints = False  # first: a log that goes meanwhile says so again
+        try:
+            self.write_checkpoints(log_dir)
+        except BaseException:
+            log_dir.stale_checkpoints = True
+            raise
 
     def _offsets(self, log_dir: LogDir, name: str) -> Mapping[TopicPartition, int]:
         """Of every log that is in the directory, served or not."""

@@ -3,6 +3,8 @@ what that read shows to be gone, marked, or assigned elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.purge")
 
+CONCURRENT_DELETIONS = 32
 KEPT = StorageError(
     ErrorCode.INVALID_REQUEST, "the topic exists and this replica is assigned here: the log is kept (RULES 9.3)"
 )
@@ -65,20 +68,28 @@ class Purge:
         return dict.fromkeys(kept, KEPT) | await self._delete(dooms)
 
     async def _delete(self, dooms: Sequence[_Doom]) -> dict[PartitionKey, StorageError]:
-        results: dict[PartitionKey, StorageError] = {}
-        for doom in dooms:
-            self._evict(doom.key)
-            try:
-                results[doom.key] = await self._storage.delete_log(doom.key, doom.leader_epoch)
-            except StorageUnavailableError as error:
-                results[doom.key] = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error))
-            if results[doom.key].code is ErrorCode.UNKNOWN_TOPIC_ID:
-                results[doom.key] = StorageError(ErrorCode.NONE)  # deleted before
-            logger.info(
+        slots = asyncio.Semaphore(CONCURRENT_DELETIONS)
+
+        async def delete(doom: _Doom) -> StorageError:
+            async with slots:
+                self._evict(doom.key)
+                try:
+                    error = await self._storage.delete_log(doom.key, doom.leader_epoch)
+                except StorageUnavailableError as unavailable:
+                    error = StorageError(ErrorCode.LOG_STORAGE_ERROR, str(unavailable))
+            gone = error.code is ErrorCode.UNKNOWN_TOPIC_ID  # deleted before
+            error = StorageError(ErrorCode.NONE) if gone else error
+            logger.debug(
                 "deleted a log %s",
-                pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=results[doom.key].code.name),
+                pairs(partition=doom.key, leader_epoch=doom.leader_epoch, outcome=error.code.name),
             )
-        return results
+            return error
+
+        errors = await asyncio.gather(*map(delete, dooms))
+        outcomes = Counter(error.code.name for error in errors)
+        for outcome, logs in outcomes.items():
+            logger.info("deleted logs %s", pairs(logs=logs, outcome=outcome, first=_first(dooms, errors, outcome)))
+        return {doom.key: error for doom, error in zip(dooms, errors, strict=True)}
 
     async def delete_strays(self, hosted: Collection[PartitionKey]) -> bool:
         """Deletes the logs of topics that were deleted, or moved, while this broker was away or cut off (RULES 9.2).
@@ -125,3 +136,7 @@ class Purge:
         states, _ = await read_states(self._store, self._keys, [name])
         state = states.get(name)
         return None if state is None else _Doom(key, state.state.leader_epoch)
+
+
+def _first(dooms: Sequence[_Doom], errors: Sequence[StorageError], outcome: str) -> PartitionKey:
+    return next(doom.key for doom, error in zip(dooms, errors, strict=True) if error.code.name == outcome)
