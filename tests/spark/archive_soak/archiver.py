@@ -52,6 +52,8 @@ class Archiver:
         self.table = table
         self.excuses: set[str] = set()
         """Patterns of what this start may end with, with exit status 1."""
+        self.merges = False
+        """Whether this start merges files: others do where none does, as files are merged by one engine."""
         self._soak, self.name, self._directory, self._bootstrap = soak, name, directory, bootstrap
         self._master, self._random = master, soak.random(name)
         self._starts = self._pid = 0
@@ -76,6 +78,8 @@ class Archiver:
     def start(self) -> None:
         self._starts += 1
         self.excuses = set()
+        self.merges = self._random.random() < 0.5
+        self._soak.counts[f"starts of a pipeline that merges files {'itself' if self.merges else 'never'}"] += 1
         self._began = self._number()
         conf = _OF_TESTS if self._master.startswith("spark:") else {"spark.sql.shuffle.partitions": "2"}
         self._process = PipelineProcess("archive", self._directory / f"{self.name}-{self._starts}.log", self._master)
@@ -83,7 +87,8 @@ class Archiver:
             [
                 *("--to", str(self.table.path), "--checkpoint", str(self.checkpoint), "--bootstrap", self._bootstrap),
                 *(part for topic in self.table.topics for part in ("--topic", topic)),
-                *("--trigger", "200ms", "--compact-every", "5"),
+                *("--trigger", "200ms"),
+                *(("--compact-every", "5") if self.merges else ()),
                 *("--max-offsets-per-trigger", str(self._random.choice((200, 500, 2000)))),
                 *(part for key, value in conf.items() for part in ("--conf", f"{key}={value}")),
             ]

@@ -148,7 +148,10 @@ class Failures:
                 self._soak.did("SIGSTOP of an executor", f"for {seconds:.1f} s")
 
     def optimize(self) -> None:
-        if self._table.latest_version() >= 0:
+        """By another engine than Spark, so not beside a process that merges files, be it one whose Python was
+        killed."""
+        merging = self._archiver.running and self._archiver.merges
+        if self._table.latest_version() >= 0 and not merging and not self._left_running():
             self._soak.did("OPTIMIZE" if self._table.optimize() else "OPTIMIZE that another transaction was before")
 
     def vacuum(self) -> None:
@@ -199,6 +202,9 @@ class Failures:
         if not alone:
             self._archiver.excuses.add(RIVAL)
 
+    def _left_running(self) -> bool:
+        return any(one.is_running() for one in self._orphans)
+
     def _await_gone(self, processes: list[psutil.Process]) -> None:
         _, left = psutil.wait_procs(processes, GONE_S)
         if left:
@@ -244,7 +250,7 @@ class Failures:
     def restore(self) -> None:
         """By others, to a version behind which the topics have all: beside a run, which ends, or between two."""
         table = self._table
-        if not self._archiver.ready() or any(one.is_running() for one in self._orphans):
+        if not self._archiver.ready() or self._left_running():
             return
         beside = self._random.random() < 0.5
         if not beside:
