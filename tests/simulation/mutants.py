@@ -29,10 +29,11 @@ from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.store import etcd_errors
 from highwater.model.fence_role import Role
 from highwater.replica_manager.partition.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
+from highwater.replica_manager.partition.fetch_sessions import FetchSessions
 from highwater.replica_manager.partition.isr import IsrProposals
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.partition.partition import Partition
-from highwater.replica_manager.partition.replica import Replica
+from highwater.replica_manager.partition.replica import FAR_MS, Replica
 from highwater.replica_manager.replicas import hosted_partition
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
@@ -401,6 +402,25 @@ def _late_appends(settings: Settings) -> None:
     _weights(settings, late_appends=2, pause_fetcher=0.3)
 
 
+# 5.6: what a tick looks at
+
+
+def _never_due() -> list[Any]:
+    return [patch.object(Leadership, "_next_tick_ms", lambda self, now_ms: FAR_MS)]
+
+
+def _taken_over_in_silence() -> list[Any]:
+    """The partitions that the sessions before it fetched do not hear of a session that opens."""
+    real = FetchSessions.open
+
+    def open_(self: FetchSessions, *name: int) -> Any:
+        session = real(self, *name)
+        session.partitions.clear()
+        return session
+
+    return [patch.object(FetchSessions, "open", open_)]
+
+
 # 1.2
 
 
@@ -545,6 +565,8 @@ MUTANTS = (
     Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
     Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),
     Mutant("a broker that may stop although an ISR needs it", "7.8", _released_at_once, ("shutdown",), drain_alone),
+    Mutant("a member whose lag is not looked at", "5.6", _never_due, ("tick (due)",), _busy),
+    Mutant("a session that takes nothing over", "5.6", _taken_over_in_silence, ("session (bound)",), _busy),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
 )
 

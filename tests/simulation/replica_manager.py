@@ -84,6 +84,25 @@ class SimulatedReplicaManager(ReplicaManager):
         super().perform(hosted, actions)
         partition.check_invariants()
 
+    def tick(self) -> None:
+        """A tick looks at what is due alone, and there is nothing that it should have looked at."""
+        super().tick()
+        for hosted in self.hosted.values():
+            if hosted.partition.tick_from_ms > self.now_ms():
+                missed = hosted.partition.tick(self.now_ms())
+                if missed:
+                    raise InvariantError(
+                        "tick (due)", f"broker {self.broker_id} was not due for {hosted.key}: {missed}"
+                    )
+                if hosted.due_ms > hosted.partition.tick_from_ms:
+                    raise InvariantError("tick (due)", f"broker {self.broker_id} never ticks {hosted.key}")
+            for replica in hosted.partition.followers.values():
+                session = replica.session
+                if session is None or not replica.session_open:
+                    continue
+                if hosted.key not in session.partitions or not self.sessions.is_newest(session):
+                    raise InvariantError("session (bound)", f"{hosted.key} would not hear of the end of {session}")
+
     def _check_high_watermark(self, hosted: HostedPartition, offset: int) -> None:
         partition = hosted.partition
         self._owner.world.history.leader_high_watermark(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
+from highwater.model.partition import PartitionKey
 
 UNKNOWN_OFFSET = -1
 
@@ -72,15 +73,18 @@ class FenceAnswer:
     offline: bool = False  # with an error: the log takes nothing any more until log-storage is started again (7.7)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class FetchSession:
     """One stream of one replica fetcher (RULES 4.1). The server makes one when the stream opens; `number` grows with
-    every stream that this process accepts, so that the newest of two is known."""
+    every stream that this process accepts, so that the newest of two is known. It is named by the first four."""
 
     broker_id: int
     broker_epoch: int
     fetcher_id: int
     number: int
+    # All that may be bound to it (`Replica.session`): what it fetched, and what it may have taken over from sessions
+    # before it. An ordered set. What ends with the session concerns these alone.
+    partitions: dict[PartitionKey, None] = field(default_factory=dict, compare=False, repr=False)
 
 
 class FollowerFetch(NamedTuple):

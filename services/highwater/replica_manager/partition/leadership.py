@@ -28,7 +28,7 @@ from highwater.replica_manager.partition.actions import (
     WriteIsr,
 )
 from highwater.replica_manager.partition.isr import IsrProposals, next_state
-from highwater.replica_manager.partition.replica import NEVER_MS, Replica
+from highwater.replica_manager.partition.replica import FAR_MS, NEVER_MS, Replica
 
 
 class Leadership:
@@ -52,6 +52,7 @@ class Leadership:
         "log_start_offset",
         "min_insync_replicas",
         "proposals",
+        "tick_from_ms",
     )
 
     def __init__(
@@ -89,6 +90,8 @@ class Leadership:
 
         self.proposals = IsrProposals(state, first_proposal_id)
         self._propose_from_ms = NEVER_MS  # back-off: no proposal and no other read of the state before
+        # Before that time a tick changes nothing, unless an event comes first; FAR_MS: nothing waits for a time.
+        self.tick_from_ms = FAR_MS
         # All assigned but the leader itself.
         self.followers = {r: Replica(r) for r in replicas if r != broker_id}
         self.followers_in_order = tuple(self.followers.values())
@@ -164,8 +167,11 @@ class Leadership:
             replica.bind(session)
         grew = acked_offset != replica.log_end_offset
         replica.fetched(acked_offset, log_start_offset, self.log_end_offset, now_ms)
-        if replica.in_sync is not (acked_offset >= self.high_watermark):
-            # In the ISR without all that is committed (4.5), or out of it with all of it (5.6).
+        if not replica.in_sync and self._is_about_to_join(replica, now_ms):  # until that time is over (5.1)
+            self._tick_from(replica.last_caught_up_ms + self._settings.replica_lag_time_max_ms + 1)
+        short = acked_offset < self.high_watermark
+        if replica.in_sync is short or (short and replica.broker_id in self.proposals.committed.state.elr):
+            # In the ISR or the elr without all that is committed (4.5, 7.3), or out of the ISR with all of it (5.6).
             return self._verdict(ErrorCode.NONE, None, self._evaluate(now_ms))
         if grew and self._advance_high_watermark(now_ms):
             return self._verdict(ErrorCode.NONE, None, (HighWatermarkAdvanced(self.high_watermark),))
@@ -201,6 +207,7 @@ class Leadership:
         if not self.proposals.unsettled:
             return self.evaluate(now_ms)  # a watch was faster
         self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
+        self._tick_from(self._propose_from_ms)
         return (ReadState(),)
 
     def tick(self, now_ms: int) -> Sequence[Action]:
@@ -216,10 +223,30 @@ class Leadership:
         step = self._next_isr_step(now_ms)
         if step is not None:
             self._count_members(now_ms)
+        self.tick_from_ms = self._next_tick_ms(now_ms)
         if self._advance_high_watermark(now_ms):
             advanced = HighWatermarkAdvanced(self.high_watermark)
             return (advanced,) if step is None else (step, advanced)
         return NO_ACTIONS if step is None else (step,)
+
+    def _tick_from(self, at_ms: int) -> None:
+        self.tick_from_ms = min(self.tick_from_ms, at_ms)
+
+    def _next_tick_ms(self, now_ms: int) -> int:
+        """Returns the next time at which something that has been evaluated now turns out otherwise although nothing has
+        happened."""
+        settings, live = self._settings, self.live.epochs
+        next_ms = self._propose_from_ms if self._propose_from_ms > now_ms else FAR_MS
+        for replica in self.followers_in_order:
+            if replica.in_sync:
+                next_ms = min(next_ms, replica.lags_from_ms(settings.replica_lag_time_max_ms))
+                if replica.closed_since_ms is not None:
+                    next_ms = min(next_ms, replica.closed_since_ms + settings.session_grace_ms)
+                if replica.broker_id not in live and self.broker_id in live:
+                    next_ms = min(next_ms, replica.silent_from_ms(settings.silent_ms))
+            elif self._is_about_to_join(replica, now_ms):
+                next_ms = min(next_ms, replica.last_caught_up_ms + settings.replica_lag_time_max_ms + 1)
+        return next_ms
 
     def _count_members(self, now_ms: int) -> None:
         """Brings what the high watermark depends on up to date with the committed state and the proposals."""
@@ -269,10 +296,10 @@ class Leadership:
         if (
             replica.broker_id not in live
             and self.broker_id in live
-            and replica.silent(self._settings.silent_ms, now_ms)
+            and now_ms >= replica.silent_from_ms(self._settings.silent_ms)
         ):
             return True
-        return replica.lags(self._settings.replica_lag_time_max_ms, now_ms)
+        return now_ms >= replica.lags_from_ms(self._settings.replica_lag_time_max_ms)
 
     def _joins(self, replica: Replica) -> bool:
         """Tells whether a replica may join the ISR (5.6), under the registration that its fetches name, as far as that

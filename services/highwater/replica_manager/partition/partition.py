@@ -31,7 +31,7 @@ from highwater.replica_manager.partition.actions import (
     StopFollowing,
 )
 from highwater.replica_manager.partition.leadership import Leadership
-from highwater.replica_manager.partition.replica import Replica
+from highwater.replica_manager.partition.replica import FAR_MS, Replica
 
 NO_BROKERS = LiveBrokers()
 
@@ -382,9 +382,18 @@ class Partition:
 
     # ------------------------------------------------------------------------------------------------- time and ends
 
+    @property
+    def tick_from_ms(self) -> int:
+        """Before that time `tick` changes nothing, unless another event comes first; FAR_MS: nothing waits for a
+        time."""
+        if self._leadership is None:
+            return FAR_MS
+        tick_ms, refence_ms = self._leadership.tick_from_ms, self._refence_from_ms
+        return tick_ms if refence_ms is None or refence_ms > tick_ms else refence_ms
+
     def tick(self, now_ms: int) -> Sequence[Action]:
-        """Time has passed. To be called every 100 ms or so: it drives `session_grace_ms`, `isr_retry_backoff_ms` and
-        `replica_lag_time_max_ms`."""
+        """Time has passed. To be called within 100 ms or so of `tick_from_ms`: it drives `session_grace_ms`,
+        `isr_retry_backoff_ms` and `replica_lag_time_max_ms`."""
         leadership = self._leadership
         if leadership is None:
             return NO_ACTIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from highwater.replica_manager.partition.actions import UNKNOWN_OFFSET, FetchSession
 
 NEVER_MS = -(1 << 62)  # before any `now_ms`
+FAR_MS = 1 << 62  # after any `now_ms`
 
 
 class Replica:
@@ -137,11 +138,11 @@ class Replica:
         self.log_start_offset = log_start_offset
         self.fetched_since_leaving = True
 
-    def silent(self, silent_ms: int, now_ms: int) -> bool:
-        """Tells whether an ISR member has not fetched for so long, counted from the election or its joining at
-        least."""
-        return now_ms - max(self._last_fetch_ms, self.in_sync_since_ms) >= silent_ms
+    def silent_from_ms(self, silent_ms: int) -> int:
+        """Returns from when on an ISR member that does not fetch has not done so for `silent_ms`, counted from the
+        election or its joining at least."""
+        return max(self._last_fetch_ms, self.in_sync_since_ms) + silent_ms
 
-    def lags(self, replica_lag_time_max_ms: int, now_ms: int) -> bool:
-        """Tells whether an ISR member has not been caught up for too long (RULES 5.6)."""
-        return now_ms - max(self.last_caught_up_ms, self.in_sync_since_ms) > replica_lag_time_max_ms
+    def lags_from_ms(self, replica_lag_time_max_ms: int) -> int:
+        """Returns from when on an ISR member that is not caught up again has lagged for too long (RULES 5.6)."""
+        return max(self.last_caught_up_ms, self.in_sync_since_ms) + replica_lag_time_max_ms + 1

@@ -13,6 +13,7 @@ from highwater.records import STAMP_BYTES, BatchHeader, stamp
 from highwater.replica_manager.partition.actions import Action, FenceAnswer
 from highwater.replica_manager.partition.answers import produce_outcome
 from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.partition.replica import FAR_MS
 from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.data_wait import DataWait
@@ -47,6 +48,7 @@ class HostedPartition:
         self.pipeline: AppendPipeline | None = None  # while this broker leads
         self.fencing: asyncio.Future[FenceAnswer] | None = None  # the fence asked for last
         self.log_start_waits: set[DataWait] = set()  # DeleteRecords (RULES 5.8)
+        self.due_ms = FAR_MS  # when it is ticked; kept by `DuePartitions`
         self._tail = tail
         self._purgatory = purgatory
         self._now_ms = now_ms

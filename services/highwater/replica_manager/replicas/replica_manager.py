@@ -18,6 +18,7 @@ from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheB
 from highwater.replica_manager.partition.topic_config import TopicConfig, parse
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.data_wait import DataWait
+from highwater.replica_manager.replicas.due_partitions import DuePartitions
 from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
@@ -74,6 +75,7 @@ class ReplicaManager:
         self.metadata = MetadataCache()
         self.following = FollowingWatch()
         self.sessions = FetchSessions()
+        self.due = DuePartitions()
         self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
         self.broker_epoch: int | None = None  # None: not registered
         self.purgatory = purgatory
@@ -155,10 +157,12 @@ class ReplicaManager:
         if hosted is not None:
             self.perform(hosted, hosted.partition.stop())
             hosted.wake_all()
+            self.sessions.evicted(key)
 
     # Carrying out
 
     def perform(self, hosted: HostedPartition, actions: Sequence[act.Action]) -> None:
+        """After each event of a partition, with what it answers, be it nothing."""
         for action in actions:
             match action:
                 case act.HighWatermarkAdvanced(offset):
@@ -182,6 +186,7 @@ class ReplicaManager:
                         self._publish_soon()
                 case act.LogStartRaised():
                     hosted.log_start_raised()
+        self.due.note(hosted)
 
     def _leadership_started(
         self, hosted: HostedPartition, leader_epoch: int, incarnation: str, log_end_offset: int
@@ -261,24 +266,25 @@ class ReplicaManager:
         now_ms = self.now_ms()
         for produce in self.purgatory.produces.expired(now_ms):
             produce.done(ErrorCode.REQUEST_TIMED_OUT)
-        for hosted in self.hosted.values():
-            if hosted.partition.leadership is not None:
-                actions = hosted.partition.tick(now_ms)
-                if actions:
-                    self.perform(hosted, actions)
+        for hosted in self.due.take(now_ms):
+            self.perform(hosted, hosted.partition.tick(now_ms))
 
     def session_opened(self, session: act.FetchSession) -> None:
         now_ms = self.now_ms()
-        for hosted in self.hosted.values():
-            self.perform(hosted, hosted.partition.session_opened(session, now_ms))
+        for key in list(session.partitions):
+            hosted = self.hosted.get(key)
+            if hosted is not None:
+                self.perform(hosted, hosted.partition.session_opened(session, now_ms))
 
     def session_closed(self, session: act.FetchSession) -> None:
         if not self.sessions.is_newest(session):
             return
         self.sessions.close(session)
         now_ms = self.now_ms()
-        for hosted in self.hosted.values():
-            self.perform(hosted, hosted.partition.session_closed(session, now_ms))
+        for key in list(session.partitions):
+            hosted = self.hosted.get(key)
+            if hosted is not None:
+                self.perform(hosted, hosted.partition.session_closed(session, now_ms))
 
     def brokers_changed(self, brokers: Mapping[int, LiveBroker]) -> None:
         """Takes the registered brokers, from etcd."""

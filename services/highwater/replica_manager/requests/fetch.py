@@ -121,8 +121,11 @@ class FetchHandler:
             ),
             self._replica_manager.now_ms(),
         )
+        session.partitions[part.key] = None
         if verdict.actions:
             self._replica_manager.perform(hosted, verdict.actions)
+        else:
+            self._replica_manager.due.note(hosted)
         for wait in hosted.log_start_waits:
             wait.wake()
         if verdict.error is ErrorCode.NOT_LEADER_OR_FOLLOWER and hosted.partition.phase is Phase.FENCING:
