@@ -258,6 +258,7 @@ class ActiveController:
             return
         before = partition.versioned.state
         left = set(before.isr) - set(write.state.isr)
+        left -= set(write.state.lost)  # its tail is (7.2), whatever needs it
         leaving = {each for each in left if cluster.is_shutting_down(each) and partition.replica_states[each].live}
         topic = cluster.topics.identified(write.key.topic_id)
         assert topic is not None
