@@ -12,7 +12,7 @@ from typing import Self
 from highwater.cli.child_process import ChildProcess
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
-from highwater.log_storage_client.values import AppendAnswer
+from highwater.log_storage_client.values import AppendAnswer, NewLog
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.records import read_header
@@ -76,7 +76,7 @@ class Appender:
         cls, storage: Storage, key: PartitionKey, config: Mapping[str, str], *, leader_epoch: int = 0
     ) -> Self:
         """The log is made where there is none. A leader epoch leads once (RULES 3.2)."""
-        made = await storage.calls.create_log("bench", key, config, "")
+        (made,) = await storage.calls.create_logs([NewLog("bench", key, config)])
         if made.error.code is not ErrorCode.NONE:
             raise RuntimeError(f"{made.error.code.name}: {made.error.message}")
         (fenced,) = await storage.calls.fence(Role.LEADER, [(key, leader_epoch)], replica_manager_incarnation="bench")

@@ -4,7 +4,7 @@ that take long."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from replica_manager_cluster import TestCluster, eventually, rows, to_key
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
-from highwater.log_storage_client.values import CreateAnswer, StorageError
+from highwater.log_storage_client.values import CreateAnswer, NewLog, StorageError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
@@ -34,18 +34,16 @@ async def test_an_instruction_for_a_registration_that_is_lost_meanwhile_makes_no
 ) -> None:
     """RULES 1.4: not registered under that broker epoch any more, so it must not begin to lead under it."""
     creating, registered_anew = asyncio.Event(), asyncio.Event()
-    create_log = LogStorageClient.create_log
+    create_logs = LogStorageClient.create_logs
 
-    async def slowly(
-        storage: LogStorageClient, topic: str, key: PartitionKey, config: dict[str, str], newer_than: str
-    ) -> CreateAnswer:
+    async def slowly(storage: LogStorageClient, logs: Sequence[NewLog]) -> list[CreateAnswer]:
         creating.set()
         await registered_anew.wait()
-        return await create_log(storage, topic, key, config, newer_than)
+        return await create_logs(storage, logs)
 
     topic = await cluster.create_topic("orders", instruct=False)
     before = cluster[0].broker_epoch
-    monkeypatch.setattr(LogStorageClient, "create_log", slowly)
+    monkeypatch.setattr(LogStorageClient, "create_logs", slowly)
     instructed = asyncio.create_task(cluster.instruct(0, topic))
     await creating.wait()
     await cluster.store.txn((), (Delete(cluster.keys.broker(0)),))

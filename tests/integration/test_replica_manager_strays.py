@@ -18,7 +18,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.purge import Purge
-from highwater.replica_manager.requests.control import Sender
+from highwater.replica_manager.requests.instructions import Sender
 
 
 @pytest.fixture

@@ -6,17 +6,28 @@ whichever answer comes first (RULES 1.4). A call that is not answered raises `St
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+import grpc
 import grpc.aio
 
-from highwater.log_storage_client.conversions import ROLES, fenced_log, log_state, storage_error, truncated_log
+from highwater.errors import ErrorCode
+from highwater.log_storage_client.conversions import (
+    ROLES,
+    create_request,
+    fenced_log,
+    log_state,
+    storage_error,
+    truncated_log,
+)
 from highwater.log_storage_client.values import (
     CreateAnswer,
     Description,
     FencedLog,
     LogDescription,
+    NewLog,
     OffsetAnswer,
     OffsetLookup,
     ReadAnswer,
@@ -31,6 +42,7 @@ from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
 LISTING_TIMEOUT_S = 20.0  # some ten megabytes may be read from a slow disk
 FLUSH_TIMEOUT_S = 60.0
+LOGS_AT_ONCE = 64  # are made by one call: its answer must come in time from a slow disk, too
 
 
 class _Answer(Protocol):
@@ -62,18 +74,36 @@ class LogStorageClient:
     async def close(self) -> None:
         await self._channel.close(None)
 
-    async def create_log(
-        self, topic: str, key: PartitionKey, config: Mapping[str, str], newer_than_incarnation: str
-    ) -> CreateAnswer:
-        """A log that is there takes the configuration. INCONSISTENT_TOPIC_ID: another topic's log is in the way
-        (RULES 9.3). `newer_than_incarnation`: of log-storage, where the topic is newer than that, else empty."""
-        request = log_storage_pb2.CreateLogRequest(
-            topic=topic,
-            partition=to_key(key),
-            config=dict(config),
-            newer_than_incarnation=newer_than_incarnation,
-        )
-        response = await self._answer(self._stub.CreateLog(request, timeout=self._timeout_s))
+    async def create_logs(self, logs: Sequence[NewLog]) -> list[CreateAnswer]:
+        """A log that is there takes the configuration. The answers come in the order of the logs, and one that did not
+        come is LOG_STORAGE_ERROR. INCONSISTENT_TOPIC_ID: another topic's log is in the way (RULES 9.3)."""
+        answers: list[CreateAnswer] = []
+        while len(answers) < len(logs):
+            answers += await self._create_some(logs[len(answers) : len(answers) + LOGS_AT_ONCE])
+            if not answers[-1].incarnation:  # the others would be waited for as long, and for nothing
+                return answers + [answers[-1]] * (len(logs) - len(answers))
+        return answers
+
+    async def _create_some(self, logs: Sequence[NewLog]) -> list[CreateAnswer]:
+        request = log_storage_pb2.CreateLogsRequest(logs=map(create_request, logs))
+        try:
+            response = await self._stub.CreateLogs(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return await asyncio.gather(*map(self._create_log, request.logs))  # of a log-storage of before
+            refusal = CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, self._no_answer(error)))
+            return [refusal] * len(logs)
+        self._seen(response.incarnation)
+        return [
+            CreateAnswer(storage_error(result.error), response.incarnation)
+            for _, result in zip(logs, response.results, strict=True)
+        ]
+
+    async def _create_log(self, request: log_storage_pb2.CreateLogRequest) -> CreateAnswer:
+        try:
+            response = await self._answer(self._stub.CreateLog(request, timeout=self._timeout_s))
+        except StorageUnavailableError as error:
+            return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
         return CreateAnswer(storage_error(response.error), response.incarnation)
 
     async def delete_log(self, key: PartitionKey, leader_epoch: int) -> StorageError:
@@ -294,4 +324,7 @@ class LogStorageClient:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise StorageUnavailableError(f"{self._unanswered}: {error.code().name}: {error.details()}") from error
+            raise StorageUnavailableError(self._no_answer(error)) from error
+
+    def _no_answer(self, error: grpc.aio.AioRpcError) -> str:
+        return f"{self._unanswered}: {error.code().name}: {error.details()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from highwater.log_storage_client.values import Append, AppendAnswer, FencedLog, StorageError, TruncatedLog
+from highwater.log_storage_client.values import Append, AppendAnswer, FencedLog, NewLog, StorageError, TruncatedLog
 from highwater.model.fence_role import Role
 from highwater.model.leader_epochs import EpochEntry
 from highwater.model.log_state import LogState
@@ -47,6 +47,15 @@ def append_answer(result: log_storage_pb2.AppendResult, incarnation: str) -> App
         log_state(log),
         incarnation,
         log.offline,
+    )
+
+
+def create_request(log: NewLog) -> log_storage_pb2.CreateLogRequest:
+    return log_storage_pb2.CreateLogRequest(
+        topic=log.topic,
+        partition=to_key(log.key),
+        config=log.config,
+        newer_than_incarnation=log.newer_than_incarnation,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,10 +71,19 @@ class TruncatedLog(NamedTuple):
     incarnation: str
 
 
+class NewLog(NamedTuple):
+    """A log to be made or found."""
+
+    topic: str
+    key: PartitionKey
+    config: Mapping[str, str]  # what the topic sets
+    newer_than_incarnation: str = ""  # of log-storage, where the topic is newer than that
+
+
 @dataclass(frozen=True, slots=True)
 class CreateAnswer:
     error: StorageError
-    incarnation: str = ""  # that has the configuration now
+    incarnation: str = ""  # that has the configuration now; empty: no answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -16,17 +15,15 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints, partition_metadata
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.log_context import NO_OFFSET
-from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_creation import LogCreation, WantedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
-from highwater.log_storage.log_manager.log_loader import CREATING, LogLoader
+from highwater.log_storage.log_manager.log_loader import LogLoader
 from highwater.log_storage.log_manager.log_mover import LogMover
 from highwater.log_storage.log_manager.log_registry import LogRegistry, mark_deleted
 from highwater.log_storage.log_manager.side_by_side import Outcome, side_by_side
-from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.model.leader_epochs import NO_EPOCH
-from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey, format_topic_id
-from highwater.model.topic_name import is_legal_topic_name
+from highwater.model.partition import PartitionKey, format_topic_id
 from highwater.telemetry.log import get_logger, pairs
 
 CLOSED_AT_ONCE = 8  # logs of one directory: their threads wait for the disk, which takes several at a time
@@ -50,6 +47,7 @@ class LogManager:
         """Touches no disk: `load` follows, or `lock` and `load`."""
         self.logs = LogRegistry(config, now_ms)
         self.mover = LogMover(self.logs)
+        self._creation = LogCreation(self.logs)
         self._loader = LogLoader(self.logs, paths, broker_id=broker_id, recovery_threads=recovery_threads)
 
     @property
@@ -153,68 +151,15 @@ class LogManager:
     # -- creating and deleting ----------------------------------------------------------------------------------------
 
     def create(self, topic: str, key: PartitionKey, topic_config: Mapping[str, str], new: bool = False) -> bool:
-        """Creates the log where there is none; whether it did. An existing one takes the configuration. `new`: the
-        topic is newer than this start, so no directory that could not be opened can hold the log.
+        """Creates one log, as `create_all`; whether it did. Raises `LogError`."""
+        (made,) = self.create_all([WantedLog(topic, key, topic_config, new)])
+        if isinstance(made, LogError):
+            raise made
+        return made
 
-        Raises `LogError`: INVALID_TOPIC, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, LOG_STORAGE_ERROR, STORAGE_FULL.
-        """
-        config = self.logs.config.with_topic(topic_config)
-        present = self.logs.find(key)
-        if present is not None:
-            present.configure(config)
-            return False
-        if not is_legal_topic_name(topic) or key.partition < 0:
-            raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
-        if len(key.topic_id) != TOPIC_ID_BYTES:
-            raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
-        self.logs.check_name_is_free(topic, key)
-        if not new:
-            self.logs.check_all_loaded()
-        log_dir = self._directory_for_a_new_log()
-        log_dir.disk.check_room()
-        try:
-            self.logs.forget_deleted(log_dir)  # one of this name may have an entry that the new one must not inherit
-            log_dir.may_hold_unflushed(config.flush_messages)
-            directory = self._make_directory(log_dir, topic, key)
-            log = open_log(
-                directory, config, Checkpointed(), self.logs.now_ms(), self.logs.wall_offset_ms, disk=log_dir.disk
-            )
-        except OSError as error:
-            raise log_dir.disk.refusal(error, f"cannot create a log in {log_dir.path}") from error
-        hosted = HostedLog(key, topic, log_dir, directory, log)
-        hosted.configured = True
-        self.logs.add(hosted)
-        return True
-
-    def _directory_for_a_new_log(self) -> LogDir:
-        """The one with the fewest logs, counting those that move there; one that is full only where all are."""
-        online = self.logs.online_dirs
-        if not online:
-            raise LogError(
-                ErrorCode.LOG_STORAGE_ERROR, f"all log directories are offline: {self.logs.log_dirs[0].offline}"
-            )
-        if len(online) == 1:
-            return online[0]
-
-        def logs(log_dir: LogDir) -> int:
-            return sum(1 for _ in self.logs.in_directory(log_dir)) + sum(1 for _ in self.logs.moving_to(log_dir))
-
-        return min(online, key=lambda log_dir: (log_dir.disk.full, logs(log_dir)))
-
-    def _make_directory(self, log_dir: LogDir, topic: str, key: PartitionKey) -> Path:
-        directory = log_dir.path / partition_metadata.directory_name(topic, key.partition)
-        if directory.exists():
-            raise LogError(
-                ErrorCode.INCONSISTENT_TOPIC_ID, f"{directory} exists and is not a log of ours: move it out of the way"
-            )
-        making = directory.with_name(f"{secrets.token_hex(8)}{CREATING}")
-        making.mkdir()
-        partition_metadata.write(making, key.topic_id)
-        new_segment(making, 0, self.logs.config)
-        fsync_directory(making)
-        making.rename(directory)
-        fsync_directory(log_dir.path)
-        return directory
+    def create_all(self, wanted: Sequence[WantedLog]) -> list[bool | LogError]:
+        """See `LogCreation.create`."""
+        return self._creation.create(wanted)
 
     def delete(self, key: PartitionKey, leader_epoch: int) -> Path | None:
         """Renames the log's directory to `.deleted` and forgets it (RULES 9.3), and its copy if it moves; the directory

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from highwater.errors import ErrorCode
-from highwater.log_storage.server.conversions import Answering, describe, recovery_proto
+from highwater.log_storage.errors import LogError
+from highwater.log_storage.log_manager.log_creation import WantedLog
+from highwater.log_storage.server.conversions import Answering, describe, recovery_proto, refuse
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
@@ -25,19 +28,54 @@ class LogLifecycle:
     async def CreateLog(
         self, request: log_storage_pb2.CreateLogRequest, context: Any
     ) -> log_storage_pb2.CreateLogResponse:
+        (made,) = await self._create([request])
         response = log_storage_pb2.CreateLogResponse(incarnation=self._incarnation)
-        key = from_key(request.partition)
-        with Answering(response):
-            async with self._access.lifecycle_lock:
-                if self._manager.logs.find(key) is None:
-                    new = request.newer_than_incarnation == self._incarnation
-                    response.created = await self._access.in_thread(
-                        self._manager.create, request.topic, key, dict(request.config), new
-                    )
-                    return response
-            hosted = await self._access.idle(request.partition)
-            hosted.configure(self._manager.logs.config.with_topic(dict(request.config)))
+        if isinstance(made, LogError):
+            refuse(response, made)
+        else:
+            response.created = made
         return response
+
+    async def CreateLogs(
+        self, request: log_storage_pb2.CreateLogsRequest, context: Any
+    ) -> log_storage_pb2.CreateLogsResponse:
+        response = log_storage_pb2.CreateLogsResponse(incarnation=self._incarnation)
+        for made in await self._create(request.logs):
+            result = response.results.add()
+            if isinstance(made, LogError):
+                refuse(result, made)
+            else:
+                result.created = made
+        return response
+
+    async def _create(self, asked: Sequence[log_storage_pb2.CreateLogRequest]) -> list[bool | LogError]:
+        """Tells of each whether it was made, or its error. One that was there takes the configuration when nobody has
+        it alone."""
+        logs = self._manager.logs
+        keys = [from_key(each.partition) for each in asked]
+        made: list[bool | LogError] = [False] * len(asked)
+        async with self._access.lifecycle_lock:
+            missing = [index for index, key in enumerate(keys) if logs.find(key) is None]
+            if missing:
+                wanted = [
+                    WantedLog(
+                        asked[index].topic,
+                        keys[index],
+                        dict(asked[index].config),
+                        asked[index].newer_than_incarnation == self._incarnation,
+                    )
+                    for index in missing
+                ]
+                outcomes = await self._access.in_thread(self._manager.create_all, wanted)
+                for index, outcome in zip(missing, outcomes, strict=True):
+                    made[index] = outcome
+        for index in set(range(len(asked))).difference(missing):
+            try:
+                hosted = await self._access.idle(asked[index].partition)
+                hosted.configure(logs.config.with_topic(dict(asked[index].config)))
+            except LogError as error:
+                made[index] = error
+        return made
 
     async def DeleteLog(
         self, request: log_storage_pb2.DeleteLogRequest, context: Any

@@ -78,6 +78,11 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
     ) -> log_storage_pb2.CreateLogResponse:
         return await self.lifecycle.CreateLog(request, context)
 
+    async def CreateLogs(
+        self, request: log_storage_pb2.CreateLogsRequest, context: Any
+    ) -> log_storage_pb2.CreateLogsResponse:
+        return await self.lifecycle.CreateLogs(request, context)
+
     async def DeleteLog(
         self, request: log_storage_pb2.DeleteLogRequest, context: Any
     ) -> log_storage_pb2.DeleteLogResponse:

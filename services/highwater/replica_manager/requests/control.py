@@ -3,76 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.values import CreateAnswer, StorageError, StorageUnavailableError
-from highwater.metadata.schema.models import VersionedState
-from highwater.metadata.store.etcd_errors import StoreError
+from highwater.log_storage_client.values import CreateAnswer, StorageError
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.membership.purge import Purge
 from highwater.replica_manager.partition.actions import Instruction
-from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.requests.instructions import (
+    InstructionOutcome,
+    Outcomes,
+    PartitionInstruction,
+    Sender,
+    StopInstruction,
+)
+from highwater.replica_manager.requests.log_creation import LogCreation
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 logger = get_logger("replica_manager.control")
-
-CONCURRENT_CREATIONS = 32
-PREPARING_PATIENCE_S = 0.5  # of a whole batch, for what has to happen before its logs can be made
-_PREPARING = StorageError(
-    ErrorCode.LOG_STORAGE_ERROR, "the log is being prepared (mended, or an earlier one deleted): ask again"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The controller that instructs, and the registration that it means."""
-
-    controller_id: int
-    controller_epoch: int
-    broker_epoch: int | None = None  # None: whichever (UpdateMetadata)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionInstruction:
-    topic: str
-    key: PartitionKey
-    state: VersionedState
-    replicas: tuple[int, ...]
-    config: Mapping[str, str]
-    offline_replicas: tuple[int, ...] = ()
-    topic_revision: int = 0  # at which the topic was created
-
-
-@dataclass(frozen=True, slots=True)
-class StopInstruction:
-    key: PartitionKey
-    leader_epoch: int  # -1: of a deleted topic
-    delete_log: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InstructionOutcome:
-    key: PartitionKey
-    error: ErrorCode
-    message: str = ""
-    last_epoch: int = -1  # of the log, as log-storage last answered
-    log_end_offset: int = -1
-    log_offline: bool = False  # with an error: until log-storage is started again (RULES 7.7)
-    log_damaged: bool = False  # with an error: until it counts for nothing and can be mended (RULES 7.6)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    error: ErrorCode
-    message: str = ""
-    partitions: Sequence[InstructionOutcome] = field(default_factory=tuple)
 
 
 class Control:
@@ -91,13 +44,12 @@ class Control:
         self._liveness = liveness
         self._purge = purge
         self._remained = remained
-        self._supervisor = supervisor or TaskSupervisor()
+        self._log_creation = LogCreation(replica_manager, purge, supervisor or TaskSupervisor())
         # RULES 1.2: None until it has been read from etcd; before, no instruction is taken.
         self.controller_epoch: int | None = None
         # Instructions are taken one request after the other. Nothing that may take long is waited for inside: neither
-        # fences nor deletions, nor what `_preparing` holds.
+        # fences nor deletions, nor what a log waits for before it can be made.
         self._lock = asyncio.Lock()
-        self._preparing: dict[PartitionKey, asyncio.Future[StorageError | None]] = {}
         self._complaints: dict[PartitionKey, StorageError] = {}  # why a partition cannot be hosted
 
     async def leader_and_isr(
@@ -111,18 +63,13 @@ class Control:
             refused = await self._refusal(sender)  # a newer controller may have spoken while this one waited
             if refused is not None:
                 return refused
-            created = await self._create_logs(instructions)
+            created = await self._log_creation.create(instructions)
             refused = self._stale(sender)  # the registration may have been lost while logs were made (RULES 1.4)
             if refused is not None:
                 return refused
-            self._learn(
-                instruction
-                for instruction, answer in zip(instructions, created, strict=True)
-                if answer is None or answer.error.code is ErrorCode.NONE
-            )
-            errors = [
-                self._instruct(instruction, answer) for instruction, answer in zip(instructions, created, strict=True)
-            ]
+            refusals = {key: answer for key, answer in created.items() if answer.error.code is not ErrorCode.NONE}
+            self._learn(each for each in instructions if each.key not in refusals)
+            errors = [self._instruct(each, created.get(each.key)) for each in instructions]
         return Outcomes(
             ErrorCode.NONE,
             partitions=[
@@ -210,99 +157,6 @@ class Control:
         )
 
     # LeaderAndIsr
-
-    async def _create_logs(self, instructions: Sequence[PartitionInstruction]) -> list[CreateAnswer | None]:
-        """None: the log is there, and log-storage, as it runs now, has the configuration."""
-        slots = asyncio.Semaphore(CONCURRENT_CREATIONS)
-        deadline = asyncio.get_running_loop().time() + PREPARING_PATIENCE_S
-
-        async def create(instruction: PartitionInstruction) -> CreateAnswer | None:
-            hosted = self._replica_manager.hosted.get(instruction.key)
-            if self._replica_manager.broker_id not in instruction.replicas:
-                return None
-            fenced = hosted is not None and hosted.partition.phase is not Phase.UNFENCED  # else its log may be gone
-            wanted = (self._replica_manager.log_storage_incarnation, instruction.config)
-            damaged = instruction.key in self._replica_manager.damaged_logs
-            if hosted is not None and fenced and hosted.log_config == wanted and not damaged:
-                return None
-            if damaged:
-                error = await self._prepared(instruction.key, lambda: self._repair(instruction), deadline)
-                if error is not None:
-                    return CreateAnswer(error)
-            answer = await create_log(instruction)
-            if answer.error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
-                return answer
-            error = await self._prepared(instruction.key, lambda: self._delete_earlier(instruction), deadline)
-            return CreateAnswer(error) if error is not None else await create_log(instruction)
-
-        async def create_log(instruction: PartitionInstruction) -> CreateAnswer:
-            async with slots:
-                try:
-                    return await self._replica_manager.storage.create_log(
-                        instruction.topic,
-                        instruction.key,
-                        instruction.config,
-                        self._older_log_storage(instruction),
-                    )
-                except StorageUnavailableError as error:
-                    return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
-
-        return list(await asyncio.gather(*map(create, instructions)))
-
-    async def _prepared(
-        self, key: PartitionKey, prepare: Callable[[], Awaitable[StorageError | None]], deadline: float
-    ) -> StorageError | None:
-        """Returns what `prepare` answers, None if the log can be made or taken up. It waits for etcd and for deletions,
-        so it goes on by itself where it is not done by the `deadline` (of the event loop): the other partitions of the
-        batch, and the instructions behind it, must be answered within 5 s (RULES 7.7). This one comes again every
-        second."""
-        done = self._preparing.get(key)
-        if done is None:
-            done = self._preparing[key] = asyncio.get_running_loop().create_future()
-            outcome = done
-
-            async def run() -> None:
-                try:
-                    outcome.set_result(await prepare())
-                except (StorageUnavailableError, StoreError) as error:
-                    outcome.set_result(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
-                finally:
-                    del self._preparing[key]
-                    if not outcome.done():
-                        outcome.set_result(StorageError(ErrorCode.LOG_STORAGE_ERROR, "the log could not be prepared"))
-
-            self._supervisor.run_once("prepare-log", run)
-        await asyncio.wait((done,), timeout=max(deadline - asyncio.get_running_loop().time(), 0))
-        return done.result() if done.done() else _PREPARING
-
-    async def _repair(self, instruction: PartitionInstruction) -> StorageError | None:
-        """Has a damaged log repaired (RULES 7.6)."""
-        return await self._replica_manager.damaged_logs.mend(
-            instruction.topic, instruction.key, instruction.state.state
-        )
-
-    async def _delete_earlier(self, instruction: PartitionInstruction) -> StorageError | None:
-        """The log of an earlier topic of this name is in the way: it was deleted while this broker was away (RULES
-        9.2)."""
-        key = instruction.key
-        described = await self._replica_manager.storage.describe()
-        earlier = [
-            log.key
-            for log in described.logs
-            if log.topic == instruction.topic and log.key.partition == key.partition and log.key != key
-        ]
-        await self._purge.delete(earlier)
-        return None
-
-    def _older_log_storage(self, instruction: PartitionInstruction) -> str:
-        """log-storage's incarnation where the topic was created after this broker registered with it: then none of the
-        topic's logs can be in a log directory that could not be opened. Empty where it may be older."""
-        broker_epoch = (
-            self._replica_manager.broker_epoch
-        )  # none under another incarnation than the registered one (RULES 1.4)
-        if broker_epoch is None or instruction.topic_revision <= broker_epoch:
-            return ""
-        return self._replica_manager.log_storage_incarnation
 
     def _instruct(self, instruction: PartitionInstruction, created: CreateAnswer | None) -> StorageError:
         replica_manager = self._replica_manager

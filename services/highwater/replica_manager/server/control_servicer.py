@@ -11,8 +11,8 @@ from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.replica_manager.replicas.following import Following
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.control import (
-    Control,
+from highwater.replica_manager.requests.control import Control
+from highwater.replica_manager.requests.instructions import (
     InstructionOutcome,
     PartitionInstruction,
     Sender,
