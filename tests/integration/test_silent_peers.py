@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
+from append_server import TRANSPORTS, AppendServer
 from fake_leader import FakeLeader, LeaderLog
 from flapping_link import FlappingLink
 from test_fetcher import FLIGHTS, LEADER, Broker, bytes_of
@@ -80,24 +80,6 @@ async def test_a_leader_that_answers_late_is_waited_for_longer_each_time(tmp_pat
         await broker.stop()
 
 
-Answer = Callable[[Any, Any], Awaitable[None]]
-
-
-async def serve_appends(address: str, append: Answer) -> grpc.aio.Server:
-    handler = grpc.stream_stream_rpc_method_handler(
-        append,
-        request_deserializer=log_storage_pb2.AppendRequest.FromString,
-        response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
-    )
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
-    )
-    server.add_insecure_port(address)
-    await server.start()
-    return server
-
-
 class Mute:
     """log-storage that answers the message which opens a stream, and no append on the first stream."""
 
@@ -116,12 +98,14 @@ class Mute:
             await context.write(response)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_leader_s_append_that_is_not_answered_is_of_unknown_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     monkeypatch.setattr(append_stream, "LIMIT_S", LIMIT_S)
     mute = Mute()
-    server = await serve_appends(f"unix:{tmp_path}/s", mute.append)
+    server = AppendServer(f"unix:{tmp_path}/s", transport, mute.append)
+    await server.start()
     async with asyncio.timeout(10):
         stream = LeaderAppends(f"unix:{tmp_path}/s", lambda incarnation: None)
         stream.start()
@@ -131,16 +115,18 @@ async def test_a_leader_s_append_that_is_not_answered_is_of_unknown_outcome(
             stream.send(Append(KEY, 1, 0, b"records"), answered.set_result)
             assert (await answered is None) is expected
         await stream.stop()
-    await server.stop(None)
+    await server.stop()
     assert mute.streams == 2
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_follower_s_append_that_is_not_answered_is_of_unknown_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     monkeypatch.setattr(append_stream, "LIMIT_S", LIMIT_S)
     mute = Mute()
-    server = await serve_appends(f"unix:{tmp_path}/s", mute.append)
+    server = AppendServer(f"unix:{tmp_path}/s", transport, mute.append)
+    await server.start()
     lost = asyncio.Event()
     storage = fetchers_storage.LogStorage(f"unix:{tmp_path}/s", lost.set)
     storage.start()
@@ -152,4 +138,4 @@ async def test_a_follower_s_append_that_is_not_answered_is_of_unknown_outcome(
             assert (await answered is None) is unknown
             assert lost.is_set()
         await storage.stop()
-    await server.stop(None)
+    await server.stop()

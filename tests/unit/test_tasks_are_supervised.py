@@ -24,6 +24,7 @@ ALLOWED: dict[str, str] = {
     "rpc/bidirectional_stream.py drive_stream": "both halves are waited for, their errors end the stream",
     "kube/load.py Load.run": "what it raises is raised when the writers are done",
     "kube/etcd_member/membership.py Membership._first": "one call each; all are awaited, the first answer counts",
+    "log_storage_client/append_socket.py AppendConnection.run": "waited for; where it ends, the stream does",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
     "log_storage/service.py LogStorageService.stop": "awaited; where a disk never answers, the process ends without it",

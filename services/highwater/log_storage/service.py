@@ -20,7 +20,8 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.scrubber import Scrubber
-from highwater.log_storage.server.gate import SERVICE_NAME, Gate
+from highwater.log_storage.server.append_socket import AppendSocket
+from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
@@ -62,6 +63,13 @@ class LogStorageService:
         self._tasks = TaskSupervisor(
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))
         )
+        self._append_socket = AppendSocket(
+            partial(self._servicer.append_and_read.Append, None),
+            self.incarnation,
+            lambda: "" if self._manager.loaded else REFUSAL,
+            self._tasks,
+            self.metrics,
+        )
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
         self._opened = False  # else the directories may be another's: a start that fails lets go of them
 
@@ -74,11 +82,14 @@ class LogStorageService:
         with how far that is. Raises `UserError`, `AddressInUseError`, and `OpeningStopped` after `interrupt`."""
         settings, manager, servicer = self._settings, self._manager, self._servicer
         log_storage_pb2_grpc.add_LogStorageServicer_to_server(servicer, self._server.grpc)
-        await self._server.start([SERVICE_NAME])
+        self._server.bind([SERVICE_NAME])
         try:
+            # Before gRPC answers: a client that finds none then takes it that there is none.
+            await self._append_socket.start(self.addresses)
+            await self._server.serve()
             await self._open_logs()
         except BaseException:
-            await self._server.stop()
+            await self._stop_serving()
             raise
         self._opened = True
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
@@ -133,6 +144,9 @@ class LogStorageService:
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
+    async def _stop_serving(self) -> None:
+        await asyncio.gather(self._server.stop(), self._append_socket.stop())
+
     async def _open_logs(self) -> None:
         """In threads: a disk may take its time, and signals and health are to be heard meanwhile."""
         run = asyncio.get_running_loop().run_in_executor
@@ -155,7 +169,7 @@ class LogStorageService:
         False: a disk has not answered what had been begun before. It is left as a kill leaves it, and stays locked.
         The threads that wait for it would keep the process from its end: the caller has to end it."""
         run, within_s = asyncio.get_running_loop().run_in_executor, self._settings.log_close_max_wait_ms / 1000
-        await self._server.stop()
+        await self._stop_serving()
         until_s = time.monotonic() + within_s
         ending = asyncio.create_task(self._end_work())
         await asyncio.wait((ending,), timeout=max(within_s / 2, LEAST_PATIENCE_S))

@@ -1,6 +1,7 @@
 """The client of a broker's log-storage, for the processes beside it: replica-manager and fetcher.
 
     append_stream   the one Append stream of a process: messages out, answers back in their order, opened again
+    append_socket   the connection that it is over, where log-storage has a socket for it; else it is a gRPC call's
     client          the other calls
     conversions     protobuf to and from the values; an Append message around the batches in it
     values          what it is told and what it answers

@@ -1,5 +1,5 @@
 """The one Append stream of a process to its broker's log-storage: pipelined, answered in order, opened again when it
-breaks.
+breaks. Over the append socket where there is one (`append_socket.py`), else over gRPC.
 
 Whatever was handed over and is not answered by then is of unknown outcome; it is never sent again from here
 (RULES 3.4).
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from highwater.log_storage_client.append_socket import SUFFIX, AppendConnection, connect
 from highwater.log_storage_client.conversions import append_answer, append_request
 from highwater.log_storage_client.values import Append, AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.rpc.bidirectional_stream import StreamEndedError, drive_stream
+from highwater.rpc.embedding import Piece
+from highwater.rpc.framed_stream import socket_path
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import log_storage_pb2
@@ -70,6 +73,8 @@ class AppendStream:
             METHOD, request_serializer=bytes, response_deserializer=log_storage_pb2.AppendResponse.FromString
         )
         self._address = address
+        self._socket_path = socket_path(address, SUFFIX)
+        self._connection: AppendConnection | None = None  # to the append socket, while the stream is there
         self._role = role
         self._next_message = next_message
         self._unsent = unsent
@@ -79,6 +84,7 @@ class AppendStream:
         self._lost = lost
         self._supervisor = supervisor or TaskSupervisor()
         self._sent: deque[Message] = deque()
+        self._to_greet = False
         self._wake = asyncio.Event()
         self._last_correlation_id = 0
         self._task: asyncio.Task[None] | None = None
@@ -96,22 +102,16 @@ class AppendStream:
         self._settle("the append stream ended")
 
     def wake(self) -> None:
-        self._wake.set()
+        if self._connection is not None:
+            self._connection.wake()
+        else:
+            self._wake.set()
 
     async def _run(self) -> None:
         while True:
-            if not self._greets:
-                await self._channel.channel_ready()
-                self.connected.set()
             reason = "the append stream ended"
             try:
-                await drive_stream(
-                    self._open(None, wait_for_ready=True),
-                    self._requests(),
-                    self._received,
-                    oldest=lambda: self._sent[0] if self._sent else None,
-                    limit_s=LIMIT_S,
-                )
+                await self._drive()
             except StreamEndedError as error:
                 reason = str(error)
             except Exception:  # a mistake of ours: loud, and what was in flight is settled as after any break
@@ -122,8 +122,38 @@ class AppendStream:
             logger.warning("append stream broke %s", pairs(address=self._address, reason=repr(reason)))
             await asyncio.sleep(self._reconnect_s)  # a log-storage that refuses each stream must not spin us
 
+    async def _drive(self) -> None:
+        """One stream, from when log-storage can be reached until it ends."""
+        await self._channel.channel_ready()
+        self._to_greet = self._greets
+        connection = self._connection = await self._connect()
+        if not self._greets:
+            self.connected.set()
+        if connection is not None:
+            details = pairs(address=self._address, incarnation=connection.incarnation)
+            logger.info("append stream over the append socket %s", details)
+            await connection.run(self._oldest, LIMIT_S)
+        else:
+            await drive_stream(self._open(None), self._requests(), self._received, oldest=self._oldest, limit_s=LIMIT_S)
+
+    async def _connect(self) -> AppendConnection | None:
+        """To the append socket; None: there is none. A log-storage that answers by gRPC has it already (older ones do
+        not), but the channel may be that to one which has just ended: so where there is none it is looked for again."""
+        if self._socket_path is None:
+            return None
+        connection = await connect(self._socket_path, self._next_request, self._received)
+        if connection is None:
+            await asyncio.sleep(self._reconnect_s)
+            await self._channel.channel_ready()
+            connection = await connect(self._socket_path, self._next_request, self._received)
+        return connection
+
+    def _oldest(self) -> Message | None:
+        return self._sent[0] if self._sent else None
+
     def _settle(self, reason: str) -> None:
         self.connected.clear()
+        self._connection = None
         outstanding = [*self._sent, *self._unsent()]
         self._sent.clear()
         reason = f"the append stream to log-storage at {self._address} broke: {reason}"
@@ -134,15 +164,19 @@ class AppendStream:
                 logger.exception("an append of unknown outcome could not be settled")
 
     async def _requests(self) -> AsyncIterator[bytes]:
-        if self._greets:
-            yield self._request(Message((), lambda answers, reason: None))
+        """For gRPC."""
         while True:
-            while (message := self._next_message()) is not None:
-                yield self._request(message)
+            while (request := self._next_request()) is not None:
+                yield b"".join(request)
             self._wake.clear()
             await self._wake.wait()
 
-    def _request(self, message: Message) -> bytes:
+    def _next_request(self) -> Sequence[Piece] | None:
+        """The next message, as it is sent: from now on its outcome is not known until it is answered."""
+        message = Message((), lambda answers, reason: None) if self._to_greet else self._next_message()
+        self._to_greet = False
+        if message is None:
+            return None
         self._last_correlation_id += 1
         message.correlation_id = self._last_correlation_id
         self._sent.append(message)

@@ -19,8 +19,8 @@ _RECORDS_FIELD = 4  # AppendPartition.records
 ROLES = {Role.LEADER: log_storage_pb2.ROLE_LEADER, Role.FOLLOWER: log_storage_pb2.ROLE_FOLLOWER}
 
 
-def append_request(correlation_id: int, role: Role, appends: Sequence[Append]) -> bytes:
-    """A serialised `AppendRequest`."""
+def append_request(correlation_id: int, role: Role, appends: Sequence[Append]) -> list[Piece]:
+    """A serialised `AppendRequest`, in pieces."""
     head = log_storage_pb2.AppendRequest(correlation_id=correlation_id, role=ROLES[role])
     out: list[Piece] = [head.SerializeToString()]
     for append in appends:
@@ -32,7 +32,7 @@ def append_request(correlation_id: int, role: Role, appends: Sequence[Append]) -
             leader_log_start_offset=append.leader_log_start_offset,
         )
         embed(out, _PARTITIONS_FIELD, small.SerializeToString(), _RECORDS_FIELD, (append.records,))
-    return b"".join(out)
+    return out
 
 
 def append_answer(result: log_storage_pb2.AppendResult, incarnation: str) -> AppendAnswer:

@@ -116,11 +116,7 @@ class RpcServer:
 
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
-            path = Path(address.removeprefix("unix:"))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if _listens(path):
-                raise AddressInUseError(f"cannot listen on {address}: another process does")
-            path.unlink(missing_ok=True)  # a socket file outlives a killed process
+            free_socket_path(Path(address.removeprefix("unix:")))
         try:
             port = self.grpc.add_insecure_port(address)
         except RuntimeError as error:
@@ -144,6 +140,15 @@ class RpcServer:
         if self._health_server is not None:
             await self._health_server.stop(grace_s)
         await self.grpc.stop(grace_s)
+
+
+def free_socket_path(path: Path) -> None:
+    """Makes way for a socket there: one of a process that listens is not taken from it (RULES 8.7). Raises
+    `AddressInUseError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if _listens(path):
+        raise AddressInUseError(f"cannot listen on unix:{path}: another process does")
+    path.unlink(missing_ok=True)  # a socket file outlives a killed process
 
 
 def _listens(path: Path) -> bool:

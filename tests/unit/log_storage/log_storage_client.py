@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from append_call import AppendCall
+from append_server import APPEND_SOCKET, GRPC
 from log_storage_batches import produced
 
 from highwater.errors import ErrorCode
@@ -23,6 +25,7 @@ LEADER, FOLLOWER = log_storage_pb2.ROLE_LEADER, log_storage_pb2.ROLE_FOLLOWER
 Code = ErrorCode
 
 DEADLINE_S = 20
+appends_over = GRPC  # or the append socket (`each_transport` in conftest.py)
 
 
 class Storage:
@@ -53,9 +56,12 @@ class Storage:
         assert answer.incarnation == self.service.incarnation
         return list(answer.results)
 
+    def append_call(self) -> Any:
+        return AppendCall(self.service.addresses[0]) if appends_over == APPEND_SOCKET else self.stub.Append()
+
     async def append(self, role: int, **fields: Any) -> log_storage_pb2.AppendResult:
         """One request through a stream of its own."""
-        call = self.stub.Append()
+        call = self.append_call()
         await call.write(appending(role, **fields))
         answer = await call.read()
         await call.done_writing()

@@ -24,6 +24,8 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 KEY, OTHER = PartitionKey(b"t" * 16, 0), PartitionKey(b"u" * 16, 0)
 EVERY = LogConfig(flush_messages=1)
 SELDOM = {"flush.messages": "1000"}

@@ -14,6 +14,8 @@ from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, Code, appending, ke
 
 from highwater.v1 import log_storage_pb2
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_flush_ends_tail_lost(tmp_path: Path, recorded: bool) -> None:
@@ -88,7 +90,7 @@ async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: py
             return described.logs[0].log.log_end_offset
 
         monkeypatch.setattr("os.fdatasync", slow)
-        call = storage.stub.Append()
+        call = storage.append_call()
         for number in range(20):
             fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
             await call.write(appending(LEADER, number, partition=key(), **fields))
@@ -102,8 +104,8 @@ async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: py
         answers = [await answer, *[await call.read() for _ in range(20)]]
         assert [response.correlation_id for response in answers] == list(range(21))
         assert not any(response.results[0].error.code for response in answers)
-        assert len(flushes) == 2  # what had been appended when the first began, and the rest
-        assert flushes[1] == 20 * len(batch())
+        assert len(flushes) <= 2  # what had been appended when the first began, and the rest, if any
+        assert flushes[-1] == 20 * len(batch())
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
 
@@ -140,7 +142,7 @@ async def test_the_logs_of_a_request_are_flushed_side_by_side(tmp_path: Path, mo
             request = log_storage_pb2.AppendRequest(role=LEADER)
             for partition in keys:
                 request.partitions.add(partition=partition, leader_epoch=1, expected_offset=0, records=batch())
-            call = storage.stub.Append()
+            call = storage.append_call()
             await call.write(request)
             answer = await call.read()
             assert [result.error.code for result in answer.results] == [0, 0, 0]
@@ -184,7 +186,7 @@ async def test_a_failed_flush_fails_all_that_wait_for_it(tmp_path: Path, monkeyp
 
         with monkeypatch.context() as patch:
             patch.setattr("os.fdatasync", broken)
-            call = storage.stub.Append()
+            call = storage.append_call()
             for number in range(3):
                 fields = {"leader_epoch": 1, "expected_offset": number, "records": batch()}
                 await call.write(appending(LEADER, number, partition=key(), **fields))

@@ -30,6 +30,8 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 KEY, OTHER = (PartitionKey(b"t" * 16, partition) for partition in range(2))
 CONFIG = LogConfig(segment_bytes=500, index_interval_bytes=100)
 

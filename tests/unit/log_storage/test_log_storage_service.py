@@ -15,6 +15,8 @@ from highwater.log_storage.server import append_and_read
 from highwater.rpc.partition_keys import from_key
 from highwater.v1 import common_pb2, log_storage_pb2
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 
 @pytest.fixture
 async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
@@ -114,7 +116,7 @@ async def test_one_call_fences_many(storage: Storage) -> None:
 async def test_the_stream_is_answered_in_order(storage: Storage) -> None:
     await storage.create(key())
     await storage.fence(LEADER, 1, [key()])
-    call = storage.stub.Append()
+    call = storage.append_call()
     count = 200
 
     async def write() -> None:
@@ -139,7 +141,7 @@ async def test_after_a_refusal_what_was_pipelined_behind_is_refused_too(storage:
     """RULES 3.4."""
     await storage.create(key())
     await storage.fence(LEADER, 1, [key()])
-    call = storage.stub.Append()
+    call = storage.append_call()
     for number, (offset, records) in enumerate([(0, batch(2)), (2, b"garbage"), (3, batch()), (2, batch())]):
         await call.write(
             appending(LEADER, number, partition=key(), leader_epoch=1, expected_offset=offset, records=records)

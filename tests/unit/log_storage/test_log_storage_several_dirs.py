@@ -28,6 +28,8 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.v1 import common_pb2, log_storage_pb2
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 
 def key(partition: int) -> PartitionKey:
     return PartitionKey(b"t" * 16, partition)
@@ -434,7 +436,7 @@ async def test_what_the_service_says_of_a_directory_that_fails(tmp_path: Path, m
         assert [log.log.offline for log in described.logs] == [True, False]
         sample = storage.service.metrics.registry.get_sample_value
         assert sample("highwater_log_storage_offline_log_dirs") == sample("highwater_log_storage_offline_logs") == 1
-        call = storage.stub.Append()
+        call = storage.append_call()
         while True:  # whoever only follows appends nothing: the number is in every answer
             await call.write(log_storage_pb2.AppendRequest())
             if (await call.read()).offline_logs == 1:

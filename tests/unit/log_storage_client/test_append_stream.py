@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
+from append_server import TRANSPORTS, AppendServer
 
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.log_storage import LogStorage
@@ -34,12 +34,13 @@ def good(request: Request) -> Response:
 class FakeLogStorage:
     """`answer` is asked for the answer to each message that has appends; None ends the stream."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, transport: str) -> None:
         self.address = address
         self.answer: Callable[[Request], Response | None] = good
         self.silent = False
         self.received: list[list[int]] = []  # of each message with appends, their expected offsets
-        self._server: grpc.aio.Server | None = None
+        self.server = AppendServer(address, transport, self.append)
+        self.start, self.stop = self.server.start, self.server.stop
 
     async def append(self, request_iterator: Any, context: Any) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -53,24 +54,6 @@ class FakeLogStorage:
             if response is None:
                 return
             await context.write(response)
-
-    async def start(self) -> None:
-        handler = grpc.stream_stream_rpc_method_handler(
-            self.append,
-            request_deserializer=Request.FromString,
-            response_serializer=Response.SerializeToString,
-        )
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
-        )
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(None)
 
 
 KEY = PartitionKey(b"t" * 16, 0)
@@ -118,9 +101,9 @@ class Follower:
         return answered
 
 
-@pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[FakeLogStorage]:
-    storage = FakeLogStorage(f"unix:{tmp_path}/log-storage")
+@pytest.fixture(params=TRANSPORTS)
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FakeLogStorage]:
+    storage = FakeLogStorage(f"unix:{tmp_path}/log-storage", request.param)
     await storage.start()
     yield storage
     await storage.stop()
@@ -176,9 +159,11 @@ async def test_what_is_handed_over_while_nothing_is_connected(
     storage: FakeLogStorage, client: Leader | Follower
 ) -> None:
     """A leader's append is of unknown outcome at once: its leadership ends. A follower's waits."""
-    await storage.stop()
+    storage.silent = True
     broken = client.append(KEY, 0)
+    await storage.stop()
     assert await broken is None
+    storage.silent = False
     later = client.append(KEY, 3)
     if isinstance(client, Leader):
         assert await later is None

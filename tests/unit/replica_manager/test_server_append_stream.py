@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
+from append_server import TRANSPORTS, AppendServer
 
 from highwater.log_storage_client.values import Append, AppendAnswer, StorageUnavailableError
 from highwater.model.partition import PartitionKey
@@ -16,7 +16,8 @@ from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.v1 import log_storage_pb2
 
 
-async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_path: Path, transport: str) -> None:
     address = f"unix:{tmp_path}/log-storage"
     asked = []
 
@@ -27,26 +28,17 @@ async def test_probes_that_timed_out_are_not_sent_when_log_storage_is_back(tmp_p
                 log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation="new")
             )
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        append,
-        request_deserializer=log_storage_pb2.AppendRequest.FromString,
-        response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
-    )
     stream = LeaderAppends(address, lambda incarnation: None)
     stream.start()
     for _ in range(20):
         with pytest.raises(StorageUnavailableError):
             await stream.probe(0.001)
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
-    )
-    server.add_insecure_port(address)
+    server = AppendServer(address, transport, append)
     await server.start()
     assert await stream.probe(10) == "new"
     assert len(asked) == 2  # the message that opens the stream, and this probe
     await stream.stop()
-    await server.stop(None)
+    await server.stop()
 
 
 async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path: Path) -> None:
@@ -61,8 +53,11 @@ async def test_a_probe_that_is_cancelled_as_it_is_answered_is_cancelled(tmp_path
     await stream.stop()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("mistake", ["another message's answer", "who is told raises"])
-async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(tmp_path: Path, mistake: str) -> None:
+async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(
+    tmp_path: Path, mistake: str, transport: str
+) -> None:
     """The stream breaks, and the appends of just that message were forgotten: their partition, and the producers there,
     waited for ever."""
     address = f"unix:{tmp_path}/log-storage"
@@ -81,16 +76,7 @@ async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(tmp_pat
     def told(incarnation: str) -> None:
         assert incarnation == "one", "a mistake of ours"
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        append,
-        request_deserializer=log_storage_pb2.AppendRequest.FromString,
-        response_serializer=log_storage_pb2.AppendResponse.SerializeToString,
-    )
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("highwater.v1.LogStorage", {"Append": handler}),)
-    )
-    server.add_insecure_port(address)
+    server = AppendServer(address, transport, append)
     await server.start()
     stream = LeaderAppends(address, told)
     stream.start()
@@ -101,4 +87,4 @@ async def test_what_an_answer_that_cannot_be_taken_belongs_to_is_settled(tmp_pat
         assert await settled is None
     assert await stream.probe(10) == "one"  # over a new stream
     await stream.stop()
-    await server.stop(None)
+    await server.stop()

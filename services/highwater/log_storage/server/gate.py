@@ -14,10 +14,11 @@ _CALLS = f"/{SERVICE_NAME}/"
 _ANSWERED_EARLIER = f"{_CALLS}DescribeLogs"
 
 
+REFUSAL = "log-storage is opening its logs: DescribeLogs tells how far it is"
+
+
 async def _refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAVAILABLE, "log-storage is opening its logs: DescribeLogs tells how far it is"
-    )
+    await context.abort(grpc.StatusCode.UNAVAILABLE, REFUSAL)
 
 
 _REFUSED = grpc.unary_unary_rpc_method_handler(_refuse)
