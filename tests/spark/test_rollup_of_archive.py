@@ -24,8 +24,8 @@ from highwater.errors import UserError
 from highwater.spark.pipelines import archive, rollup
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
 from highwater.spark.pipelines.archives import transactions_read
-from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.rollup import RollupOptions, TopicSink, run
+from highwater.spark.pipelines.rollups.transactions_read import TransactionsRead
 from highwater.spark.pipelines.running.query_run import run_query
 
 pytestmark = pytest.mark.timeout(1200)  # many small jobs of Spark

@@ -13,6 +13,7 @@ import pytest
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import UserError
 from highwater.spark.offsets.stream_offset import StreamOffset
+from highwater.spark.pipelines.archives.conflicts import Conflict, suspects
 from highwater.spark.pipelines.archives.found import format_of
 from highwater.spark.pipelines.archives.history import Archived, Transaction, archived_by, begun, broken
 from highwater.spark.pipelines.archives.micro_batches import Planned, nothing_new, planned, written_offset
@@ -79,6 +80,34 @@ def test_transactions_that_do_not_go_on_with_each_other() -> None:
     # Of two pipelines that both went on: what was whole is before the first of them.
     both = [numbered(13, "m", 2), numbered(12, "l", 10), begins, restored(10)]
     assert broken(both) == (both[1], begins)
+
+
+def test_transactions_that_may_have_missed_what_was_committed_before_them() -> None:
+    def merged(version: int, begun: int | None) -> Transaction:
+        return Transaction(version, "OPTIMIZE", None, begun)
+
+    assert suspects([], 4) == suspects([merged(9, 8)], 4) == []
+    late, silent = merged(9, 5), merged(8, None)
+    assert suspects([late, silent], 4) == [(silent, 4), (late, 5)]
+    assert suspects([late, silent], 8) == [(late, 5)]  # begun before what is looked at
+    assert suspects([late, silent], 9) == suspects([merged(5, None)], 4) == []
+    # RESTORE mends what was before it, and may itself have been begun at any version.
+    restored = Transaction(10, "RESTORE", None)
+    assert suspects([restored, late, silent], 4) == []
+    assert suspects([merged(12, None), restored, late], 4) == [(merged(12, None), 10)]
+    # What an archive writes takes nothing out.
+    assert suspects([by_archive(9, WRITTEN)], 4) == []
+
+
+def test_what_is_said_of_rows_that_are_there_twice() -> None:
+    wrong = Transaction(56, "OPTIMIZE", None, 54, "delta-rs:py-1.6.6")
+    assert Conflict(wrong, 55).sentence("/a", "start again") == (
+        "version 56 of /a (OPTIMIZE by delta-rs:py-1.6.6) replaces files that version 55 had replaced already, so "
+        "their rows may be there twice: RESTORE it to version 55; start again; let one engine at a time merge files "
+        "and change rows"
+    )
+    unknown = Conflict(Transaction(7, "", None), 4).sentence("/a", "start again")
+    assert unknown.startswith("version 7 of /a (a transaction by an unknown engine) replaces files that version 4 ")
 
 
 # What a micro-batch adds

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from highwater.errors import UserError
-from highwater.spark.pipelines.archives.transactions_read import Planned, TransactionsRead, made_ms, planned_of
+from highwater.spark.pipelines.rollups.transactions_read import Planned, TransactionsRead, made_ms, planned_of
 
 HOUR_MS = 3_600_000
 PUT_BACK = r"the archive was put back to before version {}, as from a backup, and checkpoint .*: remove the checkpoint"

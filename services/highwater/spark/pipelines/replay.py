@@ -99,6 +99,7 @@ def run(options: ReplayOptions) -> None:
     archive = open_archive("replay", options, options.archive, ONCE)
     check_attempts("replay", archive.spark, ONCE)
     archive.check_bytes()
+    archive.check_conflict()
     with spark_errors():
         replay = Replay(archive, options)
         for sent, total in replay.steps():

@@ -112,7 +112,10 @@ class Verified:
 
 def verify(options: VerifyOptions) -> list[Verified]:
     """Compares an archive with its topics, by topic and partition. Raises `UserError` and the SDK's errors."""
-    archive = open_archive("verify", options, options.archive)
+    return _verified(options, open_archive("verify", options, options.archive))
+
+
+def _verified(options: VerifyOptions, archive: Archive) -> list[Verified]:
     with spark_errors():
         values = value_type(archive.spark, options, BadValues.NULL)
         archive.check_values(values)
@@ -125,8 +128,9 @@ def verify(options: VerifyOptions) -> list[Verified]:
 
 
 def run(options: VerifyOptions) -> None:
-    """Prints what was compared; raises `UserError` where a partition is not as it should be."""
-    verified = verify(options)
+    """Prints what was compared; raises `UserError` where a partition, or the table's log, is not as it should be."""
+    archive = open_archive("verify", options, options.archive)
+    verified = _verified(options, archive)
     wrong = [one for one in verified if one.problem]
     if options.json:
         for one in verified:
@@ -145,7 +149,9 @@ def run(options: VerifyOptions) -> None:
     sums = f"{counted(sum(one.archived for one in verified), 'archived record')} of {partitions}"
     if wrong:
         unlike = (f"of {partitions} is not as its topic is", f"of {partitions} are not as their topic is")
-        raise UserError(f"{counted(len(wrong), *unlike)} ({sums})")
+        found = f"{counted(len(wrong), *unlike)} ({sums})"
+        raise UserError(found if archive.conflict is None else f"{found}; {archive.conflict}")
+    archive.check_conflict()  # of other topics
     if not options.json:
         compared = sum(one.compared for one in verified)
         screen.print(f"{sums}: each once, and the same as the {compared:,} that their topics still have of these")

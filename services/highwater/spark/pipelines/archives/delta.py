@@ -17,20 +17,20 @@ table holds, where its history does not say (any more) up to where it was archiv
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.compaction import MergedFiles
+from highwater.spark.pipelines.archives.conflicts import Conflicts
 from highwater.spark.pipelines.archives.files import archive_session, offsets_of
-from highwater.spark.pipelines.archives.found import DELTA_LOG, is_table
+from highwater.spark.pipelines.archives.found import is_table
 from highwater.spark.pipelines.archives.history import (
     RESTORE,
     Archived,
@@ -47,6 +47,7 @@ from highwater.spark.pipelines.archives.micro_batches import MicroBatches, date_
 from highwater.spark.pipelines.archives.offsets import Offsets, merged_offsets
 from highwater.spark.pipelines.archives.options import ArchiveOptions
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
+from highwater.spark.pipelines.archives.table_log import TableLog
 from highwater.spark.pipelines.archives.value_types import check_value_type, value_type_of
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.session.spark_errors import cause_of
@@ -88,6 +89,8 @@ class DeltaArchive:
         self._files = HadoopFiles(spark, options.to)
         self._path = self._files.qualified(options.to)
         self._history = History(self._spark, self._path, options.to)
+        self._table_log = TableLog(self._files, self._path)
+        self._conflicts = Conflicts(self._spark, self._table_log)
         self._micro_batches = MicroBatches(self._spark, options, values)
         self._archived = begun({})
         self._version = -1  # the last one that this process has seen
@@ -217,7 +220,9 @@ class DeltaArchive:
         # Delta may merge files by itself after it (autoCompact), and notes that version then.
         if written <= self._version:
             raise self._gone()
-        own = next((one for one in range(written, self._version, -1) if self._says(one) == following.to_json()), None)
+        said = following.to_json()
+        versions = range(written, self._version, -1)
+        own = next((one for one in versions if self._table_log.user_metadata(one) == said), None)
         if own is None:
             raise self._replaced(written)
         self._check_goes_on(own, following)
@@ -229,14 +234,9 @@ class DeltaArchive:
         two processes rename a file to one name (a local disk does, in the moment between Delta's look and its rename),
         the other one's may have replaced it. Raises `UserError`."""
         last = self._written_last
-        there = self._files.exists(self._transaction(self._version))
-        if last is not None and there and self._says(self._version) != last.to_json():
+        there = self._table_log.has(self._version)
+        if last is not None and there and self._table_log.user_metadata(self._version) != last.to_json():
             raise self._replaced(self._version)
-
-    def _says(self, version: int) -> str | None:
-        """The `userMetadata` of a version's transaction."""
-        made = (one["commitInfo"] for one in self._actions(version) if "commitInfo" in one)
-        return next((one.get("userMetadata") for one in made), None)
 
     def _replaced(self, version: int) -> UserError:
         return UserError(
@@ -248,13 +248,14 @@ class DeltaArchive:
         """Confirms that what this process knows of the table is there, and goes on with nothing but what others may do.
         Raises `UserError`."""
         self._check_kept()
-        if self._files.exists(self._transaction(self._version + 1)):
+        if self._table_log.has(self._version + 1):
             found = self._history.since(self._version)
             if any(one.operation == RESTORE for one in found):
                 raise UserError(f"{self._restored}; remove checkpoint {self._options.checkpoint}, and start again")
             if any(one.archived is not None for one in found):
                 raise self._refusal()
-        elif not self._files.exists(self._transaction(self._version)) and (
+            self._check_conflicts(found, self._version)
+        elif not self._table_log.has(self._version) and (
             not self._is_there or self._history.latest_version() < self._version
         ):
             raise self._gone()
@@ -271,6 +272,15 @@ class DeltaArchive:
         if wrong:
             self._check_chain(self._history.back_to_last())  # what is to be restored is to go on itself
             raise self._broken(version, wrong[0], f"two archive pipelines wrote to {self._options.to}")
+        self._check_conflicts(between, after)
+
+    def _check_conflicts(self, history: Sequence[Transaction], after: int) -> None:
+        """Confirms that no transaction since a version has replaced files that were replaced already. Raises
+        `UserError`."""
+        if (found := self._conflicts.first(history, after)) is not None:
+            raise UserError(
+                found.sentence(self._options.to, f"remove checkpoint {self._options.checkpoint}, and start again")
+            )
 
     def _check_chain(self, history: Sequence[Transaction]) -> None:
         """Confirms that transactions of archives go on with each other, as far back as these go. Raises `UserError`."""
@@ -300,12 +310,6 @@ class DeltaArchive:
             f"lacks; remove it and checkpoint {self._options.checkpoint} to archive from the beginning"
         )
 
-    def _actions(self, version: int) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self._files.read(self._transaction(version)).decode().splitlines()]
-
-    def _transaction(self, version: int) -> str:
-        return f"{self._path}/{DELTA_LOG}/{version:020d}.json"
-
     def _refusal(self) -> UserError:
         return UserError(f"another archive pipeline writes to {self._options.to}: only one at a time can")
 
@@ -314,21 +318,14 @@ class DeltaArchive:
         removed, since. Raises `UserError`."""
         if not self._may_be_of_each_machine:
             return
-        added = {unquote(one["add"]["path"]): one["add"]["size"] for one in self._actions(version) if "add" in one}
+        added = self._table_log.sizes_added(version)
         unseen = {path for path, size in added.items() if self._files.size_bytes(f"{self._path}/{path}") != size}
-        if unseen and (lost := unseen - self._removed_since(version)):
+        if unseen and (lost := unseen - self._table_log.removed_since(version)):
             raise not_shared_error(self._options.to, min(lost))
-
-    def _removed_since(self, version: int) -> set[str]:
-        """Files of the table that a later transaction has taken out of it."""
-        removed: set[str] = set()
-        while self._files.exists(self._transaction(version := version + 1)):
-            removed.update(unquote(one["remove"]["path"]) for one in self._actions(version) if "remove" in one)
-        return removed
 
     def _names_removed(self, problem: str) -> bool:
         """Tells whether something failed for a file that others have merged, and a VACUUM removed, meanwhile."""
-        return any(path.rpartition("/")[2] in problem for path in self._removed_since(self._version))
+        return any(path.rpartition("/")[2] in problem for path in self._table_log.removed_since(self._version))
 
     @property
     def _may_be_of_each_machine(self) -> bool:
@@ -343,9 +340,11 @@ class DeltaArchive:
             version, archived = last
             self._check_goes_on(version, archived)
             self._check_chain(history)
+            self._check_conflicts(history, version)
             if version == self._version:
                 self._check_files(version)
             return archived
+        self._check_conflicts(history, -1)
         restored = next((one.version for one in history if one.operation == RESTORE), None)
         offsets, ids = self._offsets_of_rows(), self._history.topic_ids()
         return begun(offsets, restored, {topic: ids[topic] for topic in offsets if topic in ids})

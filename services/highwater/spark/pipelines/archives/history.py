@@ -16,8 +16,17 @@ if TYPE_CHECKING:
 
 RESTORE = "RESTORE"
 _KEY = "highwater"
+_BEGINS = f'{{"{_KEY}"'  # the JSON of an archive's transaction
 # How many of the last transactions are looked at for one of an archive: others merge files or delete rows.
 _HISTORIES = (20, 1000, None)
+# Of a table's history, the transactions of archives, those that restored it, and those that did not go on with the
+# version before them, or do not say with which, and may have replaced files.
+_COUNTS = f"""
+    operation = '{RESTORE}' or startswith(userMetadata, '{_BEGINS}') or (
+        coalesce(readVersion, -1) < version - 1 and not coalesce(isBlindAppend, false)
+        and not startswith(coalesce(operation, ''), 'VACUUM')
+    )
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,15 @@ class Transaction:
     """A transaction of a table's history."""
 
     version: int
-    operation: str
+    operation: str  # empty: it does not say
     user_metadata: str | None
+    read_version: int | None = None  # the one at which it was begun; None: it does not say
+    engine: str | None = None  # that wrote it
+
+    @property
+    def may_replace_files(self) -> bool:
+        """False where it is one of an archive, which only adds files."""
+        return not (self.user_metadata or "").startswith(_BEGINS)
 
     @property
     def archived(self) -> Archived | None:
@@ -122,12 +138,12 @@ class History:
         return int(rows[0].version)
 
     def back_to_last(self) -> list[Transaction]:
-        """Transactions of archives and those that restored the table, the newest first: back to the last one at least,
-        if there is one."""
+        """Transactions of archives, those that restored the table, and those that may have missed what others did, the
+        newest first: back to the last one of an archive, or RESTORE, at least, if there is one."""
         found: list[Transaction] = []
         for limit in _HISTORIES:
             found = self._found(limit)
-            if found:
+            if any(one.operation == RESTORE or not one.may_replace_files for one in found):
                 break
         return found
 
@@ -151,8 +167,8 @@ class History:
     def _found(self, limit: int | None) -> list[Transaction]:
         """Those of the last `limit` transactions that count."""
         told = f"DESCRIBE HISTORY {self._table}" + ("" if limit is None else f" LIMIT {limit}")
-        rows = self._session.sql(told).select("version", "operation", "userMetadata")
-        kept = rows.where(f"operation = '{RESTORE}' or userMetadata like '{{\"{_KEY}\"%'")
+        columns = ("version", "coalesce(operation, '')", "userMetadata", "readVersion", "engineInfo")
+        kept = self._session.sql(told).where(_COUNTS).selectExpr(*columns)
         return [Transaction(*row) for row in kept.orderBy("version", ascending=False).collect()]
 
 

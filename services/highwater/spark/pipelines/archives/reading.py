@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from highwater.errors import UserError
 from highwater.spark.pipelines.archives.commits import applied_commit, settled
+from highwater.spark.pipelines.archives.conflicts import Conflicts
 from highwater.spark.pipelines.archives.files import archive_session, contents, read_files, without
 from highwater.spark.pipelines.archives.found import found_format, local_format
 from highwater.spark.pipelines.archives.history import History, archived_by, quoted
@@ -18,6 +19,7 @@ from highwater.spark.pipelines.archives.offsets import Offsets
 from highwater.spark.pipelines.archives.options import ArchiveFormat
 from highwater.spark.pipelines.archives.pieces import Piece, Pieces, Ranges
 from highwater.spark.pipelines.archives.snapshots import size_snapshots
+from highwater.spark.pipelines.archives.table_log import TableLog
 from highwater.spark.pipelines.archives.value_types import (
     check_bytes,
     check_value_type,
@@ -95,6 +97,8 @@ class Archive:
         self.offsets: Offsets = {}
         """Up to where it was archived, as the archive itself says; of what it does not say, nothing."""
         self.topic_ids: Mapping[str, str] = {}
+        self.conflict: str | None = None
+        """What is wrong with a table that a transaction since its last one of an archive has given rows twice."""
         topics: list[str]
         kind = found_format(self._files, archive)
         if kind is None:
@@ -108,11 +112,18 @@ class Archive:
                 raise UserError(f"{archive} is a table of something else: it has no columns of an archive")
             self.table, self._values = table, value_type_of(table)
             topics = [row.topic for row in table.select("topic").distinct().collect()]
-            history = History(self._session, self.directory, archive).back_to_last()
-            said = archived_by(one for one in history if one.version <= latest.version)
-            if said is not None:
-                _, archived = said
+            found = History(self._session, self.directory, archive).back_to_last()
+            history = [one for one in found if one.version <= latest.version]
+            after = -1
+            if (said := archived_by(history)) is not None:
+                version, archived = said
                 self.offsets, self.topic_ids = archived.offsets, archived.topic_ids
+                after = version if archived.after is None else archived.after
+            conflicts = Conflicts(self._session, TableLog(self._files, self.directory))
+            if (wrong := conflicts.first(history, after)) is not None:
+                self.conflict = wrong.sentence(
+                    archive, "remove the checkpoint of the pipeline that archives to it, and start that again"
+                )
         else:
             self._values = value_type_of_files(self._session, self._files, self.directory)
             names = self._files.names(self.directory)
@@ -122,6 +133,11 @@ class Archive:
         self.topics = sorted({*topics, *self.offsets})
         if not self.topics:
             raise UserError(f"{archive} has no topic yet")
+
+    def check_conflict(self) -> None:
+        """Raises `UserError` where its rows may be there twice."""
+        if self.conflict is not None:
+            raise UserError(self.conflict)
 
     def check_bytes(self) -> None:
         """Raises `UserError` where it does not have the values as they were."""

@@ -18,10 +18,10 @@ from highwater.spark.options.data_source_options import Subscription, lower_case
 from highwater.spark.options.positions import EARLIEST_OFFSET
 from highwater.spark.pipelines.archives.history import History, quoted
 from highwater.spark.pipelines.archives.reading import Archive
-from highwater.spark.pipelines.archives.transactions_read import TransactionsRead
 from highwater.spark.pipelines.command.pipeline_options import key_values
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.files.offset_log import OffsetLog, offsets_text
+from highwater.spark.pipelines.rollups.transactions_read import TransactionsRead
 from highwater.spark.pipelines.typed_values.decoded_values import decoded
 from highwater.spark.pipelines.typed_values.value_schema import BadValues, ValueSchemaOptions, value_type
 from highwater.spark.values.value_options import parse_value_options
@@ -195,6 +195,7 @@ class ArchivedRecords:
                 f"{archive.said} has plain Parquet files, and a rollup reads an archive that is a Delta table: archive "
                 "the topics into one (archive --format delta --to …), or leave --archive out to read the topics"
             )
+        archive.check_conflict()
         self._archive = archive
         self._table = archive.table
         self._options = options
