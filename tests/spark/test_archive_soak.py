@@ -82,3 +82,19 @@ def test_merged_and_cleaned_it_is_the_same(tmp_path: Path) -> None:
     assert table.check({TopicPartition("t", 0): 20}) == 20
     with pytest.raises(OSError, match="not found|No such file"):
         table.spans(old)
+
+
+def test_files_merged_twice_are_found(tmp_path: Path) -> None:
+    table = SoakTable(tmp_path / "table", {"t": SentTopic("t", 20)}, {})
+    for first in (0, 10):
+        write_deltalake(table.path, table.topics["t"].sent(0, first, first + 10), mode="append")
+    assert not table.twice(1)
+    assert table.optimize_twice()
+    assert not table.twice(2)
+    assert table.twice(3)
+    with pytest.raises(WrongTableError, match="'offset_count': 40"):
+        table.check({TopicPartition("t", 0): 20})
+    assert table.restore(2)
+    assert not table.twice(4)
+    assert table.check({TopicPartition("t", 0): 20}) == 20
+    assert not table.optimize_twice()  # there is one file

@@ -8,7 +8,8 @@ speculation, on executors that are processes of their own. Meanwhile (`failures.
     - executors, tasks' Python processes, the source's, and the driver (Python, JVM, or both) are killed; executors are
       stopped for a while; the pipeline is terminated; checkpoints are lost;
     - a second archive with a checkpoint of its own writes to the same table;
-    - files are merged, by the pipeline itself or by OPTIMIZE of another engine: each start of it draws by which;
+    - files are merged, by the pipeline itself or by OPTIMIZE of another engine: by turns, start by start;
+      and now and then twice at once, by one that does not look for that;
     - others run VACUUM without retention beside it, and restore earlier versions;
     - topics are trimmed, get partitions, are deleted and made anew, beside a run and between two;
     - readers follow the table, and read old versions of it.

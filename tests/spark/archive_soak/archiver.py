@@ -20,6 +20,7 @@ MADE_ANEW = r"made anew|is another topic than before|is gone: records may be los
 RESTORED = (
     "was restored to an earlier version while it was archived to|this one was put back|was removed, or put back, while"
 )
+TWICE = r"replaces files that version \d+ had replaced already"
 # A micro-batch that is done again may be of records that are archived, and trimmed since.
 TRIMMED = r"which begins at \d+ by now|no longer in the log"
 # Spark gives a task up that has failed four times, and a stage; and a stream whose Python process is gone.
@@ -52,10 +53,10 @@ class Archiver:
         self.table = table
         self.excuses: set[str] = set()
         """Patterns of what this start may end with, with exit status 1."""
-        self.merges = False
-        """Whether this start merges files: others do where none does, as files are merged by one engine."""
         self._soak, self.name, self._directory, self._bootstrap = soak, name, directory, bootstrap
         self._master, self._random = master, soak.random(name)
+        self.merges = self._random.random() < 0.5
+        """Whether this start merges files: others do where none does, as files are merged by one engine."""
         self._starts = self._pid = 0
         self._process: PipelineProcess | None = None
         self._began = ("", 0)
@@ -78,7 +79,7 @@ class Archiver:
     def start(self) -> None:
         self._starts += 1
         self.excuses = set()
-        self.merges = self._random.random() < 0.5
+        self.merges = not self.merges
         self._soak.counts[f"starts of a pipeline that merges files {'itself' if self.merges else 'never'}"] += 1
         self._began = self._number()
         conf = _OF_TESTS if self._master.startswith("spark:") else {"spark.sql.shuffle.partitions": "2"}

@@ -12,7 +12,7 @@ from time import monotonic
 
 import psutil
 
-from archive_soak.archiver import GONE_S, KILLED, MADE_ANEW, RESTORED, RIVAL, Archiver
+from archive_soak.archiver import GONE_S, KILLED, MADE_ANEW, RESTORED, RIVAL, TWICE, Archiver
 from archive_soak.spark_cluster import SparkCluster, kill_all
 from archive_soak.state import SHOWN_PROBLEMS, Soak
 from archive_soak.tables import Readers, SoakTable, WrongTableError
@@ -23,6 +23,7 @@ from highwater.client.blocking import Admin
 ROUND_S = 6.0
 _CAUGHT_UP_S = 300.0
 _RIVALS_S = 60.0
+_MENDED_S = 240.0
 
 
 class Failures:
@@ -55,6 +56,7 @@ class Failures:
             self.second_archive: 2,
             self.make_topic_anew: 1,
             self.restore: 2,
+            self.optimize_twice: 1,
         }
         self._deck: list[Callable[[], None]] = []
 
@@ -153,6 +155,26 @@ class Failures:
         merging = self._archiver.running and self._archiver.merges
         if self._table.latest_version() >= 0 and not merging and not self._left_running():
             self._soak.did("OPTIMIZE" if self._table.optimize() else "OPTIMIZE that another transaction was before")
+
+    def optimize_twice(self) -> None:
+        """By two at once, of another engine, which lets both: the pipeline ends, and what it says mends the table."""
+        if not self._archiver.ready() or self._archiver.merges or self._left_running():
+            return
+        mended = self._table.restores + 1
+        if not self._table.optimize_twice():
+            return
+        self._soak.did("OPTIMIZE by two at once")
+        deadline = monotonic() + _MENDED_S
+        while self._table.restores < mended:
+            if not self._archiver.running:
+                self._archiver.start()
+            self._archiver.excuses.add(TWICE)
+            self._pause(0.1, 0.2)
+            if not self._archiver.running:
+                self._archiver.judge()
+            if monotonic() > deadline:
+                self._soak.problem(f"files were merged twice, and nothing says so in {_MENDED_S:g} s")
+                return
 
     def vacuum(self) -> None:
         if self._table.latest_version() >= 0:
