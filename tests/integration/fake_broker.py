@@ -155,9 +155,23 @@ class FakeBroker(replica_control_pb2_grpc.ReplicaControlServicer):
         self.metadata_updates += 1
         self.live = {broker.broker_id for broker in request.live_brokers}
         if request.full:
-            self.metadata.clear()
+            there = {topic.topic_id for topic in request.topics}
+            self.metadata = {name: topic for name, topic in self.metadata.items() if topic.topic_id in there}
         for topic in request.topics:
-            self.metadata[topic.topic] = topic
+            self.metadata[topic.topic] = _merged(self.metadata.get(topic.topic), topic)
         for name in [name for name, topic in self.metadata.items() if topic.topic_id in request.deleted_topic_ids]:
             del self.metadata[name]
         return replica_control_pb2.UpdateMetadataResponse()
+
+
+def _merged(
+    known: replica_control_pb2.TopicState | None, told: replica_control_pb2.TopicState
+) -> replica_control_pb2.TopicState:
+    """What is told replaces what was known of the same partitions of the same topic."""
+    merged = replica_control_pb2.TopicState()
+    merged.CopyFrom(told)
+    if known is not None and known.topic_id == told.topic_id:
+        numbers = {each.partition for each in told.partitions}
+        merged.partitions.extend(each for each in known.partitions if each.partition not in numbers)
+        merged.partitions.sort(key=lambda each: each.partition)
+    return merged

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from highwater.controller.sending.metadata_outbox import MetadataBatch, MetadataOutbox
 from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.controller.state_machines.actions import (
     Action,
@@ -19,6 +20,7 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy, LogTail
+from highwater.controller.state_machines.topic_table import TopicTable
 from highwater.controller.term.broker_liveness import FastPath
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.cluster_view import ClusterSnapshot
@@ -415,6 +417,7 @@ class Sender:
     def __init__(self, active_controller: ActiveController, broker: LiveBroker) -> None:
         self.broker = broker
         self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
+        self.outbox.metadata = MetadataOutbox(max_partitions=2)  # several pieces even of the few that there are
         self._active_controller = active_controller
         self._sending = False
         self._metadata_sending = False
@@ -502,29 +505,24 @@ class Sender:
         active_controller, outbox = self._active_controller, self.outbox
         owner, cluster = active_controller.owner, active_controller.cluster
         while active_controller.holds(self):
-            batch = outbox.next_metadata(owner.now_ms)
+            batch = outbox.metadata.next(owner.now_ms, cluster.topics)
             if batch is None:
                 break
-            topics = [
-                _cached(topic)
-                for topic in cluster.topics
-                if topic.deletion is None and (batch.full or topic.topic_id in batch.topic_ids)
-            ]
             brokers = tuple(cluster.brokers.values())
             answer = await self._call(
                 "on_update_metadata",
                 active_controller.epoch,
                 brokers,
-                topics,
+                _told(batch, cluster.topics),
                 batch.full,
-                tuple(batch.deleted_topic_ids),
+                tuple(batch.deleted),
             )
             if answer is not None and self._accepted(answer):
-                outbox.metadata_answered()
+                outbox.metadata.answered()
             else:
-                outbox.metadata_failed(batch, owner.now_ms)
+                outbox.metadata.failed(batch, owner.now_ms)
         self._metadata_sending = False
-        due_ms = outbox.metadata_due_ms()
+        due_ms = outbox.metadata.due_ms()
         if due_ms is not None and active_controller.holds(self):
             owner.after(max(1, due_ms - owner.now_ms), self._run)
 
@@ -554,10 +552,23 @@ def _topic(entry: Entry) -> VersionedTopic:
     return VersionedTopic(entry.value, entry.create_revision, entry.mod_revision)
 
 
-def _cached(topic: Any) -> CachedTopic:
-    partitions: Mapping[int, CachedPartition] = {
+def _told(batch: MetadataBatch, table: TopicTable) -> list[CachedTopic]:
+    """The topics of a request, as `MetadataMessages` puts them together."""
+    parts: list[tuple[Any, Sequence[Any]]] = []
+    if batch.full:
+        parts += [(topic, ()) for topic in table]
+    for each in batch.slices:
+        topic = table.identified(each.topic_id)
+        if topic is not None:
+            parts.append((topic, topic.partitions[each.begin : each.end]))
+    parts += [(table.identified(each.key.topic_id), (each,)) for each in table.partitions(batch.keys)]
+    return [_cached(topic, partitions) for topic, partitions in parts if topic.deletion is None]
+
+
+def _cached(topic: Any, told: Sequence[Any]) -> CachedTopic:
+    partitions = {
         each.key.partition: CachedPartition(each.versioned.state, each.versioned.revision, each.replicas)
-        for each in topic.partitions
+        for each in told
         if each.versioned is not None
     }
     return CachedTopic(topic.name, topic.topic_id, topic.config, partitions)

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from highwater.controller.sending.metadata_outbox import MetadataBatch, MetadataOutbox
 from highwater.controller.state_machines import election
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.controlled_shutdown import ControlledShutdowns
@@ -439,6 +440,15 @@ def _full_etcd(settings: Settings) -> None:
 # 8.4
 
 
+def _metadata_lost() -> list[Any]:
+    real = MetadataOutbox.failed
+
+    def failed(self: MetadataOutbox, batch: MetadataBatch, now_ms: int) -> None:
+        real(self, MetadataBatch(), now_ms)
+
+    return [patch.object(MetadataOutbox, "failed", failed)]
+
+
 def _relisted_in_silence() -> list[Any]:
     """What is found changed is taken, and told to nobody."""
     real = Cluster.load
@@ -557,6 +567,7 @@ MUTANTS = (
     Mutant(
         "a configuration found by re-listing told to nobody", "8.4", _relisted_in_silence, ("liveness",), _lost_watches
     ),
+    Mutant("metadata lost with an unanswered request", "8.10", _metadata_lost, ("liveness",), _lost_watches),
     Mutant("a failed disk believed under the same boot", "7.2", _believed_by_its_boot, ("1", "2"), _disks),
     Mutant("recovery that cuts without a word", "7.2", _believed_as_recovered, ("1", "2"), _disks),
     Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), _overridden),

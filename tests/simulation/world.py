@@ -341,7 +341,8 @@ class World:
         return ""
 
     def _untold(self) -> str:
-        """Whom the configuration in etcd has not reached (RULES 8.4), or who still hosts a topic that is gone (9.2)."""
+        """Whom the configuration in etcd has not reached (RULES 8.4), who still hosts a topic that is gone (9.2), or
+        knows other topics and leaders than there are (8.10)."""
         for node in self.nodes.values():
             assert node.manager is not None
             for key, hosted in node.manager.replica_manager.hosted.items():
@@ -350,6 +351,22 @@ class World:
                     return f"broker {node.broker_id} hosts {hosted.topic}, {key}, which is gone"
                 if hosted.config.min_insync_replicas != int(entry.value["min.insync.replicas"]):
                     return f"broker {node.broker_id} takes {hosted.config} for the configuration {entry.value} of {key}"
+        return self._misinformed()
+
+    def _misinformed(self) -> str:
+        there = {assignment.topic_id: name for name, assignment in self.topics.items()}
+        for node in self.nodes.values():
+            assert node.manager is not None
+            metadata = node.manager.replica_manager.metadata
+            known = {topic.topic_id: topic.topic for topic in metadata.topics()}
+            if not metadata.complete:
+                return f"broker {node.broker_id} has not been told of everything"
+            if known != there:
+                return f"broker {node.broker_id} knows the topics {known}, there are {there}"
+            for key in self.keys:
+                state = self.history.states[key]
+                if metadata.leader(key) != (state.leader, state.leader_epoch):
+                    return f"broker {node.broker_id} knows the leader {metadata.leader(key)} of {key}, it is {state}"
         return ""
 
     def _check_producers(self) -> None:

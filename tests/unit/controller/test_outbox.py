@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from highwater.controller.sending.outbox import InstructionBatch, MetadataBatch, Outbox, StopBatch
+from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.controller.sending.redelivery import MAX_BACKOFF_MS, Redelivery
-from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendMetadata, SendStopReplica, StopPartition
+from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendStopReplica, StopPartition
 from highwater.model.partition import PartitionKey
 
 A, B, C = (PartitionKey(b"t" * 16, number) for number in range(3))
@@ -98,24 +98,6 @@ def test_deletions_come_after_leaderships_and_end_instructions() -> None:
     assert isinstance(stops, StopBatch)
     box.stopped(stops, (), MAX_BACKOFF_MS)
     assert not box.is_stopping(A.topic_id)
-
-
-def test_metadata_coalesces_and_survives_failures() -> None:
-    box = outbox()
-    assert box.metadata_told
-    box.add(SendMetadata(1, 10, topic_ids=frozenset({b"a"})), 0)
-    box.add(SendMetadata(1, 10, topic_ids=frozenset({b"b"}), deleted_topic_ids=frozenset({b"c"})), 0)
-    batch = box.next_metadata(0)
-    assert batch == MetadataBatch(False, frozenset({b"a", b"b"}), frozenset({b"c"}))
-    assert not box.metadata_told
-    box.add(SendMetadata(1, 10, full=True), 0)
-    box.metadata_failed(batch, 0)
-    assert box.next_metadata(0) is None
-    due_ms = box.metadata_due_ms()
-    assert due_ms is not None
-    assert box.next_metadata(due_ms) == MetadataBatch(True, frozenset({b"a", b"b"}), frozenset({b"c"}))
-    box.metadata_answered()
-    assert box.metadata_told
 
 
 def test_back_off_is_bounded_and_ends_with_a_change() -> None:

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from highwater.controller.sending import wire
+from highwater.controller.sending.metadata_messages import MetadataMessages
 from highwater.controller.sending.sender import BrokerSender
 from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendMetadata
 from highwater.controller.state_machines.cluster import Cluster
@@ -70,7 +71,8 @@ class NoAnswers:
 def make_sender(address: str) -> BrokerSender:
     broker = LiveBroker(BrokerRegistration(_BROKER, address, "i", "s", listeners={"INTERNAL": address}), _EPOCH)
     cluster = Cluster(1, 1, ElectionPolicy())
-    return BrokerSender(broker, cluster, NoAnswers(), wire.Endpoints(), "c:1", lambda: time.monotonic_ns() // 1_000_000)
+    now_ms = lambda: time.monotonic_ns() // 1_000_000  # noqa: E731
+    return BrokerSender(broker, cluster, NoAnswers(), wire.Endpoints(), MetadataMessages(), "c:1", now_ms)
 
 
 def tell(sender: BrokerSender, call: str) -> None:

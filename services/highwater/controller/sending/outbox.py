@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from highwater.controller.sending.metadata_outbox import MetadataOutbox
 from highwater.controller.sending.redelivery import Redelivery, backoff_ms
 from highwater.controller.state_machines.actions import (
     Send,
@@ -38,15 +39,6 @@ class StopBatch:
     partitions: tuple[StopPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataBatch:
-    """An UpdateMetadata request to send. The live brokers go with each."""
-
-    full: bool
-    topic_ids: frozenset[bytes]
-    deleted_topic_ids: frozenset[bytes]
-
-
 class Outbox:
     def __init__(self, broker_id: int, broker_epoch: int) -> None:
         self.broker_id = broker_id
@@ -56,10 +48,7 @@ class Outbox:
         self._instructions: Redelivery[PartitionKey] = Redelivery()
         self._stops: Redelivery[PartitionKey] = Redelivery()
         self._stop_partitions: dict[PartitionKey, StopPartition] = {}
-        self._metadata: MetadataBatch | None = None
-        self._metadata_sending = False
-        self._metadata_due_ms = 0
-        self._metadata_failures = 0
+        self.metadata = MetadataOutbox()
 
     def add(self, send: Send, now_ms: int) -> None:
         """Takes what the cluster wants sent; what was meant for another registration is dropped."""
@@ -74,8 +63,7 @@ class Outbox:
                 self._stop_partitions |= stops
                 self._stops.put(stops, now_ms)
             case SendMetadata():
-                added = MetadataBatch(send.full, send.topic_ids, send.deleted_topic_ids)
-                self._metadata = _merged(self._metadata, added)
+                self.metadata.add(send)
 
     # LeaderAndIsr and StopReplica
 
@@ -133,41 +121,3 @@ class Outbox:
     def is_stopping(self, topic_id: bytes) -> bool:
         """Tells whether a replica of the topic is still to be stopped."""
         return any(key.topic_id == topic_id for key in self._stop_partitions)
-
-    # UpdateMetadata
-
-    @property
-    def metadata_told(self) -> bool:
-        """Tells whether the broker knows all metadata that there is to know."""
-        return self._metadata is None and not self._metadata_sending
-
-    def next_metadata(self, now_ms: int) -> MetadataBatch | None:
-        if self._metadata is None or self._metadata_due_ms > now_ms:
-            return None
-        batch, self._metadata = self._metadata, None
-        self._metadata_sending = True
-        return batch
-
-    def metadata_due_ms(self) -> int | None:
-        return None if self._metadata is None else self._metadata_due_ms
-
-    def metadata_answered(self) -> None:
-        self._metadata_sending = False
-        self._metadata_failures = 0
-        self._metadata_due_ms = 0
-
-    def metadata_failed(self, batch: MetadataBatch, now_ms: int) -> None:
-        self._metadata_sending = False
-        self._metadata = batch if self._metadata is None else _merged(batch, self._metadata)
-        self._metadata_due_ms = now_ms + backoff_ms(self._metadata_failures)
-        self._metadata_failures += 1
-
-
-def _merged(older: MetadataBatch | None, newer: MetadataBatch) -> MetadataBatch:
-    if older is None:
-        return newer
-    return MetadataBatch(
-        older.full or newer.full,
-        older.topic_ids | newer.topic_ids,
-        older.deleted_topic_ids | newer.deleted_topic_ids,
-    )

@@ -9,7 +9,9 @@ from typing import Protocol
 import grpc.aio
 
 from highwater.controller.sending import wire
-from highwater.controller.sending.outbox import InstructionBatch, MetadataBatch, Outbox, StopBatch
+from highwater.controller.sending.metadata_messages import MetadataMessages
+from highwater.controller.sending.metadata_outbox import MetadataBatch
+from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.controller.state_machines.actions import InstructionAnswer, PartitionInstruction
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.errors import ErrorCode
@@ -26,6 +28,7 @@ _log = get_logger(__name__)
 
 CONTROL_TIMEOUT_S = 10.0
 METADATA_TIMEOUT_S = 5.0
+_UPDATE_METADATA = "/highwater.v1.ReplicaControl/UpdateMetadata"
 # The other of the two requests may have replaced the channel, as that of a broker that says goodbye and stays: what is
 # under way on it then is cancelled (RULES 8.8).
 _UNANSWERED = (grpc.aio.AioRpcError, UnaskedCancellationError)
@@ -55,6 +58,7 @@ class BrokerSender:
         cluster: Cluster,
         answers: Answers,
         endpoints: wire.Endpoints,
+        messages: MetadataMessages,
         controller_address: str,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -63,6 +67,7 @@ class BrokerSender:
         self._cluster = cluster
         self._answers = answers
         self._endpoints = endpoints  # of all senders
+        self._messages = messages  # of all senders
         self._controller_address = controller_address
         self._clock_ms = clock_ms
         self._control_woken = asyncio.Event()
@@ -154,36 +159,34 @@ class BrokerSender:
     async def _send_metadata(self, link: ReplaceableChannel) -> None:
         while True:
             self._metadata_woken.clear()
-            batch = self.outbox.next_metadata(self._clock_ms())
+            batch = self.outbox.metadata.next(self._clock_ms(), self._cluster.topics)
             if batch is None:
-                await self._sleep(self._metadata_woken, self.outbox.metadata_due_ms())
+                await self._sleep(self._metadata_woken, self.outbox.metadata.due_ms())
                 continue
             try:
                 response = await uncancelled(
-                    _stub(link).UpdateMetadata(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
+                    _update_metadata(link)(self._metadata_request(batch), timeout=METADATA_TIMEOUT_S)
                 )
                 done = self._accepted(from_proto(response.error), response.error.message)
             except _UNANSWERED as error:
                 self._unreachable(error)
                 done = False
             if done:
-                self.outbox.metadata_answered()
+                self.outbox.metadata.answered()
                 self._answers.metadata_told()
             else:
-                self.outbox.metadata_failed(batch, self._clock_ms())
+                self.outbox.metadata.failed(batch, self._clock_ms())
 
-    def _metadata_request(self, batch: MetadataBatch) -> replica_control_pb2.UpdateMetadataRequest:
-        known = list(self._cluster.topics)
-        topics = [each for each in known if each.deletion is None and (batch.full or each.topic_id in batch.topic_ids)]
-        return replica_control_pb2.UpdateMetadataRequest(
+    def _metadata_request(self, batch: MetadataBatch) -> bytes:
+        head = replica_control_pb2.UpdateMetadataRequest(
             controller_id=self._cluster.controller_id,
             controller_epoch=self._cluster.controller_epoch,
             controller_address=self._controller_address,
             live_brokers=self._endpoints.of(self._cluster.brokers),
             full=batch.full,
-            topics=map(wire.topic_state, topics),
-            deleted_topic_ids=batch.deleted_topic_ids,
+            deleted_topic_ids=batch.deleted,
         )
+        return self._messages.request(head, batch, self._cluster.topics)
 
     def _complain(self, answers: Sequence[InstructionAnswer]) -> None:
         """An error is sent for again every second, and logged when it begins."""
@@ -229,3 +232,14 @@ def _stub(link: ReplaceableChannel) -> replica_control_pb2_grpc.ReplicaControlAs
     link.replace_failed()
     stub: replica_control_pb2_grpc.ReplicaControlAsyncStub = replica_control_pb2_grpc.ReplicaControlStub(link.channel)
     return stub
+
+
+def _update_metadata(link: ReplaceableChannel) -> Callable[..., Awaitable[replica_control_pb2.UpdateMetadataResponse]]:
+    """The same call of a request that is serialised already."""
+    link.replace_failed()
+    call: Callable[..., Awaitable[replica_control_pb2.UpdateMetadataResponse]] = link.channel.unary_unary(
+        _UPDATE_METADATA,
+        request_serializer=bytes,
+        response_deserializer=replica_control_pb2.UpdateMetadataResponse.FromString,
+    )
+    return call

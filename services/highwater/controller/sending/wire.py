@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from highwater.controller.state_machines.actions import InstructionAnswer, PartitionInstruction, StopPartition
 from highwater.controller.state_machines.election import LogTail
-from highwater.controller.state_machines.topic_table import Topic
+from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.topics.topic_admin import NewTopic
 from highwater.controller.topics.topic_growth import NewPartitions
 from highwater.metadata.schema.models import LiveBroker, VersionedState
@@ -79,19 +79,12 @@ def stop(stopped: StopPartition) -> replica_control_pb2.StopPartition:
     )
 
 
-def topic_state(topic: Topic) -> replica_control_pb2.TopicState:
-    return replica_control_pb2.TopicState(
-        topic=topic.name,
-        topic_id=topic.topic_id,
-        config=topic.config,
-        partitions=[
-            replica_control_pb2.IndexedPartitionState(
-                partition=partition.key.partition,
-                state=partition_state(partition.versioned, partition.replicas, partition.offline_replicas),
-            )
-            for partition in topic.partitions
-            if partition.versioned is not None
-        ],
+def indexed_state(partition: PartitionStateMachine) -> replica_control_pb2.IndexedPartitionState:
+    """Of a partition that has a state."""
+    assert partition.versioned is not None
+    return replica_control_pb2.IndexedPartitionState(
+        partition=partition.key.partition,
+        state=partition_state(partition.versioned, partition.replicas, partition.offline_replicas),
     )
 
 

@@ -78,12 +78,13 @@ class SendStopReplica:
 
 @dataclass(frozen=True, slots=True)
 class SendMetadata:
-    """Tell this broker who is live, and of these topics; with `full` of all topics there are."""
+    """Tell this broker who is live, and of these partitions, which changed, with the configuration of their topics;
+    with `full` of all there are."""
 
     broker_id: int
     broker_epoch: int
     full: bool = False
-    topic_ids: frozenset[bytes] = frozenset()
+    keys: tuple[PartitionKey, ...] = ()
     deleted_topic_ids: frozenset[bytes] = frozenset()
 
 

@@ -368,8 +368,8 @@ class Cluster:
 
     def isr_changed(self, keys: Iterable[PartitionKey]) -> list[Action]:
         """Notifications of leaders were collected (RULES 2.5)."""
-        topic_ids = frozenset(key.topic_id for key in keys if self.topics.partition(key) is not None)
-        return self._send_metadata(topic_ids) if topic_ids else []
+        changed = tuple(key for key in keys if self.topics.partition(key) is not None)
+        return self._send_metadata(changed) if changed else []
 
     def prefer(self, keys: Iterable[PartitionKey]) -> list[Action]:
         """Moves the leadership of these partitions to their preferred leaders, where those are in the ISR."""
@@ -395,7 +395,7 @@ class Cluster:
         if not self.is_registered(broker_id, broker_epoch):
             return []
         changed = []
-        topic_ids = set()
+        other_logs_offline = []
         for answer in answers:
             partition = self.topics.hosted(broker_id).get(answer.key)
             if partition is None:
@@ -404,8 +404,9 @@ class Cluster:
             if partition.replica_states[broker_id].answered(broker_epoch, answer):
                 changed.append(partition)
             if partition.offline_replicas != offline:
-                topic_ids.add(answer.key.topic_id)
-        return self._advance(changed) + (self._send_metadata(frozenset(topic_ids)) if topic_ids else [])
+                self.topics.offline_changed(partition)
+                other_logs_offline.append(answer.key)
+        return self._advance(changed) + (self._send_metadata(tuple(other_logs_offline)) if other_logs_offline else [])
 
     def instruction_unanswered(self, broker_id: int, broker_epoch: int, keys: Iterable[PartitionKey]) -> list[Action]:
         """A broker has not answered LeaderAndIsr for these partitions without error for 5 s."""
@@ -441,11 +442,11 @@ class Cluster:
         """Tells the assigned live replicas what to be, and everyone where the leader is. A partition that wants another
         write is announced after it."""
         told: dict[int, list[PartitionKey]] = defaultdict(list)
-        topic_ids = set()
+        announced = []
         for partition in partitions:
             if partition.pending is not None or self.instruction(partition.key) is None:
                 continue
-            topic_ids.add(partition.key.topic_id)
+            announced.append(partition.key)
             for broker_id in partition.replicas:
                 if broker_id in self.brokers:
                     told[broker_id].append(partition.key)
@@ -453,13 +454,13 @@ class Cluster:
             SendLeaderAndIsr(broker_id, self.brokers[broker_id].broker_epoch, tuple(keys))
             for broker_id, keys in told.items()
         ]
-        return actions + (self._send_metadata(frozenset(topic_ids)) if topic_ids else [])
+        return actions + (self._send_metadata(tuple(announced)) if announced else [])
 
     def _send_metadata(
-        self, topic_ids: frozenset[bytes] = frozenset(), deleted: frozenset[bytes] = frozenset()
+        self, keys: tuple[PartitionKey, ...] = (), deleted: frozenset[bytes] = frozenset()
     ) -> list[Action]:
         return [
-            SendMetadata(broker_id, broker.broker_epoch, topic_ids=topic_ids, deleted_topic_ids=deleted)
+            SendMetadata(broker_id, broker.broker_epoch, keys=keys, deleted_topic_ids=deleted)
             for broker_id, broker in self.brokers.items()
         ]
 

@@ -51,6 +51,7 @@ class PartitionStateMachine:
     versioned: VersionedState | None = None  # the newest state seen
     pending: WriteState | None = None  # the write under way
     replica_states: dict[int, ReplicaStateMachine] = field(default_factory=dict)
+    offline_changes: int = 0  # counts those of `offline_replicas`
 
     def __post_init__(self) -> None:
         for broker_id in self.replicas:

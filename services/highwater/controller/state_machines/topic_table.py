@@ -20,6 +20,7 @@ class Topic:
     config: Mapping[str, str]
     partitions: tuple[PartitionStateMachine, ...]
     deletion: TopicDeletion | None = None
+    version: int = 0  # counts what changes of its partitions, as brokers are told of them
 
     @property
     def name(self) -> str:
@@ -90,6 +91,7 @@ class TopicTable:
             if number >= len(topic.partitions)
         )
         topic.partitions += added
+        topic.version += len(added)
         for partition in added:
             for broker_id in partition.replicas:
                 self._hosted[broker_id][partition.key] = partition
@@ -97,11 +99,21 @@ class TopicTable:
 
     def seen(self, partition: PartitionStateMachine, versioned: VersionedState) -> bool:
         """As `PartitionStateMachine.seen`: takes a state that was read, watched or written."""
+        before = partition.versioned
         news = partition.seen(versioned)
         topic = self._by_id.get(partition.key.topic_id)
+        if topic is not None and partition.versioned is not before:
+            topic.version += 1
         if topic is not None and topic.deletion is None and partition.versioned is not None:
             self.isrs.put(partition.key, partition.replicas, partition.versioned.state)
         return news
+
+    def offline_changed(self, partition: PartitionStateMachine) -> None:
+        """Its `offline_replicas` are others than before."""
+        partition.offline_changes += 1
+        topic = self._by_id.get(partition.key.topic_id)
+        if topic is not None:
+            topic.version += 1
 
     def begin_deletion(self, topic: Topic, deletion: TopicDeletion) -> None:
         topic.deletion = deletion

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.controller.sending import wire
+from highwater.controller.sending.metadata_messages import MetadataMessages
 from highwater.controller.sending.sender import BrokerSender
 from highwater.controller.state_machines.actions import (
     Action,
@@ -104,6 +105,7 @@ class ActiveController:
         self._tasks: TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
         self._endpoints = wire.Endpoints()
+        self._messages = MetadataMessages()
         self._fast_paths: dict[int, FastPath] = {}
         self._configs: dict[str, dict[str, str]] = {}
         self._notifications = IsrNotificationCollector(isr_quiet_ms)
@@ -254,7 +256,9 @@ class ActiveController:
                     task.cancel()
         for broker_id, broker in self.cluster.brokers.items():
             if broker_id not in self._senders:
-                sender = BrokerSender(broker, self.cluster, self, self._endpoints, self._address, self._clock_ms)
+                sender = BrokerSender(
+                    broker, self.cluster, self, self._endpoints, self._messages, self._address, self._clock_ms
+                )
                 probe = self._probe(broker)
                 started = [self._start(sender.run()), self._start(probe.run())]
                 self._senders[broker_id] = (sender, [task for task in started if task is not None])
@@ -294,12 +298,12 @@ class ActiveController:
 
     def everyone_knows(self) -> bool:
         """Tells whether every live broker has answered for all metadata there is."""
-        return all(sender.outbox.metadata_told for sender, _ in self._senders.values())
+        return all(sender.outbox.metadata.told for sender, _ in self._senders.values())
 
     def everyone_follows(self, topic: Topic) -> bool:
         """Tells whether every live broker has answered for all metadata there is, and for the topic's instructions."""
         keys = [partition.key for partition in topic.partitions]
-        return all(sender.outbox.metadata_told and sender.outbox.told(keys) for sender, _ in self._senders.values())
+        return all(sender.outbox.metadata.told and sender.outbox.told(keys) for sender, _ in self._senders.values())
 
     def standing(self, broker_id: int, broker_epoch: int) -> Standing | None:
         """The distance between a registration and being ready (RULES 8.6); None: this controller does not know it."""

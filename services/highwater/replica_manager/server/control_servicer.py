@@ -77,7 +77,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
             Sender(request.controller_id, request.controller_epoch),
             request.controller_address,
             self._news(request.live_brokers),
-            [_topic(topic) for topic in request.topics],
+            [cached_topic(topic) for topic in request.topics],
             full=request.full,
             deleted=list(request.deleted_topic_ids),
         )
@@ -116,7 +116,7 @@ def _endpoint(broker: common_pb2.BrokerEndpoint) -> Endpoint:
     return Endpoint(broker.broker_id, broker.broker_epoch, broker.address, broker.rack, listeners)
 
 
-def _topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
+def cached_topic(topic: replica_control_pb2.TopicState) -> CachedTopic:
     partitions = {}
     for each in topic.partitions:
         versioned = _state(each.state)
