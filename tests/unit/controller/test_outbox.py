@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
+from highwater.controller.sending.outbox import MAX_PARTITIONS, InstructionBatch, Outbox, StopBatch
 from highwater.controller.sending.redelivery import MAX_BACKOFF_MS, Redelivery
 from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendStopReplica, StopPartition
 from highwater.model.partition import PartitionKey
@@ -77,6 +77,39 @@ def test_five_seconds_without_an_answer_are_reported_once() -> None:
     box.instructed(batch, (), 20_000)
     box.add(SendLeaderAndIsr(1, 10, (A,)), 20_000)
     assert box.unanswered(25_000) == (A,)
+
+
+def test_leaderships_come_before_followerships() -> None:
+    """However many replicas a broker follows, and whichever came first: in the order of the requests."""
+    box = outbox()
+    keys = [PartitionKey(b"t" * 16, number) for number in range(3 * MAX_PARTITIONS)]
+    leading = frozenset(keys[-700:])
+    box.add(SendLeaderAndIsr(1, 10, tuple(keys), leading), 0)
+    sent = []
+    while (batch := box.next_control(0)) is not None:
+        assert isinstance(batch, InstructionBatch)
+        assert len(batch.keys) <= MAX_PARTITIONS
+        sent += batch.keys
+        box.instructed(batch, (), 0)
+    assert set(sent[:700]) == leading
+    assert len(sent) == len(set(sent)) == len(keys)
+
+
+def test_a_leadership_that_is_over_is_not_urgent_any_more() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 10, (A, B, C), frozenset({C})), 0)
+    batch = box.next_control(0)
+    assert isinstance(batch, InstructionBatch)
+    assert list(batch.keys) == [C, A, B]
+    box.add(SendLeaderAndIsr(1, 10, (B, C), frozenset({B})), 0)
+    batch = box.next_control(0)
+    assert isinstance(batch, InstructionBatch)
+    assert list(batch.keys) == [B, A, C]
+    box.instructed(batch, {B}, 0)
+    assert box.next_control(0) is None
+    batch = box.next_control(MAX_BACKOFF_MS)
+    assert isinstance(batch, InstructionBatch)
+    assert list(batch.keys) == [B]
 
 
 def test_deletions_come_after_leaderships_and_end_instructions() -> None:

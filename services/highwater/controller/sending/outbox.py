@@ -55,8 +55,8 @@ class Outbox:
         if (send.broker_id, send.broker_epoch) != (self.broker_id, self.broker_epoch):
             return
         match send:
-            case SendLeaderAndIsr(keys=keys):
-                self._instructions.put(keys, now_ms)
+            case SendLeaderAndIsr(keys=keys, leading=leading):
+                self._instructions.put(keys, now_ms, urgent=leading)
             case SendStopReplica(partitions=partitions):
                 stops = {stop.key: stop for stop in partitions}
                 self._instructions.discard(stops)
@@ -68,7 +68,8 @@ class Outbox:
     # LeaderAndIsr and StopReplica
 
     def next_control(self, now_ms: int) -> InstructionBatch | StopBatch | None:
-        """Returns what to send now; leaderships before deletions."""
+        """Returns what to send now; leaderships before followerships, as nobody is served by a partition before its
+        leader has been told, and both before deletions."""
         keys = self._instructions.take(now_ms, MAX_PARTITIONS)
         if keys or not self._greeted:
             return InstructionBatch(keys)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_MS = 50
@@ -35,6 +36,7 @@ class _Entry:
 class Redelivery(Generic[Key]):
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
+        self._urgent: dict[Key, None] = {}  # those of them that are sent before the others
         self._versions = 0
 
     def __len__(self) -> int:
@@ -47,9 +49,14 @@ class Redelivery(Generic[Key]):
     def keys(self) -> Collection[Key]:
         return self._entries.keys()
 
-    def put(self, keys: Iterable[Key], now_ms: int) -> None:
-        """The state of these keys changed: due at once, also where an older one is being sent."""
+    def put(self, keys: Iterable[Key], now_ms: int, urgent: Collection[Key] = ()) -> None:
+        """The state of these keys changed: due at once, also where an older one is being sent. The `urgent` ones among
+        them are taken before all others."""
         for key in keys:
+            if key in urgent:
+                self._urgent[key] = None
+            else:
+                self._urgent.pop(key, None)
             self._versions += 1
             entry = self._entries.get(key)
             if entry is None:
@@ -61,14 +68,19 @@ class Redelivery(Generic[Key]):
 
     def discard(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._entries.pop(key, None)
+            self._remove(key)
+
+    def _remove(self, key: Key) -> None:
+        self._entries.pop(key, None)
+        self._urgent.pop(key, None)
 
     def take(self, now_ms: int, limit: int) -> dict[Key, int]:
         """Up to `limit` keys that are due, with their versions, for `answered` or `failed`."""
         taken: dict[Key, int] = {}
-        for key, entry in self._entries.items():
+        for key in chain(self._urgent, self._entries):
             if len(taken) == limit:
                 break
+            entry = self._entries[key]
             if entry.due_ms <= now_ms:
                 taken[key] = entry.version
         return taken
@@ -82,7 +94,7 @@ class Redelivery(Generic[Key]):
             if key in refused:
                 self._back_off(entry, version, now_ms)
             elif entry.version == version:
-                del self._entries[key]
+                self._remove(key)
             else:
                 entry.unanswered_since_ms = entry.changed_ms
                 entry.failures = 0

@@ -60,6 +60,7 @@ class SendLeaderAndIsr:
     broker_id: int
     broker_epoch: int
     keys: tuple[PartitionKey, ...]
+    leading: frozenset[PartitionKey] = frozenset()  # those of them that it is to lead
 
 
 @dataclass(frozen=True, slots=True)

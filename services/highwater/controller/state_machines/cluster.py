@@ -197,7 +197,7 @@ class Cluster:
         Partitions with a write under way follow when it ended."""
         broker_id = broker.registration.broker_id
         return [
-            SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id)),
+            self._instruct(broker, self._tellable(broker_id)),
             SendMetadata(broker_id, broker.broker_epoch, full=True),
         ]
 
@@ -212,8 +212,12 @@ class Cluster:
 
     def _ask_again(self, broker: LiveBroker) -> SendLeaderAndIsr:
         """Everything that it hosts: its answers say which logs are offline (RULES 7.7)."""
+        return self._instruct(broker, self._tellable(broker.registration.broker_id))
+
+    def _instruct(self, broker: LiveBroker, keys: Sequence[PartitionKey]) -> SendLeaderAndIsr:
         broker_id = broker.registration.broker_id
-        return SendLeaderAndIsr(broker_id, broker.broker_epoch, self._tellable(broker_id))
+        leading = (partition.key for partition in self.topics.partitions(keys) if partition.leader == broker_id)
+        return SendLeaderAndIsr(broker_id, broker.broker_epoch, tuple(keys), frozenset(leading))
 
     def _tellable(self, broker_id: int) -> tuple[PartitionKey, ...]:
         return tuple(
@@ -450,10 +454,7 @@ class Cluster:
             for broker_id in partition.replicas:
                 if broker_id in self.brokers:
                     told[broker_id].append(partition.key)
-        actions: list[Action] = [
-            SendLeaderAndIsr(broker_id, self.brokers[broker_id].broker_epoch, tuple(keys))
-            for broker_id, keys in told.items()
-        ]
+        actions: list[Action] = [self._instruct(self.brokers[broker_id], keys) for broker_id, keys in told.items()]
         return actions + (self._send_metadata(tuple(announced)) if announced else [])
 
     def _send_metadata(
