@@ -124,6 +124,10 @@ class MetadataCache:
             if gone is not None and self._ids.get(gone.topic) == topic_id:
                 del self._ids[gone.topic]
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def topics(self) -> list[CachedTopic]:
         return [self._topics[topic_id] for _, topic_id in sorted(self._ids.items())]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import grpc
@@ -14,9 +14,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.model.partition import PartitionKey
-from highwater.model.topic_name import is_internal_topic
-from highwater.replica_manager.membership.topic_creation import CreationOutcome, TopicCreation
-from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
+from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler
@@ -31,7 +29,8 @@ from highwater.replica_manager.server.fetch_stream import (
 )
 from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
-from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error, unknown_topic_id
+from highwater.replica_manager.server.metadata_answers import MetadataAnswers
+from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
@@ -41,7 +40,6 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 logger = get_logger("replica_manager.broker_servicer")
 
 _SERVICE = "highwater.v1.Broker"
-UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -67,21 +65,23 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._offsets = offsets
         self._delete_records_handler = delete_records_handler
         self._producer_ids = producer_ids
-        self._topic_creation = topic_creation
-        self._cluster_id = cluster_id
+        self._metadata = MetadataAnswers(replica_manager, topic_creation, cluster_id, listener)
         self._listener = listener
         self._log_dirs = LogDirsHandler(replica_manager)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         generated = _GeneratedHandlers()
         broker_pb2_grpc.add_BrokerServicer_to_server(self, cast(grpc.aio.Server, generated))
-        # Fetch responses come from here as bytes already.
+        # These responses come from here as bytes already.
         handlers = generated.handlers | {
             "Fetch": grpc.unary_unary_rpc_method_handler(
                 self.Fetch, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
             ),
             "FetchStream": grpc.stream_stream_rpc_method_handler(
                 self.FetchStream, request_deserializer=broker_pb2.FetchRequest.FromString, response_serializer=bytes
+            ),
+            "Metadata": grpc.unary_unary_rpc_method_handler(
+                self.Metadata, request_deserializer=broker_pb2.MetadataRequest.FromString, response_serializer=bytes
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
@@ -285,71 +285,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             ]
         )
 
-    async def Metadata(self, request: broker_pb2.MetadataRequest, context: Context) -> broker_pb2.MetadataResponse:
-        cache = self._replica_manager.metadata
-        if not cache.complete and not _knows(cache, request):
-            # What it does not know may be there all the same (RULES 9.4).
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE, "the controller has not told this broker of all topics yet"
-            )
-        topics = []
-        if request.all_topics:
-            topics = [self._topic(topic) for topic in cache.topics()]
-        created: dict[str, CreationOutcome] = {}
-        if self._topic_creation.enabled and request.allow_auto_topic_creation:
-            created = await self._topic_creation.create(
-                [name for name in request.topics if cache.by_name(name) is None]
-            )
-        for name in request.topics:
-            topic = cache.by_name(name)
-            topics.append(
-                broker_pb2.TopicMetadata(topic=name, error=to_proto(*created.get(name, UNKNOWN_TOPIC)))
-                if topic is None
-                else self._topic(topic)
-            )
-        for topic_id in request.topic_ids:
-            topic = cache.by_id(topic_id)
-            topics.append(
-                broker_pb2.TopicMetadata(
-                    topic_id=topic_id, error=to_proto(ErrorCode.UNKNOWN_TOPIC_ID, unknown_topic_id(topic_id))
-                )
-                if topic is None
-                else self._topic(topic)
-            )
-        return broker_pb2.MetadataResponse(
-            cluster_id=self._cluster_id(),
-            brokers=[
-                common_pb2.BrokerEndpoint(
-                    broker_id=broker.broker_id,
-                    broker_epoch=broker.broker_epoch,
-                    address=broker.address,
-                    rack=broker.rack,
-                )
-                for broker in cache.reached_by(self._listener.name).values()
-            ],
-            topics=topics,
-            controller_id=cache.controller_id,
-            controller_address=cache.controller_address,
-            broker_id=self._replica_manager.broker_id,
-        )
+    async def Metadata(  # type: ignore[override]
+        self, request: broker_pb2.MetadataRequest, context: Context
+    ) -> bytes:
+        return await self._metadata.answer(request, context)
 
     def _partition_error(self, key: PartitionKey, error: ErrorCode, message: str = "") -> common_pb2.Error:
         elsewhere = error is ErrorCode.NOT_LEADER_OR_FOLLOWER
         return partition_error(key, error, message, self._replica_manager.leader_of(key) if elsewhere else NOT_KNOWN)
-
-    def _topic(self, topic: CachedTopic) -> broker_pb2.TopicMetadata:
-        cache = self._replica_manager.metadata
-        reached = cache.reached_by(self._listener.name)
-        return broker_pb2.TopicMetadata(
-            topic=topic.topic,
-            topic_id=topic.topic_id,
-            partitions=[
-                _partition_metadata(number, partition, reached, _leader_error(partition.state.leader, cache, reached))
-                for number, partition in topic.numbered()
-            ],
-            config=dict(topic.config),
-            internal=is_internal_topic(topic.topic),
-        )
 
     async def InitProducerId(
         self, request: broker_pb2.InitProducerIdRequest, context: Context
@@ -393,35 +336,3 @@ def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:
         leader = (result.leader, result.leader_epoch)
         made.error.CopyFrom(partition_error(result.key, result.error, result.message, leader))
     return made
-
-
-def _leader_error(leader: int, cache: MetadataCache, reached: Mapping[int, Endpoint]) -> ErrorCode:
-    if leader in reached:
-        return ErrorCode.NONE
-    return ErrorCode.LISTENER_NOT_FOUND if leader in cache.brokers else ErrorCode.LEADER_NOT_AVAILABLE
-
-
-def _partition_metadata(
-    number: int, partition: CachedPartition, reached: Mapping[int, Endpoint], error: ErrorCode
-) -> broker_pb2.PartitionMetadata:
-    """A replica that the client's listener does not lead to is offline for it, as in Kafka."""
-    state = partition.state
-    return broker_pb2.PartitionMetadata(
-        error=None if error is ErrorCode.NONE else to_proto(error),
-        partition=number,
-        leader=state.leader,
-        leader_epoch=state.leader_epoch,
-        replicas=partition.replicas,
-        isr=state.isr,
-        offline_replicas=[
-            replica for replica in partition.replicas if replica not in reached or replica in partition.offline_replicas
-        ],
-    )
-
-
-def _knows(cache: MetadataCache, request: broker_pb2.MetadataRequest) -> bool:
-    return (
-        not request.all_topics
-        and all(cache.by_name(name) is not None for name in request.topics)
-        and all(cache.by_id(topic_id) is not None for topic_id in request.topic_ids)
-    )
