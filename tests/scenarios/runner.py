@@ -17,6 +17,9 @@ otherwise; ISR proposals and reads wait for the scenario.
     duplicate p1 10                              a duplicate whose old end offset is 10
     admit acks=-1                                whether a produce would be admitted
     fetch broker=2 at=10 [acked=10] [epoch=5] [last=5] [session=7] [broker-epoch=102] [start=0]
+    name broker=2 at=10 ...                      the same of a session that is incremental, in a request of its own
+    requests broker=2 for=20s [session=7]        its requests, one each 500 ms, say nothing of the partition
+    forget broker=2 [session=7]                  a request forgets it
     open broker=2 session=7 [broker-epoch=102]   a stream of it opens; `close`: closes
     register broker=2 epoch=202 | unregister broker=2 | shutting-down broker=2
     consume at=10 [epoch=5] | latest | epoch-end 3
@@ -44,6 +47,7 @@ from highwater.model.fence_role import Role
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (
+    NEVER_MS,
     Action,
     Fence,
     FenceAnswer,
@@ -287,6 +291,7 @@ class Runner:
         session: str = "1",
         broker_epoch: str = "",
         start: str = "0",
+        repeated: str = "",
     ) -> None:
         fetch_offset = int(at)
         last_epoch = int(last) if last else self.log.last_epoch_below(min(fetch_offset, self.log_end))
@@ -297,6 +302,7 @@ class Runner:
             int(acked) if acked else fetch_offset,
             last_epoch,
             int(start),
+            bool(repeated),
         )
         verdict = self.partition.fetched(fetch, self.now_ms)
         if verdict.error is not ErrorCode.NONE:
@@ -306,6 +312,25 @@ class Runner:
         else:
             self.output.append(f"read {fetch_offset}..{verdict.log_end_offset} hw={verdict.high_watermark}")
         self.carry_out(verdict.actions)
+
+    def do_name(self, **fields: str) -> None:
+        self.do_fetch(**fields, repeated="yes")
+        self.request(self.sessions[int(fields["broker"]), int(fields.get("session", "1"))])
+
+    def do_forget(self, broker: str, session: str = "1") -> None:
+        forgets = self.sessions[int(broker), int(session)]
+        self.carry_out(self.partition.unnamed(forgets))
+        self.request(forgets)
+
+    def do_requests(self, broker: str, session: str = "1", **times: str) -> None:
+        end_ms = self.now_ms + milliseconds(times["for"])
+        while self.now_ms < end_ms:
+            self.request(self.sessions[int(broker), int(session)])
+            self.do_tick("500ms")
+
+    def request(self, session: FetchSession) -> None:
+        if session.requested(self.now_ms):
+            self.carry_out(self.partition.session_liveness_changed(session, self.now_ms))
 
     def do_open(self, broker: str, session: str, broker_epoch: str = "", fetcher: str = "0") -> None:
         opened = self.session(broker, session, broker_epoch, fetcher)
@@ -413,7 +438,15 @@ class Runner:
         end_ms = self.now_ms + milliseconds(duration)
         while self.now_ms < end_ms:
             self.now_ms += min(100, end_ms - self.now_ms)
-            self.carry_out(self.partition.tick(self.now_ms))
+            for session in self.sessions.values():
+                silent_ms = self.partition.settings.session_silent_ms
+                if NEVER_MS < session.last_request_ms <= self.now_ms - silent_ms and not session.silence_told:
+                    session.silence_told = True
+                    self.carry_out(self.partition.session_liveness_changed(session, self.now_ms))
+            is_due = self.partition.tick_from_ms <= self.now_ms
+            actions = self.partition.tick(self.now_ms)
+            assert is_due or not actions, "a partition says from when on a tick may do something"
+            self.carry_out(actions)
 
     def do_log_storage_restarts(self) -> None:
         self.incarnation = f"storage-{int(self.incarnation.split('-')[1]) + 1}"

@@ -232,7 +232,8 @@ class Faults:
         if stream is not None and not stream.broken:
             stream.lag_ms = 20 + int(self._random.expovariate(1 / 200))
             self._say("late appends", node.broker_id, stream.lag_ms)
-            self._later(int(self._random.random() * 2 * stream.lag_ms), stream.break_under_way)
+            # Also when the faults are over: what is healed does not lag for ever.
+            self._world.scheduler.after(int(self._random.random() * 2 * stream.lag_ms), stream.break_under_way)
 
     def _fail_log(self) -> None:
         """RULES 7.7: a log is offline, others of the broker are not, until log-storage is started again."""

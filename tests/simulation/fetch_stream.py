@@ -7,20 +7,25 @@ says.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower.actions import FetchPosition
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRead, FetchRole
+from highwater.replica_manager.requests.session_fetch import SessionFetch
 
 from .scheduler import Future, Process
 
 if TYPE_CHECKING:
     from .network import Stream
     from .replica_manager import ReplicaManagerProcess
+
+
+BATCH_BYTES = 40  # of the 100 that a response has room for
 
 
 class Wait:
@@ -48,8 +53,9 @@ class Wait:
         self.ended = True
         self.wake()
 
-    async def wait(self) -> None:
+    async def wait(self, timeout_s: float) -> None:
         if not (self._is_woken or self.ended):
+            self._owner.after(max(1, int(timeout_s * 1000)), self.wake)
             self._woken = Future()
             await self._woken
             self._woken = None
@@ -62,12 +68,19 @@ class FetchStreamServer:
         self.stream: Stream | None = None
         self._answer = answer  # the client's, by the stream
         self._session: FetchSession | None = None
+        self._incremental: SessionFetch | None = None
         self._waiting: deque[tuple[int, FetchParams]] = deque()
         self._answering: FetchParams | None = None
         self._ended = False
 
     def request(
-        self, broker_id: int, broker_epoch: int, number: int, positions: Mapping[PartitionKey, FetchPosition]
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        number: int,
+        positions: Mapping[PartitionKey, FetchPosition],
+        forgotten: Sequence[PartitionKey],
+        incremental: bool,
     ) -> None:
         if self._ended:
             return
@@ -75,11 +88,18 @@ class FetchStreamServer:
         if self._session is None:
             self._session = replica_manager.sessions.open(broker_id, broker_epoch, 0)
             replica_manager.session_opened(self._session)
+            if incremental and self.owner.incremental:
+                self._incremental = SessionFetch(
+                    replica_manager, self._session, self.owner.fetch_handler.note_place, self._read_place, max_bytes=100
+                )
         if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return
         params = self._params(positions)
-        self.owner.fetch_handler.note_follower(params)
+        if self._incremental is not None:
+            self._incremental.take(params, forgotten)
+        else:
+            self.owner.fetch_handler.note_follower(params)
         for key in positions:
             hosted = replica_manager.hosted.get(key)
             if hosted is not None:
@@ -113,16 +133,26 @@ class FetchStreamServer:
             self._answering = params
             if self._waiting:
                 params.wait.end()
-            results = await self._results(params)
+            more = False
+            if self._incremental is not None:
+                results, more = await self._incremental.answer(params)
+            else:
+                results = await self._results(params)
             self._answering = None
             if self.stream is not None:
-                self.stream.to_client(self._answer, number, results)
+                self.stream.to_client(self._answer, number, results, self._incremental is not None, more)
+
+    async def _read_place(
+        self, hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int
+    ) -> tuple[FetchedPart, int]:
+        """As `FetchHandler.read_place`; a batch counts as so many bytes."""
+        _, found.error, found.pieces = await self.owner.read(hosted, part.fetch_offset, found.readable_end)
+        return found, BATCH_BYTES * len(found.pieces)
 
     async def _results(self, params: FetchParams) -> list[FetchedPart]:
         """As `FetchHandler.answer`."""
         owner, fetch_handler = self.owner, self.owner.fetch_handler
         deadline_ms = owner.now_ms + params.max_wait_ms
-        owner.after(params.max_wait_ms, params.wait.wake)
         while True:
             read = await self._read(params)
             if read.complete or params.wait.ended or self._ended or owner.now_ms >= deadline_ms:
@@ -134,7 +164,7 @@ class FetchStreamServer:
                 if read.complete:
                     fetch_handler.leave(params, waiting)
                     return read.parts
-            await params.wait.wait()  # type: ignore[call-arg]
+            await params.wait.wait((deadline_ms - owner.now_ms) / 1000)
             fetch_handler.leave(params, waiting)
 
     async def _read(self, params: FetchParams) -> FetchRead:
@@ -167,6 +197,8 @@ class FetchStreamServer:
         self._ended = True
         if self._answering is not None:
             self._answering.wait.end()
+        if self._incremental is not None:
+            self._incremental.close()
         if self._session is not None:
             session, self._session = self._session, None
             self.owner.replica_manager.session_closed(session)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from highwater.errors import ErrorCode
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.follower.fetch_order import FetchOrder
-from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower.follower import Follower
+from highwater.fetcher.follower.named_places import NamedPlaces, NamedRequest
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.following import Following
@@ -36,7 +37,6 @@ Step = tuple[Follower, act.Action]
 
 class Asked(NamedTuple):
     number: int
-    positions: dict[PartitionKey, act.FetchPosition]
     answered_at_once: bool
 
 
@@ -48,6 +48,7 @@ class Fetcher(Process):
         self.world = world
         self.node = node
         self.broker_epoch = -1
+        self.incremental = node.broker_id not in world.settings.previous_version  # as follower (RULES 4.10)
         self.followers: dict[PartitionKey, Follower] = {}
         self._leader_streams: dict[int, LeaderStream] = {}
         self._homes: dict[PartitionKey, int] = {}
@@ -130,6 +131,7 @@ class Fetcher(Process):
             if followed.leader not in self._leader_streams:
                 self._leader_streams[followed.leader] = LeaderStream(self, followed.leader)
             self._leader_streams[followed.leader].add(follower)
+        self._leader_streams[followed.leader].changed(follower)
         self._leader_streams[followed.leader].perform([(follower, action) for action in actions])
 
     # log-storage
@@ -187,6 +189,10 @@ class LeaderStream:
         self._leader = leader
         self._followers: dict[PartitionKey, Follower] = {}
         self._rotation = FetchOrder()
+        self._places = NamedPlaces()
+        self._incremental = self._left_some = False  # as the leader's latest answer says
+        self._has_more: set[PartitionKey] = set()
+        self._marks_behind: dict[PartitionKey, None] = {}
         self._asked: deque[Asked] = deque()
         self._acked_since_asked = False
         self.appends_in_flight = 0
@@ -218,6 +224,8 @@ class LeaderStream:
             owner.after(FIRST_RECONNECT_MS, self._connect, session)
             return
         self._asked.clear()
+        self._places.open(self._rotation)
+        self._incremental = self._left_some = False
         self._broker_epoch = owner.broker_epoch
         self._server = FetchStreamServer(manager, partial(self._received, session))
         self._stream = Stream(owner.world.network, owner, manager, partial(self._broke, session), self._server.closed)
@@ -239,62 +247,78 @@ class LeaderStream:
     def add(self, follower: Follower) -> None:
         self._followers[follower.key] = follower
         self._rotation.add(follower.key)
+        self.changed(follower)
+
+    def changed(self, follower: Follower) -> None:
+        key = follower.key
+        self._places.changed(key)
+        self._has_more.discard(key)
+        if follower.leader_has_more:
+            self._has_more.add(key)
+        self._marks_behind.pop(key, None)
+        if follower.marks_are_behind:
+            self._marks_behind[key] = None
         self._set_timer(follower)
 
     def remove(self, key: PartitionKey) -> None:
         self._followers.pop(key, None)
         self._rotation.remove(key)
-        for asked in self._asked:
-            asked.positions.pop(key, None)
+        self._places.removed(key)
+        self._has_more.discard(key)
+        self._marks_behind.pop(key, None)
 
     # Requests and answers
 
     def send(self) -> None:
         while self._stream is not None and not self._stream.broken and self._server is not None:
-            positions = self._next_request()
-            if not positions:
+            answered_at_once = self._is_answered_at_once()
+            said = self._next_request()
+            if said is None:
                 return
             self._last_number += 1
-            self._asked.append(Asked(self._last_number, positions, self._leader_has_more()))
+            self._asked.append(Asked(self._last_number, answered_at_once))
             self._stream.to_server(
-                self._server.request, self._owner.place, self._broker_epoch, self._last_number, dict(positions)
+                self._server.request,
+                self._owner.place,
+                self._broker_epoch,
+                self._last_number,
+                dict(said.named),
+                list(said.forgotten),
+                self._owner.incremental,
             )
 
-    def _next_request(self) -> dict[PartitionKey, act.FetchPosition]:
+    def _next_request(self) -> NamedRequest | None:
         if self._asked:
-            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (self._acked_since_asked or self._has_joined()):
-                return {}
-        elif self.appends_in_flight >= (APPENDS_IN_FLIGHT if self._leader_has_more() else 1):
-            return {}
-        positions = {}
-        for key in self._rotation:
-            position = self._followers[key].position()
-            if position is not None:
-                positions[key] = position
+            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (
+                self._acked_since_asked or self._places.joined(self._position)
+            ):
+                return None
+        elif self.appends_in_flight >= (APPENDS_IN_FLIGHT if self._is_answered_at_once() else 1):
+            return None
+        said = self._places.next_request(self._position, whole=None if self._incremental else self._rotation)
         self._acked_since_asked = False
-        return positions
+        return said
 
-    def _has_joined(self) -> bool:
-        asked = self._asked[-1].positions
-        for key, follower in self._followers.items():
-            if follower.state is FollowerState.FETCHING:
-                position = asked.get(key)
-                if position is None or position.generation != follower.generation:
-                    return True
-        return False
+    def _position(self, key: PartitionKey) -> act.FetchPosition | None:
+        follower = self._followers.get(key)
+        return None if follower is None else follower.position()
 
-    def _leader_has_more(self) -> bool:
-        return any(follower.leader_has_more for follower in self._followers.values())
+    def _is_answered_at_once(self) -> bool:
+        return self._left_some or bool(self._has_more)
 
-    def _received(self, session: int, number: int, results: Sequence[FetchedPart]) -> None:
+    def _received(
+        self, session: int, number: int, results: Sequence[FetchedPart], incremental: bool, left_some: bool
+    ) -> None:
         if session != self._sessions or not self._asked or self._asked[0].number != number:
             return
-        asked = self._asked.popleft()
+        self._asked.popleft()
+        self._places.answered()
+        self._incremental, self._left_some = incremental, left_some
         now_ms = self._owner.now_ms
         steps: list[Step] = []
         for part in results:
             key = part.key
-            follower, position = self._followers.get(key), asked.positions.get(key)
+            follower, position = self._followers.get(key), self._places.asked(key)
             if follower is None or position is None:
                 continue  # RULES 4.7
             fetched = None
@@ -315,7 +339,15 @@ class LeaderStream:
                 diverging,
                 part.error,
             )
+            if answer.error is not ErrorCode.NONE or answer.diverging is not None:
+                self._places.refused(key)
+            elif fetched is not None:
+                self._places.returned_data(key)
             steps += [(follower, action) for action in follower.fetched(answer, now_ms)]
+            self.changed(follower)
+        for key in list(self._marks_behind):
+            follower = self._followers[key]
+            steps += [(follower, action) for action in follower.take_marks()]
         self.perform(steps)
 
     # What followers ask of log-storage
@@ -330,8 +362,6 @@ class LeaderStream:
                     appends.append((follower, action))
                 case act.TruncateTo() | act.TruncateFullyAndStartAt():
                     self._owner.spawn(self._truncate(follower, action))
-                case act.Delayed():
-                    self._set_timer(follower)
             if not isinstance(action, act.Append):
                 self._owner.world.note("follower", self._owner.place, follower.key, action)
         if appends:
@@ -352,14 +382,14 @@ class LeaderStream:
                 actions = follower.outcome_unknown(append.generation, "broken", now_ms)
             else:
                 actions = follower.appended(_log_answer(append.generation, answers[index]), now_ms)
+            self.changed(follower)
             steps += [(follower, action) for action in actions]
         if self._asked and not self._asked[-1].answered_at_once and self._tells_more(appends):
             self._acked_since_asked = True
         self.perform(steps)
 
     def _tells_more(self, appends: Sequence[tuple[Follower, act.Append]]) -> bool:
-        told = self._asked[-1].positions
-        return any(follower.position() not in (None, told.get(follower.key)) for follower, _ in appends)
+        return any(follower.position() not in (None, self._places.latest(follower.key)) for follower, _ in appends)
 
     async def _fence(self, follower: Follower, fence: act.Fence) -> None:
         answered = await self._owner.call("on_fence", Role.FOLLOWER, "", follower.key, fence.leader_epoch)
@@ -373,6 +403,7 @@ class LeaderStream:
             entries = tuple(act.EpochEntry(entry.leader_epoch, entry.start_offset) for entry in epochs)
             state = None if log is None else act.LogState(*log)
             actions = follower.fenced(act.FenceAnswer(fence.generation, incarnation, state, entries, error), now_ms)
+        self.changed(follower)
         self.perform([(follower, action) for action in actions])
 
     async def _truncate(self, follower: Follower, cut: act.TruncateTo | act.TruncateFullyAndStartAt) -> None:
@@ -392,6 +423,7 @@ class LeaderStream:
             actions = follower.outcome_unknown(cut.generation, "no answer", now_ms)
         else:
             actions = follower.truncated(_log_answer(cut.generation, answered), now_ms)
+        self.changed(follower)
         self.perform([(follower, action) for action in actions])
 
     def _set_timer(self, follower: Follower) -> None:
@@ -400,7 +432,9 @@ class LeaderStream:
 
     def _tick(self, follower: Follower) -> None:
         if self._followers.get(follower.key) is follower and follower.retry_at_ms is not None:
-            self.perform([(follower, action) for action in follower.tick(self._owner.now_ms)])
+            actions = follower.tick(self._owner.now_ms)
+            self.changed(follower)
+            self.perform([(follower, action) for action in actions])
 
 
 def _log_answer(generation: int, answered: tuple[ErrorCode, Any, str]) -> act.LogAnswer:

@@ -29,15 +29,15 @@ from highwater.log_storage.files.boot_record import tail_lost as real_tail_lost
 from highwater.metadata.schema.models import PartitionState
 from highwater.metadata.store import etcd_errors
 from highwater.model.fence_role import Role
-from highwater.replica_manager.partition.actions import FenceAnswer, HighWatermarkAdvanced, WriteIsr
-from highwater.replica_manager.partition.fetch_sessions import FetchSessions
+from highwater.replica_manager.partition.actions import FAR_MS, FenceAnswer, HighWatermarkAdvanced, WriteIsr
 from highwater.replica_manager.partition.isr import IsrProposals
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.partition.partition import Partition
-from highwater.replica_manager.partition.replica import FAR_MS, Replica
+from highwater.replica_manager.partition.replica import Replica
 from highwater.replica_manager.replicas import hosted_partition
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
 from . import storage
@@ -362,12 +362,12 @@ def _back_too_soon() -> list[Any]:
 def _counted_by_what_was_cut() -> list[Any]:
     real_bind, real_fetched = Replica.bind, Replica.fetched
 
-    def bind(self: Replica, session: Any) -> None:
+    def bind(self: Replica, session: Any, leader_end_offset: int) -> None:
         before = self.log_end_offset
-        real_bind(self, session)
+        real_bind(self, session, leader_end_offset)
         self.log_end_offset = before
 
-    def fetched(self: Replica, acked_offset: int, *more: int) -> None:
+    def fetched(self: Replica, acked_offset: int, *more: Any) -> None:
         real_fetched(self, max(acked_offset, self.log_end_offset), *more)
 
     return [patch.object(Replica, "bind", bind), patch.object(Replica, "fetched", fetched)]
@@ -410,16 +410,34 @@ def _never_due() -> list[Any]:
     return [patch.object(Leadership, "_next_tick_ms", lambda self, now_ms: FAR_MS)]
 
 
-def _taken_over_in_silence() -> list[Any]:
-    """The partitions that the sessions before it fetched do not hear of a session that opens."""
-    real = FetchSessions.open
+# 4.10, 4.11
 
-    def open_(self: FetchSessions, *name: int) -> Any:
-        session = real(self, *name)
-        session.partitions.clear()
-        return session
 
-    return [patch.object(FetchSessions, "open", open_)]
+def _answered_too_early() -> list[Any]:
+    """A place is answered by the request before the one that named it."""
+    real = SessionFetch._look
+
+    async def look(self: SessionFetch, params: Any) -> Any:
+        for place in self._places.values():
+            place.request = 0
+        return await real(self, params)
+
+    return [patch.object(SessionFetch, "_look", look)]
+
+
+def _heard_by_name_alone() -> list[Any]:
+    return [patch.object(Replica, "fetched_since_leaving", property(lambda self: self._fetched_since_leaving))]
+
+
+def _grown_in_silence() -> list[Any]:
+    return [patch.object(SessionFetch, "grown", lambda *_: None)]
+
+
+def _sessions(settings: Settings) -> None:
+    _three(settings)
+    settings.produce_gap_ms, settings.outage_ms = 4000, 2500
+    settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
+    _weights(settings, pause_fetcher=1, prefer_leaders=0.2)
 
 
 # 1.2
@@ -577,7 +595,9 @@ MUTANTS = (
     Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),
     Mutant("a broker that may stop although an ISR needs it", "7.8", _released_at_once, ("shutdown",), drain_alone),
     Mutant("a member whose lag is not looked at", "5.6", _never_due, ("tick (due)",), _busy),
-    Mutant("a session that takes nothing over", "5.6", _taken_over_in_silence, ("session (bound)",), _busy),
+    Mutant("a place answered before its request", "4.10", _answered_too_early, ("liveness",), _pipelined),
+    Mutant("growth that no session hears of", "4.10", _grown_in_silence, ("liveness", "produce"), _sessions),
+    Mutant("a silent member that has to name again", "4.11", _heard_by_name_alone, ("liveness",), _sessions),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
 )
 

@@ -296,6 +296,7 @@ class ReplicaManagerProcess(Process):
         self.world = world
         self.node = node
         self.incarnation = incarnation
+        self.incremental = node.broker_id not in world.settings.previous_version  # as leader (RULES 4.10)
         self.random = world.scheduler.random.random
         self.storage_client = StorageClient(self)
         self.isr_changes = IsrChanges(self)
@@ -483,10 +484,8 @@ class ReplicaManagerProcess(Process):
         actions = hosted.partition.appended(
             leader_epoch, answer.incarnation, answer.log.log_end_offset, answer.log.log_start_offset, self.now_ms
         )
-        if actions:
-            self.replica_manager.perform(hosted, actions)
-        for wait in self.replica_manager.purgatory.replicas.grown(hosted.key, answer.log.log_end_offset, 1):
-            wait.wake()
+        self.replica_manager.perform(hosted, actions)
+        hosted.wake_followers(answer.log.log_end_offset, 1)
 
     # Reading
 

@@ -83,6 +83,7 @@ class Settings:
     outage_ms: int = 2000
     weights: dict[str, float] = field(default_factory=dict)
     shutdown_wait_ms: int = 4000  # `controlled.shutdown.max.wait.ms`
+    previous_version: frozenset[int] = frozenset()  # brokers that know no incremental sessions (RULES 4.10)
     keeps_minimum: bool = False  # no fault of these takes an ISR below its minimum (RULES 7.8)
 
     def calm(self) -> None:
@@ -138,6 +139,8 @@ def draw(random: Random) -> Settings:
     settings.topic_flush_messages = random.choice((None, None, 1, 1000))
     if random.random() < 0.3:
         settings.weights["drain"] = random.random() ** 2
+    if random.random() < 0.2:
+        settings.previous_version = frozenset(random.sample(range(1, brokers + 1), random.randint(1, brokers - 1)))
     return settings
 
 

@@ -7,7 +7,10 @@ carries the new acked offset and then waits at the leader for the next record:
 
 Where the leader's response left data behind, the next request goes out together with the append, with a fetch offset
 ahead of the acked one, so that a long stream overlaps the two. It is answered at once, and the request after it carries
-the acked offset. A request that waits at the leader while a partition joins is ended by another that holds them all.
+the acked offset. A request that waits at the leader while a partition joins is ended by another that names it.
+
+The session is incremental (RULES 4.10): a request names the partitions whose place has changed, and what a round costs
+is what has changed in it. A leader that does not know this is told all places in each request.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ from highwater.fetcher.follower.actions import (
     WentOffline,
 )
 from highwater.fetcher.follower.fetch_order import FetchOrder
-from highwater.fetcher.follower.follower import Follower, FollowerState
+from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.named_places import NamedPlaces
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.settings import FetcherSettings
 from highwater.fetcher.wire import from_fetch_result, to_fetch_partition
@@ -42,7 +46,7 @@ from highwater.model.partition import PartitionKey
 from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
-from highwater.rpc.partition_keys import from_key
+from highwater.rpc.partition_keys import from_key, to_key
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import broker_pb2, broker_pb2_grpc
@@ -61,7 +65,6 @@ Step = tuple[Follower, Action]
 @dataclass(frozen=True, slots=True)
 class _Asked:
     correlation_id: int
-    positions: dict[PartitionKey, FetchPosition]
     answered_at_once: bool  # the leader had more when it was sent
 
 
@@ -92,6 +95,13 @@ class ReplicaFetcher:
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
         self._fetch_order = FetchOrder()
+        self._places = NamedPlaces()
+        self._incremental = False  # the leader remembers what it was told in this session
+        self._leader_left_some = False  # its latest response had not room for all
+        # Those of the followers of which it says so: a round goes over these alone.
+        self._leader_has_more: dict[PartitionKey, None] = {}
+        self._marks_behind: dict[PartitionKey, None] = {}
+        self._delayed: dict[PartitionKey, None] = {}
         self._asked: deque[_Asked] = deque()
         self._acked_since_asked = False  # the request that waits at the leader does not tell the acked offset
         self._appends_in_flight = 0
@@ -135,6 +145,14 @@ class ReplicaFetcher:
     def add(self, follower: Follower) -> None:
         self._followers[follower.key] = follower
         self._fetch_order.add(follower.key)
+        self.changed(follower)
+
+    def changed(self, follower: Follower) -> None:
+        """After each event of a follower: what may have come of it for the next request."""
+        key = follower.key
+        self._places.changed(key)
+        _keep(self._leader_has_more, key, follower.leader_has_more)
+        _keep(self._marks_behind, key, follower.marks_are_behind)
         self._set_timer(follower)
         self._wake.set()
 
@@ -142,8 +160,10 @@ class ReplicaFetcher:
         """Forgets a follower: what is under way for it is dropped when it is answered (RULES 4.7)."""
         self._followers.pop(key, None)
         self._fetch_order.remove(key)
-        for asked in self._asked:
-            asked.positions.pop(key, None)
+        self._places.removed(key)
+        for kept in (self._leader_has_more, self._marks_behind, self._delayed):
+            kept.pop(key, None)
+        self._wake.set()
 
     def perform(self, steps: Sequence[Step]) -> None:
         """Sends what the followers ask for: all fences in one call, all appends in one request."""
@@ -159,7 +179,6 @@ class ReplicaFetcher:
                     self._call(functools.partial(self._truncate, follower, action), [(follower, action.generation)])
                 case Delayed():
                     self._log_delay(follower, action)
-                    self._set_timer(follower)
                 case WentOffline():
                     self._metrics.went_offline.inc()
                     logger.critical(
@@ -182,6 +201,8 @@ class ReplicaFetcher:
         while True:
             await self._log_storage.reachable.wait()
             self._asked.clear()
+            self._places.open(self._fetch_order)
+            self._incremental = self._leader_left_some = False
             reason = ""
             try:
                 call = broker_pb2_grpc.BrokerStub(self._link.channel).FetchStream(None, wait_for_ready=True)
@@ -236,22 +257,20 @@ class ReplicaFetcher:
 
     def _next_request(self, broker_epoch: int) -> broker_pb2.FetchRequest | None:
         """The request that is due now, None while there is none."""
-        answered_at_once = self._leader_has_more()
+        answered_at_once = self._is_answered_at_once()
         if self._asked:
-            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (self._acked_since_asked or self._has_joined()):
+            if len(self._asked) >= REQUESTS_IN_FLIGHT or not (
+                self._acked_since_asked or self._places.joined(self._position)
+            ):
                 return None
         elif self._appends_in_flight >= (APPENDS_IN_FLIGHT if answered_at_once else 1):
             return None  # the append's answer brings the acked offset that the next request is to carry
-        positions: dict[PartitionKey, FetchPosition] = {}
-        for key in self._fetch_order:
-            position = self._followers[key].position()
-            if position is not None:
-                positions[key] = position
+        said = self._places.next_request(self._position, whole=None if self._incremental else self._fetch_order)
         self._acked_since_asked = False
-        if not positions:
+        if said is None:
             return None
         self._last_correlation_id += 1
-        self._asked.append(_Asked(self._last_correlation_id, positions, answered_at_once))
+        self._asked.append(_Asked(self._last_correlation_id, answered_at_once))
         settings = self._settings
         return broker_pb2.FetchRequest(
             correlation_id=self._last_correlation_id,
@@ -264,34 +283,30 @@ class ReplicaFetcher:
             max_bytes=settings.replica_fetch_response_max_bytes,
             partitions=[
                 to_fetch_partition(key, position, settings.replica_fetch_max_bytes)
-                for key, position in positions.items()
+                for key, position in said.named.items()
             ],
             accepts=[broker_pb2.PAYLOAD_ROWS, broker_pb2.PAYLOAD_COLUMNS],
+            incremental=True,
+            forgotten=map(to_key, said.forgotten),
         )
 
-    def _has_joined(self) -> bool:
-        """Tells whether a partition may be fetched whose place the latest request does not ask for."""
-        asked = self._asked[-1].positions
-        for key, follower in self._followers.items():
-            if follower.state is FollowerState.FETCHING:
-                position = asked.get(key)
-                if position is None or position.generation != follower.generation:
-                    return True
-        return False
+    def _position(self, key: PartitionKey) -> FetchPosition | None:
+        follower = self._followers.get(key)
+        return None if follower is None else follower.position()
 
-    def _leader_has_more(self) -> bool:
-        """Tells whether the next request is answered at once, so that no acked offset waits behind it."""
-        return self._settings.replica_fetch_min_bytes <= 1 and any(
-            follower.leader_has_more for follower in self._followers.values()
-        )
+    def _is_answered_at_once(self) -> bool:
+        """Tells whether the leader has more for the next request, so that no acked offset waits behind it."""
+        return self._settings.replica_fetch_min_bytes <= 1 and (self._leader_left_some or bool(self._leader_has_more))
 
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:
             raise StreamEndedError(f"the leader answered request {response.correlation_id} out of turn")
-        asked = self._asked.popleft()
+        self._asked.popleft()
         error = from_proto(response.error)
         if error is not ErrorCode.NONE:
             raise StreamEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
+        self._places.answered()
+        self._incremental, self._leader_left_some = response.incremental, response.more
         self.connected = True
         self._reconnect_ms = FIRST_RECONNECT_MS
         self._overdue_ms = FIRST_OVERDUE_MS
@@ -299,17 +314,25 @@ class ReplicaFetcher:
         steps: list[Step] = []
         for result in response.results:
             key = from_key(result.partition)
-            follower, position = self._followers.get(key), asked.positions.get(key)
+            follower, position = self._followers.get(key), self._places.asked(key)
             if follower is None or position is None:
                 continue  # RULES 4.7: no longer followed here
             fetched = functools.partial(self._fetched, follower, position, result, now_ms)
             steps += self._told(follower, position.generation, fetched)
+        # What the leader has told before, and the log could not take then (RULES 4.6).
+        for key in list(self._marks_behind):
+            follower = self._followers[key]
+            steps += [(follower, action) for action in follower.take_marks()]
         self.perform(steps)
 
     def _fetched(
         self, follower: Follower, position: FetchPosition, result: broker_pb2.FetchResult, now_ms: int
     ) -> Sequence[Action]:
         answer = from_fetch_result(result, position)
+        if answer.error is not ErrorCode.NONE or answer.diverging is not None:
+            self._places.refused(follower.key)
+        elif answer.fetched is not None:
+            self._places.returned_data(follower.key)
         if answer.fetched is not None:
             self._fetch_order.returned_data(follower.key)  # RULES 4.8
             self._metrics.fetched_bytes.inc(len(answer.fetched.records))
@@ -324,6 +347,7 @@ class ReplicaFetcher:
             logger.exception("an answer could not be taken %s", pairs(topic=follower.topic, partition=follower.key))
             reason = f"an answer could not be taken: {error!r}"
             actions = follower.outcome_unknown(generation, reason, self._now_ms())
+        self.changed(follower)
         return [(follower, action) for action in actions]
 
     # Calls to log-storage.
@@ -353,8 +377,7 @@ class ReplicaFetcher:
     def _tells_more(self, appends: Sequence[tuple[Follower, Append]]) -> bool:
         """Tells whether a request would tell the leader more than the latest. Of a log start that lags it would not:
         each would end the wait of the one before, and be answered with that log start, as fast as brokers can."""
-        told = self._asked[-1].positions
-        return any(follower.position() not in (None, told.get(follower.key)) for follower, _ in appends)
+        return any(follower.position() not in (None, self._places.latest(follower.key)) for follower, _ in appends)
 
     async def _fence(self, fences: Sequence[tuple[Follower, Fence]]) -> None:
         try:
@@ -388,6 +411,7 @@ class ReplicaFetcher:
             return
         if self._followers.get(follower.key) is follower:
             actions = follower.truncated(answer, self._now_ms())
+            self.changed(follower)
             self.perform([(follower, next_action) for next_action in actions])
 
     def _outcome_unknown(self, asked: Iterable[tuple[Follower, int]], reason: str) -> None:
@@ -396,6 +420,7 @@ class ReplicaFetcher:
         for follower, generation in asked:
             if self._followers.get(follower.key) is follower:
                 steps += [(follower, action) for action in follower.outcome_unknown(generation, reason, now_ms)]
+                self.changed(follower)
         self.perform(steps)
 
     def _call(self, call: Callable[[], Awaitable[None]], asked: Sequence[tuple[Follower, int]]) -> None:
@@ -411,6 +436,7 @@ class ReplicaFetcher:
 
     def _set_timer(self, follower: Follower) -> None:
         """One timer, for the earliest retry; nothing for a follower that is not delayed."""
+        _keep(self._delayed, follower.key, follower.retry_at_ms is not None)
         if follower.retry_at_ms is None or (self._timer is not None and self._timer_at_ms <= follower.retry_at_ms):
             return
         if self._timer is not None:
@@ -423,10 +449,10 @@ class ReplicaFetcher:
         self._timer = None
         now_ms = self._now_ms()
         steps: list[Step] = []
-        for follower in self._followers.values():
-            if follower.retry_at_ms is not None:
-                steps += [(follower, action) for action in follower.tick(now_ms)]
-                self._set_timer(follower)
+        for key in list(self._delayed):
+            follower = self._followers[key]
+            steps += [(follower, action) for action in follower.tick(now_ms)]
+            self.changed(follower)
         self.perform(steps)
 
     def _log_delay(self, follower: Follower, action: Delayed) -> None:
@@ -441,3 +467,11 @@ class ReplicaFetcher:
                 message=repr(action.message),
             ),
         )
+
+
+def _keep(keys: dict[PartitionKey, None], key: PartitionKey, is_one: bool) -> None:
+    """An ordered set of those that are one."""
+    if is_one:
+        keys[key] = None
+    else:
+        keys.pop(key, None)

@@ -235,9 +235,7 @@ class ReplicaManagerService:
         counted.ready.set_function(lambda: self.readiness.ready)
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
         counted.delayed_produces.set_function(lambda: len(replica_manager.purgatory.produces))
-        counted.waiting_fetches.set_function(
-            lambda: len(replica_manager.purgatory.replicas) + len(replica_manager.purgatory.consumers)
-        )
+        counted.waiting_fetches.set_function(lambda: replica_manager.purgatory.fetches)
 
     async def controlled_shutdown(self) -> None:
         """Leaderships move, and the ISRs let go; then `stop`."""

@@ -36,6 +36,9 @@ class RecordingFetcher:
         assert follower.key not in self.partitions
         self.partitions[follower.key] = follower
 
+    def changed(self, follower: Follower) -> None:
+        assert self.partitions[follower.key] is follower
+
     def remove(self, key: PartitionKey) -> None:
         del self.partitions[key]
 

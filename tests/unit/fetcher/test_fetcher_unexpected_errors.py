@@ -13,7 +13,7 @@ from highwater.fetcher.follower.actions import Append, FetchPosition
 from highwater.fetcher.follower.follower import FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.log_storage import LogStorage
-from highwater.fetcher.replica_fetcher import ReplicaFetcher, _Asked
+from highwater.fetcher.replica_fetcher import ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
 from highwater.model.partition import PartitionKey
 from highwater.rpc.settings import load
@@ -26,7 +26,8 @@ FIRST, MISTAKEN, LAST = (PartitionKey(letter * 16, 0) for letter in (b"a", b"b",
 class FakeFollower:
     topic = "t"
     state = FollowerState.FETCHING
-    leader_has_more = False
+    leader_has_more = marks_are_behind = False
+    retry_at_ms = None
 
     def __init__(self, key: PartitionKey) -> None:
         self.key = key
@@ -34,6 +35,9 @@ class FakeFollower:
     def fetched(self, answer: Any, now_ms: int) -> list[Any]:
         assert self.key != MISTAKEN, "a mistake of ours"
         return ["fetched"]
+
+    def position(self) -> FetchPosition:
+        return FetchPosition(7, 1, 0, 0, -1, 0)
 
     appended = fenced = fetched
 
@@ -69,7 +73,8 @@ async def test_an_answer_that_one_follower_cannot_take_reaches_the_others(
     monkeypatch.setattr(fetcher, "perform", steps.extend)
     append = Append(7, 1, 0, b"records", 0, 0)
     if what == "fetch":
-        fetcher._asked.append(_Asked(1, dict.fromkeys(followers, FetchPosition(7, 1, 0, 0, -1, 0)), False))
+        fetcher._places.open(followers)
+        assert fetcher._next_request(3) is not None
         response = broker_pb2.FetchResponse(correlation_id=1)
         for key in followers:
             response.results.add(partition=common_pb2.PartitionKey(topic_id=key.topic_id, partition=0))

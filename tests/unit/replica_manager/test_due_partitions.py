@@ -12,6 +12,7 @@ from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (
+    FAR_MS,
     FenceAnswer,
     FollowerFetch,
     Instruction,
@@ -20,7 +21,6 @@ from highwater.replica_manager.partition.actions import (
 )
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
 from highwater.replica_manager.partition.partition import Partition
-from highwater.replica_manager.partition.replica import FAR_MS
 from highwater.replica_manager.replicas.due_partitions import DuePartitions
 
 LAG_MS = 10_000

@@ -33,5 +33,8 @@ class FetchOrder:
     def __iter__(self) -> Iterator[PartitionKey]:
         return iter(self._order)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._order
+
     def __len__(self) -> int:
         return len(self._order)

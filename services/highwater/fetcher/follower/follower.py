@@ -90,6 +90,8 @@ class Follower:
         self._appends: deque[int] = deque()  # log end offset that each append under way must be answered with
         self._disagreement: _Disagreement | None = None
         self._leader_log_end_offset = 0
+        # High watermark and log start of the leader's latest response; None since something was dropped.
+        self._leader_marks: tuple[int, int] | None = None
         self._leader_failures = 0  # in a row; each makes the next short pause longer
         self._log_failures = 0
 
@@ -130,6 +132,12 @@ class Follower:
     def lag(self) -> int:
         """Leader's high watermark less the fetch offset, 0 at least."""
         return max(0, self.leader_high_watermark - self._fetch_offset)
+
+    @property
+    def marks_are_behind(self) -> bool:
+        """Tells whether the log has not taken yet what the leader has told of high watermark and log start: an append
+        was under way, or a sync has not ended (RULES 4.6). The leader says it once; `take_marks` tries again."""
+        return self._log is not None and self._marks_to_take(self._log) is not None
 
     def position(self) -> FetchPosition | None:
         """Returns what the next request asks for; None where nothing may be fetched now (RULES 4.7)."""
@@ -212,8 +220,9 @@ class Follower:
             self._clear_error()
         self.leader_high_watermark = answer.high_watermark
         self._leader_log_end_offset = answer.log_end_offset
+        self._leader_marks = (answer.high_watermark, answer.log_start_offset)
         if answer.fetched is None:
-            return self._take_high_watermark(answer, self._log)
+            return self.take_marks()
         return self._take_records(answer, answer.fetched, self._log, now_ms)
 
     def appended(self, answer: LogAnswer, now_ms: int) -> list[Action]:
@@ -236,6 +245,17 @@ class Follower:
         self._log = answer.log
         self._log_failures = 0
         return []
+
+    def take_marks(self) -> list[Action]:
+        """Takes the leader's high watermark and log start without records (RULES 4.6). While an append is under way
+        they can wait."""
+        if self.state is not FollowerState.FETCHING or self._log is None or self._followed is None or self._appends:
+            return []
+        marks = self._marks_to_take(self._log)
+        if marks is None:
+            return []
+        self._appends.append(self._fetch_offset)
+        return [Append(self._generation, self._followed.leader_epoch, self._fetch_offset, None, *marks)]
 
     def truncated(self, answer: LogAnswer, now_ms: int) -> list[Action]:
         """log-storage answered a truncation: the acked offset is its log end offset, whatever it was before."""
@@ -289,26 +309,14 @@ class Follower:
         self._appends.append(fetched.next_offset)
         return [append]
 
-    def _take_high_watermark(self, answer: FetchAnswer, log: LogState) -> list[Action]:
-        """Takes the leader's high watermark and log start without records (RULES 4.6). While an append is under way
-        they can wait: the next response says them again."""
-        assert self._followed is not None
-        high_watermark = max(log.high_watermark, min(answer.high_watermark, log.log_end_offset))
-        log_start_offset = max(log.log_start_offset, min(answer.log_start_offset, high_watermark))
+    def _marks_to_take(self, log: LogState) -> tuple[int, int] | None:
+        """The leader's high watermark and log start; None where the log would not move by them."""
+        if self._leader_marks is None:
+            return None
+        high_watermark = max(log.high_watermark, min(self._leader_marks[0], log.log_end_offset))
+        log_start_offset = max(log.log_start_offset, min(self._leader_marks[1], high_watermark))
         moved = (high_watermark, log_start_offset) != (log.high_watermark, log.log_start_offset)
-        if not moved or self._appends:
-            return []
-        self._appends.append(self._fetch_offset)
-        return [
-            Append(
-                self._generation,
-                self._followed.leader_epoch,
-                self._fetch_offset,
-                None,
-                answer.high_watermark,
-                answer.log_start_offset,
-            )
-        ]
+        return self._leader_marks if moved else None
 
     def _disagreed(self, answer: FetchAnswer) -> list[Action]:
         actions = self._read_log()
@@ -369,6 +377,7 @@ class Follower:
         self._generation += 1
         self._appends.clear()
         self._log = None
+        self._leader_marks = None
         self._disagreement = None
         self.retry_at_ms = None
 

@@ -17,6 +17,8 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 
 UNKNOWN_OFFSET = -1
+NEVER_MS = -(1 << 62)  # before any `now_ms`
+FAR_MS = 1 << 62  # after any `now_ms`
 
 
 # ---------------------------------------------------------------------------------------------------- events' values
@@ -31,6 +33,12 @@ class PartitionSettings:
     session_grace_ms: int = 500  # how long a closed session may take to reopen before its replica leaves (RULES 5.6)
     silent_ms: int = 1_500  # without a fetch for so long, and not registered: the replica leaves (RULES 5.6)
     isr_retry_backoff_ms: int = 250  # between ISR proposals after one was refused, and between reads of an unknown one
+
+    @property
+    def session_silent_ms(self) -> int:
+        """Without a request for so long, what a session repeats is looked at by its time: before, its next request may
+        yet be in time for all of it (RULES 5.6)."""
+        return min(self.silent_ms, self.replica_lag_time_max_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,16 @@ class FetchSession:
     # All that may be bound to it (`Replica.session`): what it fetched, and what it may have taken over from sessions
     # before it. An ordered set. What ends with the session concerns these alone.
     partitions: dict[PartitionKey, None] = field(default_factory=dict, compare=False, repr=False)
+    # Of a session that names what has changed alone (RULES 4.10): when its latest request came. That repeats what was
+    # said of partitions which it does not name (RULES 4.11).
+    last_request_ms: int = field(default=NEVER_MS, compare=False, repr=False)
+    silence_told: bool = field(default=False, compare=False, repr=False)  # to its partitions, since then
+
+    def requested(self, now_ms: int) -> bool:
+        """A request came. Tells whether its partitions had been told of a silence."""
+        before, self.silence_told = self.silence_told, False
+        self.last_request_ms = now_ms
+        return before
 
 
 class FollowerFetch(NamedTuple):
@@ -96,6 +114,7 @@ class FollowerFetch(NamedTuple):
     acked_offset: int  # log end offset of the follower's log-storage; never above fetch_offset
     last_epoch: int  # of the last batch below fetch_offset; -1: a log without batches
     log_start_offset: int = 0
+    repeated: bool = False  # by the session's next requests, until they say otherwise (RULES 4.10)
 
 
 class DivergingEpoch(NamedTuple):

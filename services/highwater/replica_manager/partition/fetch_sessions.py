@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.partition.actions import FetchSession
+from highwater.replica_manager.partition.actions import NEVER_MS, FetchSession
 
 _Name = tuple[int, int, int]
 
@@ -43,6 +43,16 @@ class FetchSessions:
         if self.is_newest(session):
             del self._newest[_name(session)]
             self._closed[_name(session)] = session
+
+    def fallen_silent(self, now_ms: int, silent_ms: int) -> list[FetchSession]:
+        """Returns the sessions that have sent no request for so long, each once until it does. Of those that name
+        everything in each request nothing needs to be known here."""
+        silent = []
+        for session in self._newest.values():
+            if NEVER_MS < session.last_request_ms <= now_ms - silent_ms and not session.silence_told:
+                session.silence_told = True
+                silent.append(session)
+        return silent
 
     def evicted(self, key: PartitionKey) -> None:
         """The partition is hosted here no more."""

@@ -13,6 +13,8 @@ from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import VersionedState
 from highwater.model.leader_epochs import LeaderEpochCache
 from highwater.replica_manager.partition.actions import (
+    FAR_MS,
+    NEVER_MS,
     NO_ACTIONS,
     Action,
     DivergingEpoch,
@@ -28,7 +30,7 @@ from highwater.replica_manager.partition.actions import (
     WriteIsr,
 )
 from highwater.replica_manager.partition.isr import IsrProposals, next_state
-from highwater.replica_manager.partition.replica import FAR_MS, NEVER_MS, Replica
+from highwater.replica_manager.partition.replica import Replica
 
 
 class Leadership:
@@ -126,6 +128,10 @@ class Leadership:
     def log_grew(self, log_end_offset: int, now_ms: int) -> Sequence[Action]:
         if log_end_offset <= self.log_end_offset:
             return NO_ACTIONS
+        for replica in self.followers_in_order:
+            if replica.keeps_up(self.log_end_offset):
+                replica.settle(self.log_end_offset)  # from here on it has to tell that it has copied this (4.11)
+                self._tick_from(replica.lags_from_ms(self._settings.replica_lag_time_max_ms, self.log_end_offset))
         self.log_end_offset = log_end_offset
         if self._advance_high_watermark(now_ms):
             return (HighWatermarkAdvanced(self.high_watermark),)
@@ -142,33 +148,34 @@ class Leadership:
 
     def fetched(self, fetch: FollowerFetch, now_ms: int) -> FetchVerdict:
         """A replica's fetch (4.1-4.3, 4.5). On an error or a divergence nothing is recorded."""
-        session, leader_epoch, fetch_offset, acked_offset, last_epoch, log_start_offset = fetch
+        session, leader_epoch, fetch_offset, acked_offset, last_epoch, log_start_offset, repeated = fetch
         if leader_epoch != self.leader_epoch:
             lower = leader_epoch < self.leader_epoch
-            return self._refuse(ErrorCode.FENCED_LEADER_EPOCH if lower else ErrorCode.UNKNOWN_LEADER_EPOCH)
+            return self._refuse(session, ErrorCode.FENCED_LEADER_EPOCH if lower else ErrorCode.UNKNOWN_LEADER_EPOCH)
         replica = self.followers.get(session.broker_id)
         if replica is None:
-            return self._refuse(ErrorCode.REPLICA_NOT_ASSIGNED)
+            return self._refuse(session, ErrorCode.REPLICA_NOT_ASSIGNED)
         if session is not replica.session:
             if session.broker_epoch < max(replica.broker_epoch, self.live.epochs.get(session.broker_id, -1)):
-                return self._refuse(ErrorCode.STALE_BROKER_EPOCH)
+                return self._refuse(session, ErrorCode.STALE_BROKER_EPOCH)
             if replica.is_older(session):
-                return self._refuse(ErrorCode.FETCH_SESSION_STALE)
+                return self._refuse(session, ErrorCode.FETCH_SESSION_STALE)
         if not 0 <= acked_offset <= fetch_offset:
-            return self._refuse(ErrorCode.INVALID_REQUEST)  # 4.1
+            return self._refuse(session, ErrorCode.INVALID_REQUEST)  # 4.1
         if not self.log_start_offset <= fetch_offset <= self.log_end_offset:
-            return self._refuse(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return self._refuse(session, ErrorCode.OFFSET_OUT_OF_RANGE)
         if last_epoch != leader_epoch:  # of the own epoch nothing is beyond the log end: it agrees
             diverging = self.epochs.diverging(last_epoch, fetch_offset, self.log_end_offset)
             if diverging is not None:
+                self.unnamed(session)
                 end = diverging.end_offset if diverging.leader_epoch >= 0 else self.log_start_offset
                 return self._verdict(ErrorCode.NONE, DivergingEpoch(diverging.leader_epoch, end), NO_ACTIONS)
         if session is not replica.session or replica.closed_since_ms is not None:
-            replica.bind(session)
+            replica.bind(session, self.log_end_offset)
         grew = acked_offset != replica.log_end_offset
-        replica.fetched(acked_offset, log_start_offset, self.log_end_offset, now_ms)
-        if not replica.in_sync and self._is_about_to_join(replica, now_ms):  # until that time is over (5.1)
-            self._tick_from(replica.last_caught_up_ms + self._settings.replica_lag_time_max_ms + 1)
+        replica.fetched(acked_offset, log_start_offset, self.log_end_offset, now_ms, repeated)
+        if replica.in_sync or self._is_about_to_join(replica, now_ms):  # until that time is over (5.1)
+            self._tick_from(self._time_is_over_ms(replica))
         short = acked_offset < self.high_watermark
         if replica.in_sync is short or (short and replica.broker_id in self.proposals.committed.state.elr):
             # In the ISR or the elr without all that is committed (4.5, 7.3), or out of the ISR with all of it (5.6).
@@ -177,7 +184,8 @@ class Leadership:
             return self._verdict(ErrorCode.NONE, None, (HighWatermarkAdvanced(self.high_watermark),))
         return self._verdict(ErrorCode.NONE, None, NO_ACTIONS)
 
-    def _refuse(self, error: ErrorCode) -> FetchVerdict:
+    def _refuse(self, session: FetchSession, error: ErrorCode) -> FetchVerdict:
+        self.unnamed(session)  # what it had said before is not so any more
         return self._verdict(error, None, NO_ACTIONS)
 
     def _verdict(self, error: ErrorCode, diverging: DivergingEpoch | None, actions: Sequence[Action]) -> FetchVerdict:
@@ -185,7 +193,20 @@ class Leadership:
 
     def session_opened(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
         replica = self.followers.get(session.broker_id)
-        return self.evaluate(now_ms) if replica is not None and replica.reopen(session) else NO_ACTIONS
+        reopened = replica is not None and replica.reopen(session, self.log_end_offset)
+        return self.evaluate(now_ms) if reopened else NO_ACTIONS
+
+    def unnamed(self, session: FetchSession) -> Sequence[Action]:
+        """The session's next requests say nothing of this partition (4.11)."""
+        replica = self.followers.get(session.broker_id)
+        if replica is not None and replica.session == session and replica.repeated:
+            replica.unnamed(self.log_end_offset)
+            self._tick_from(self._time_is_over_ms(replica))
+        return NO_ACTIONS
+
+    def session_liveness_changed(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
+        replica = self.followers.get(session.broker_id)
+        return self._evaluate(now_ms) if replica is not None and replica.session == session else NO_ACTIONS
 
     def session_closed(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
         replica = self.followers.get(session.broker_id)
@@ -239,14 +260,36 @@ class Leadership:
         next_ms = self._propose_from_ms if self._propose_from_ms > now_ms else FAR_MS
         for replica in self.followers_in_order:
             if replica.in_sync:
-                next_ms = min(next_ms, replica.lags_from_ms(settings.replica_lag_time_max_ms))
+                if not self._is_kept_up(replica, now_ms):
+                    next_ms = min(next_ms, self._time_is_over_ms(replica))
                 if replica.closed_since_ms is not None:
                     next_ms = min(next_ms, replica.closed_since_ms + settings.session_grace_ms)
                 if replica.broker_id not in live and self.broker_id in live:
                     next_ms = min(next_ms, replica.silent_from_ms(settings.silent_ms))
             elif self._is_about_to_join(replica, now_ms):
-                next_ms = min(next_ms, replica.last_caught_up_ms + settings.replica_lag_time_max_ms + 1)
+                if not self._is_kept_up(replica, now_ms):
+                    next_ms = min(next_ms, self._time_is_over_ms(replica))
+            elif not replica.fetched_since_leaving and self._is_repeated(replica, now_ms):
+                next_ms = now_ms + 1  # the session's next request fetches it
         return next_ms
+
+    def _time_is_over_ms(self, replica: Replica) -> int:
+        """From then on a replica that says nothing more lags (5.6), or is not about to join any more (5.1)."""
+        return replica.lags_from_ms(self._settings.replica_lag_time_max_ms, self.log_end_offset)
+
+    def _is_kept_up(self, replica: Replica, now_ms: int) -> bool:
+        """Tells whether the session says in each request that the replica is caught up."""
+        return replica.keeps_up(self.log_end_offset) and self._is_repeated(replica, now_ms)
+
+    def _is_repeated(self, replica: Replica, now_ms: int) -> bool:
+        """Tells whether the session's requests repeat what it said of the replica, and come: `session_liveness_changed`
+        is told when they do not any more, and when they do again (4.11)."""
+        return (
+            replica.repeated
+            and replica.session is not None
+            and replica.closed_since_ms is None
+            and now_ms - replica.session.last_request_ms < self._settings.session_silent_ms
+        )
 
     def _count_members(self, now_ms: int) -> None:
         """Brings what the high watermark depends on up to date with the committed state and the proposals."""
@@ -258,7 +301,7 @@ class Leadership:
             if member and not replica.in_sync:
                 replica.in_sync_since_ms = now_ms  # 5.6: the lag counts from the election or the joining
             if replica.in_sync and not member:
-                replica.fetched_since_leaving = False
+                replica.leave(now_ms)
             replica.in_sync = member
         self._held = len(state.isr) < self.min_insync_replicas or bool(state.elr)
 
@@ -299,7 +342,7 @@ class Leadership:
             and now_ms >= replica.silent_from_ms(self._settings.silent_ms)
         ):
             return True
-        return now_ms >= replica.lags_from_ms(self._settings.replica_lag_time_max_ms)
+        return now_ms >= self._time_is_over_ms(replica)
 
     def _joins(self, replica: Replica) -> bool:
         """Tells whether a replica may join the ISR (5.6), under the registration that its fetches name, as far as that
@@ -331,7 +374,7 @@ class Leadership:
         """Caught up lately, so that the high watermark must not run away from it; one that was killed, or taken out of
         the ISR because it copies nothing any more (7.7), must not hold it (5.1)."""
         return (
-            now_ms - replica.last_caught_up_ms <= self._settings.replica_lag_time_max_ms
+            now_ms - replica.last_caught_up_ms(self.log_end_offset) <= self._settings.replica_lag_time_max_ms
             and replica.fetched_since_leaving
             and replica.session_open
             and self.live.epochs.get(replica.broker_id) == replica.broker_epoch

@@ -14,6 +14,7 @@ from highwater.metadata.schema.models import NO_LEADER, PartitionState, Versione
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import (
+    FAR_MS,
     NO_ACTIONS,
     Action,
     Fence,
@@ -31,7 +32,7 @@ from highwater.replica_manager.partition.actions import (
     StopFollowing,
 )
 from highwater.replica_manager.partition.leadership import Leadership
-from highwater.replica_manager.partition.replica import FAR_MS, Replica
+from highwater.replica_manager.partition.replica import Replica
 
 NO_BROKERS = LiveBrokers()
 
@@ -330,6 +331,17 @@ class Partition:
         """A stream of a replica fetcher opened. It counts here once it fetches; where it takes the place of one that
         had, that one is reopened (5.6)."""
         return self._leadership.session_opened(session, now_ms) if self._leadership is not None else NO_ACTIONS
+
+    def unnamed(self, session: FetchSession) -> Sequence[Action]:
+        """The requests of a session that names what has changed alone say nothing of this partition any more: it was
+        forgotten, or is to be named anew (4.11)."""
+        return self._leadership.unnamed(session) if self._leadership is not None else NO_ACTIONS
+
+    def session_liveness_changed(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
+        """Such a session has sent nothing for `PartitionSettings.session_silent_ms`, or something again."""
+        if self._leadership is None:
+            return NO_ACTIONS
+        return self._leadership.session_liveness_changed(session, now_ms)
 
     def session_closed(self, session: FetchSession, now_ms: int) -> Sequence[Action]:
         """A stream closed. Harmless where a newer one has taken its place."""

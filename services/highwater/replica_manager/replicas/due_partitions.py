@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from highwater.replica_manager.partition.replica import FAR_MS
+from highwater.replica_manager.partition.actions import FAR_MS
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 
 

@@ -10,10 +10,9 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import AppendAnswer
 from highwater.model.partition import PartitionKey
 from highwater.records import STAMP_BYTES, BatchHeader, stamp
-from highwater.replica_manager.partition.actions import Action, FenceAnswer
+from highwater.replica_manager.partition.actions import FAR_MS, Action, FenceAnswer
 from highwater.replica_manager.partition.answers import produce_outcome
 from highwater.replica_manager.partition.partition import Partition
-from highwater.replica_manager.partition.replica import FAR_MS
 from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.data_wait import DataWait
@@ -99,10 +98,15 @@ class HostedPartition:
             answer.log.log_start_offset,
             self._now_ms(),
         )
-        if actions:
-            self._perform(self, actions)
-        for wait in self._purgatory.replicas.grown(self.key, answer.log.log_end_offset, size_bytes):
+        self._perform(self, actions)
+        self.wake_followers(answer.log.log_end_offset, size_bytes)
+
+    def wake_followers(self, log_end_offset: int, size_bytes: int) -> None:
+        """The log grew by about so many bytes, to `log_end_offset`."""
+        for wait in self._purgatory.replicas.grown(self.key, log_end_offset, size_bytes):
             wait.wake()
+        for session in self._purgatory.sessions.of(self.key):
+            session.grown(self.key, log_end_offset, size_bytes)
 
     def await_commit(
         self, leader_epoch: int, end_offset: int, deadline_ms: int, done: Callable[[ErrorCode], None]
@@ -141,6 +145,8 @@ class HostedPartition:
         # By how many bytes is not known: each that waits looks again.
         for wait in self._purgatory.consumers.grown(self.key, offset, _ENOUGH_BYTES):
             wait.wake()
+        for session in self._purgatory.sessions.of(self.key):
+            session.marks_moved(self.key)
 
     def wake_all(self) -> None:
         for wait in (
@@ -149,11 +155,19 @@ class HostedPartition:
             *self.log_start_waits,
         ):
             wait.wake()
+        self.tell_sessions()
+
+    def tell_sessions(self) -> None:
+        """The partition is led here from now on, or no more."""
+        for session in self._purgatory.sessions.of(self.key):
+            session.changed(self.key)
 
     def log_start_raised(self) -> None:
         """Followers are told at once, that they may follow it."""
         for wait in self._purgatory.replicas.interrupted(self.key):
             wait.end()
+        for session in self._purgatory.sessions.of(self.key):
+            session.log_start_raised(self.key)
         for wait in self.log_start_waits:
             wait.wake()
 

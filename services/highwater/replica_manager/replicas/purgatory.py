@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.replicas.session_waits import SessionWaits
 
 T = TypeVar("T")
 
@@ -228,4 +229,10 @@ class Purgatory:
         """`max_produces` counts partitions, `max_fetches` requests of either kind."""
         self.produces: ProducePurgatory[WaitingProduce] = ProducePurgatory(max_produces)
         self.replicas: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the log end to move
+        self.sessions = SessionWaits()  # replicas' that name what has changed alone; bounded by the brokers' fetchers
         self.consumers: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the high watermark to move
+
+    @property
+    def fetches(self) -> int:
+        """Requests of either kind that wait."""
+        return len(self.replicas) + len(self.consumers) + self.sessions.waiting

@@ -202,6 +202,7 @@ class ReplicaManager:
             log_failed=lambda: self.offline_logs.seen([hosted.key]),
         )
         hosted.started(pipeline, incarnation, log_end_offset)
+        hosted.tell_sessions()
         for wait in self.leadership_waits:
             wait.wake()
 
@@ -266,6 +267,8 @@ class ReplicaManager:
         now_ms = self.now_ms()
         for produce in self.purgatory.produces.expired(now_ms):
             produce.done(ErrorCode.REQUEST_TIMED_OUT)
+        for session in self.sessions.fallen_silent(now_ms, self.settings.session_silent_ms):
+            self.session_liveness_changed(session)
         for hosted in self.due.take(now_ms):
             self.perform(hosted, hosted.partition.tick(now_ms))
 
@@ -275,6 +278,14 @@ class ReplicaManager:
             hosted = self.hosted.get(key)
             if hosted is not None:
                 self.perform(hosted, hosted.partition.session_opened(session, now_ms))
+
+    def session_liveness_changed(self, session: act.FetchSession) -> None:
+        """A session that names what has changed alone has fallen silent, or speaks again: once each (RULES 4.11)."""
+        now_ms = self.now_ms()
+        for key in list(session.partitions):
+            hosted = self.hosted.get(key)
+            if hosted is not None:
+                self.perform(hosted, hosted.partition.session_liveness_changed(session, now_ms))
 
     def session_closed(self, session: act.FetchSession) -> None:
         if not self.sessions.is_newest(session):

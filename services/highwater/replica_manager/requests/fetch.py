@@ -27,7 +27,7 @@ from highwater.replica_manager.requests.payloads import rows_before_columns
 from highwater.rpc.embedding import Piece, size_of
 
 NO_PIECES: tuple[Piece, ...] = ()
-_LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
+LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
 MAX_WAIT_MS = 60_000
 _NOT_HOSTED = FetchVerdict(ErrorCode.UNKNOWN_LEADER_EPOCH, None, -1, -1, -1, ())
@@ -97,7 +97,7 @@ class FetchHandler:
     def __init__(self, replica_manager: ReplicaManager, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
         self._replica_manager = replica_manager
         self._metrics = metrics
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def note_follower(self, params: FetchParams) -> None:
         """Takes what a replica's request acknowledges, as soon as it comes in (RULES 4.1, 4.2): an acknowledgement
@@ -106,7 +106,11 @@ class FetchHandler:
         assert session is not None
         params.verdicts = [self._note(session, part) for part in params.parts]
 
-    def _note(self, session: FetchSession, part: FetchPart) -> FetchVerdict:
+    def note_place(self, session: FetchSession, part: FetchPart) -> FetchVerdict:
+        """The same of one partition that an incremental session names: its next requests repeat it (RULES 4.10)."""
+        return self._note(session, part, repeated=True)
+
+    def _note(self, session: FetchSession, part: FetchPart, *, repeated: bool = False) -> FetchVerdict:
         hosted = self._replica_manager.hosted.get(part.key)
         if hosted is None:
             return _NOT_HOSTED
@@ -118,6 +122,7 @@ class FetchHandler:
                 part.acked_offset,
                 part.last_epoch,
                 part.log_start_offset,
+                repeated,
             ),
             self._replica_manager.now_ms(),
         )
@@ -174,7 +179,7 @@ class FetchHandler:
         return purgatory.consumers if params.role is FetchRole.CONSUMER else purgatory.replicas
 
     async def _read(self, params: FetchParams) -> FetchRead:
-        budget = limit = self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
+        budget = limit = self.max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self.max_bytes)
         parts: list[FetchedPart] = []
         complete, awaited = self.leads_by_now(params), False
         for index, part in enumerate(params.parts):
@@ -184,11 +189,8 @@ class FetchHandler:
             refused = found.error is not ErrorCode.NONE or found.diverging is not None
             if hosted is not None and not refused and found.readable_end > part.fetch_offset and budget > 0:
                 max_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
-                pieces = hosted.cached(part.fetch_offset, found.readable_end, max_bytes)
-                if pieces is None:
+                if not self._from_cache(hosted, part, found, max_bytes):
                     found, awaited = await self._from_log_storage(params.role, hosted, part, found, max_bytes), True
-                else:
-                    found.pieces = pieces
                 if found.pieces and params.role is FetchRole.CONSUMER and not params.accepts_columns:
                     found.error, found.pieces = rows_before_columns(found.pieces)
                 budget -= size_of(found.pieces)
@@ -197,11 +199,29 @@ class FetchHandler:
                 continue  # `leads_by_now`
             if found.error is not ErrorCode.NONE or found.diverging is not None:
                 complete = True
-                if found.error in _LEADER_IS_ELSEWHERE:
+                if found.error in LEADER_IS_ELSEWHERE:
                     found.leader, found.leader_epoch = self._replica_manager.leader_of(part.key)
         total = limit - budget
         self._metrics.fetched_bytes[params.role.value].inc(total)
         return FetchRead(parts, complete or total >= min(max(params.min_bytes, 0), limit), awaited)
+
+    async def read_place(
+        self, hosted: HostedPartition, part: FetchPart, admitted: FetchedPart, max_bytes: int
+    ) -> tuple[FetchedPart, int]:
+        """Reads for a replica's incremental session; the bytes of what was found come with it."""
+        found = admitted
+        if not self._from_cache(hosted, part, found, max_bytes):
+            found = await self._from_log_storage(FetchRole.REPLICA, hosted, part, admitted, max_bytes)
+        size_bytes = size_of(found.pieces)
+        self._metrics.fetched_bytes[FetchRole.REPLICA.value].inc(size_bytes)
+        return found, size_bytes
+
+    @staticmethod
+    def _from_cache(hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int) -> bool:
+        pieces = hosted.cached(part.fetch_offset, found.readable_end, max_bytes)
+        if pieces is not None:
+            found.pieces = pieces
+        return pieces is not None
 
     def leads_by_now(self, params: FetchParams) -> bool:
         """Takes again what came too early, and returns whether any of it is answered otherwise now: a follower may hear
@@ -225,7 +245,7 @@ class FetchHandler:
             return FetchedPart(part.key, error)
         match params.role:
             case FetchRole.REPLICA:
-                return _for_replica(part, hosted.partition, params.verdicts[index])
+                return for_replica(part, hosted.partition, params.verdicts[index])
             case FetchRole.CONSUMER:
                 return _for_consumer(part, hosted.partition)
             case FetchRole.DEBUG:
@@ -261,7 +281,7 @@ class FetchHandler:
         )
 
 
-def _for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) -> FetchedPart:
+def for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) -> FetchedPart:
     if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
         return FetchedPart(
             part.key,

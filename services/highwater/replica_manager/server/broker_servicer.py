@@ -172,7 +172,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         params = fetch_params(request)
         if params is None:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
-        return fetch_response(request.correlation_id, await self._fetch_handler.answer(params))
+        head = broker_pb2.FetchResponse(correlation_id=request.correlation_id)
+        return fetch_response(head, await self._fetch_handler.answer(params))
 
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context

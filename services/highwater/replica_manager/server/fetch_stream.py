@@ -10,6 +10,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
@@ -31,6 +32,7 @@ class FetchStream:
         self._fetch_handler = fetch_handler
         self._listener = listener
         self._session: Any = None
+        self._incremental: SessionFetch | None = None  # a replica's session that names what has changed alone
         self._waiting: deque[tuple[int, FetchParams | bytes]] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
@@ -69,18 +71,31 @@ class FetchStream:
             if self._session is None:
                 self._session = self._replica_manager.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
                 self._replica_manager.session_opened(self._session)
-            elif (role.broker_id, role.broker_epoch, role.fetcher_id) != self._session_name():
+                if request.incremental:
+                    handler = self._fetch_handler
+                    self._incremental = SessionFetch(
+                        self._replica_manager,
+                        self._session,
+                        handler.note_place,
+                        handler.read_place,
+                        max_bytes=handler.max_bytes,
+                    )
+            elif (role.broker_id, role.broker_epoch, role.fetcher_id, request.incremental) != self._session_name():
                 self._ended = True
                 return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
             if not self._replica_manager.sessions.is_newest(self._session):
                 self._ended = True
                 return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
             params.session = self._session
-            self._fetch_handler.note_follower(params)
+            if self._incremental is not None:
+                self._incremental.take(params, map(from_key, request.forgotten))
+            else:
+                self._fetch_handler.note_follower(params)
         return params
 
-    def _session_name(self) -> tuple[int, int, int]:
-        return (self._session.broker_id, self._session.broker_epoch, self._session.fetcher_id)
+    def _session_name(self) -> tuple[int, int, int, bool]:
+        session = self._session
+        return (session.broker_id, session.broker_epoch, session.fetcher_id, self._incremental is not None)
 
     async def responses(self) -> AsyncIterator[bytes]:
         while True:
@@ -96,12 +111,17 @@ class FetchStream:
                 self._answering = params
                 if self._waiting:
                     params.wait.end()
-                results = await self._fetch_handler.answer(params)
+                if self._incremental is not None:
+                    results, more = await self._incremental.answer(params)
+                    head = broker_pb2.FetchResponse(correlation_id=correlation_id, incremental=True, more=more)
+                else:
+                    results = self._to_tell(params, await self._fetch_handler.answer(params))
+                    head = broker_pb2.FetchResponse(correlation_id=correlation_id)
                 self._answering = None
-                yield fetch_response(correlation_id, self._to_tell(params, results))
+                yield fetch_response(head, results)
             self._room.release()
 
-    def _to_tell(self, params: FetchParams, results: Sequence[FetchedPart]) -> Sequence[FetchedPart]:
+    def _to_tell(self, params: FetchParams, results: list[FetchedPart]) -> list[FetchedPart]:
         if params.role is not FetchRole.CONSUMER:
             return results
         kept = []
@@ -115,6 +135,8 @@ class FetchStream:
         return kept
 
     def close(self) -> None:
+        if self._incremental is not None:
+            self._incremental.close()
         if self._session is not None:
             self._replica_manager.session_closed(self._session)
 
@@ -157,8 +179,9 @@ def fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str)
     return response.SerializeToString()
 
 
-def fetch_response(correlation_id: int, results: Sequence[FetchedPart]) -> bytes:
-    out: list[Piece] = [broker_pb2.FetchResponse(correlation_id=correlation_id).SerializeToString()]
+def fetch_response(head: broker_pb2.FetchResponse, results: Sequence[FetchedPart]) -> bytes:
+    """`head`: all of the response but its results."""
+    out: list[Piece] = [head.SerializeToString()]
     for result in results:
         small = broker_pb2.FetchResult(
             partition=to_key(result.key),

@@ -1,0 +1,287 @@
+"""An incremental session: answers tell what has changed, and look at nothing else (RULES 4.10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from highwater.errors import ErrorCode
+from highwater.log_storage_client.values import AppendAnswer
+from highwater.metadata.schema.models import PartitionState, VersionedState
+from highwater.model.fence_role import Role
+from highwater.model.log_state import LogState
+from highwater.model.partition import PartitionKey
+from highwater.replica_manager.partition.actions import (
+    FenceAnswer,
+    Instruction,
+    LiveBrokers,
+    PartitionSettings,
+)
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.purgatory import Purgatory
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
+from highwater.telemetry.metrics import Metrics
+
+EPOCH = 5
+BATCH = b"x" * 100
+LONG_MS = 10_000
+
+
+def key(number: int) -> PartitionKey:
+    return PartitionKey(bytes(16), number)
+
+
+class Leader:
+    """Broker 1 with some partitions, and one session of broker 2's fetcher."""
+
+    def __init__(self, partitions: int = 3, *, leading: bool = True) -> None:
+        self.now_ms = 0
+        self.max_bytes = 1_000
+        self.reading = asyncio.Event()
+        nothing: Any = SimpleNamespace(committed=None, send=None, submit=lambda *_: None)
+        self.replica_manager = ReplicaManager(
+            1,
+            PartitionSettings(min_insync_replicas=1),
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            incarnation="rm",
+            tail_cache_bytes=0,
+            purgatory=Purgatory(max_produces=1, max_fetches=1),
+            message_max_bytes=1 << 20,
+            lease_confirmed=lambda: True,
+            register_anew=lambda: None,
+            report_offline_logs=lambda: None,
+            now_ms=lambda: self.now_ms,
+        )
+        self.replica_manager._publish_soon = lambda: None  # type: ignore[method-assign]
+        for number in range(partitions):
+            self.replica_manager.host(key(number), "t", {})
+            if leading:
+                self.lead(number)
+        handler = FetchHandler(self.replica_manager, ReplicaManagerMetrics(Metrics("test")), max_bytes=1_000)
+        session = self.replica_manager.sessions.open(2, 102, 0)
+        self.fetch = SessionFetch(self.replica_manager, session, handler.note_place, self._read, max_bytes=1_000)
+
+    def hosted(self, number: int) -> HostedPartition:
+        return self.replica_manager.hosted[key(number)]
+
+    def lead(self, number: int, epoch: int = EPOCH) -> None:
+        hosted = self.hosted(number)
+        hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)
+        state = VersionedState(PartitionState(1, epoch, 101, (1, 2)), 10 + epoch)
+        hosted.partition.instruct(Instruction(state, (1, 2)), 0)
+        answer = FenceAnswer(Role.LEADER, epoch, incarnation="ls")
+        self.replica_manager.perform(hosted, hosted.partition.fenced(answer, self.now_ms))
+
+    def grow(self, number: int, end: int) -> None:
+        log = LogState(end, EPOCH, 0, 0)
+        answer = AppendAnswer(ErrorCode.NONE, "", -1, -1, False, -1, log, "ls")
+        self.hosted(number).log_ended(EPOCH, answer)
+
+    async def _read(
+        self, hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int
+    ) -> tuple[FetchedPart, int]:
+        self.reading.set()
+        await asyncio.sleep(0)
+        found.pieces = (BATCH,)
+        return found, len(BATCH)
+
+    def asks(self, places: dict[int, int], forgotten: Iterable[int] = (), epoch: int = EPOCH) -> FetchParams:
+        """A request that names these partitions at these offsets."""
+        parts = [
+            FetchPart(key(number), epoch, offset, 0, offset, epoch if offset else -1, 0)
+            for number, offset in places.items()
+        ]
+        params = FetchParams(FetchRole.REPLICA, parts, LONG_MS, 1, self.max_bytes, True)
+        self.fetch.take(params, map(key, forgotten))
+        return params
+
+    async def answers(self, params: FetchParams) -> SessionAnswer:
+        return await asyncio.wait_for(self.fetch.answer(params), 10)
+
+    async def opened(self, places: dict[int, int] | None = None) -> None:
+        """The first request is answered."""
+        await self.answers(self.asks({0: 0, 1: 0, 2: 0} if places is None else places))
+
+    async def waits(self, params: FetchParams) -> asyncio.Task[SessionAnswer]:
+        task = asyncio.create_task(self.answers(params))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+        return task
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+def numbers(answer: SessionAnswer) -> list[int]:
+    return [part.key.partition for part in answer.results]
+
+
+def errors(answer: SessionAnswer) -> dict[int, ErrorCode]:
+    return {part.key.partition: part.error for part in answer.results}
+
+
+async def test_the_first_request_is_answered_at_once_with_all_marks(leader: Leader) -> None:
+    answer = await leader.answers(leader.asks({0: 0, 1: 0, 2: 0}))
+    assert numbers(answer) == [0, 1, 2]
+    assert all(part.high_watermark == part.log_start_offset == 0 for part in answer.results)
+
+
+async def test_a_request_that_names_nothing_waits_for_what_was_named_before(leader: Leader) -> None:
+    await leader.opened()
+    waiting = await leader.waits(leader.asks({}))
+    leader.grow(1, 4)
+    answer = await waiting
+    assert numbers(answer) == [1]
+    assert answer.results[0].pieces == (BATCH,)
+    assert answer.results[0].log_end_offset == 4
+
+
+async def test_what_grew_while_no_request_waited_is_answered_at_once(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(2, 4)
+    assert numbers(await leader.answers(leader.asks({}))) == [2]
+
+
+async def test_a_place_that_returned_data_says_nothing_until_the_next_is_named(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(1, 4)
+    await leader.answers(leader.asks({}))
+    waiting = await leader.waits(leader.asks({}))
+    leader.grow(1, 8)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    following = leader.asks({1: 4})
+    waiting_params = leader.fetch._answering
+    assert waiting_params is not None
+    waiting_params.wait.end()  # as the stream does when a request comes
+    assert numbers(await waiting) == []
+    assert numbers(await leader.answers(following)) == [1]
+
+
+async def test_a_high_watermark_ends_no_wait_and_is_told_with_the_next_answer(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(0, 4)
+    await leader.answers(leader.asks({}))
+    waiting = await leader.waits(leader.asks({0: 4}))  # which commits it
+    leader.grow(1, 4)
+    answer = await waiting
+    assert {part.key.partition: part.high_watermark for part in answer.results} == {0: 4, 1: 0}
+
+
+async def test_a_raised_log_start_is_told_at_once(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(0, 4)
+    await leader.answers(leader.asks({}))
+    waiting = await leader.waits(leader.asks({0: 4}))
+    hosted = leader.hosted(0)
+    leader.replica_manager.perform(hosted, hosted.partition.log_start_seen(EPOCH, "ls", 2))
+    answer = await waiting
+    assert [(part.key.partition, part.log_start_offset) for part in answer.results] == [(0, 2)]
+
+
+async def test_a_partition_that_is_led_no_more_is_told_once(leader: Leader) -> None:
+    await leader.opened()
+    waiting = await leader.waits(leader.asks({}))
+    hosted = leader.hosted(1)
+    leader.replica_manager.perform(hosted, hosted.partition.resign())
+    assert errors(await waiting) == {1: ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    waiting = await leader.waits(leader.asks({}))
+    waiting.cancel()
+
+
+async def test_a_partition_that_was_stopped_and_is_led_again_under_the_same_epoch_has_no_places(leader: Leader) -> None:
+    """The new leadership has heard nothing of the follower: it must be named."""
+    await leader.opened()
+    leader.replica_manager.evict(key(1))
+    leader.replica_manager.host(key(1), "t", {})
+    leader.lead(1)
+    assert errors(await leader.answers(leader.asks({}))) == {1: ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    assert errors(await leader.answers(leader.asks({1: 9}))) == {1: ErrorCode.OFFSET_OUT_OF_RANGE}
+
+
+async def test_a_place_under_an_epoch_that_is_not_known_yet_waits_for_it(leader: Leader) -> None:
+    leader = Leader(leading=False)
+    leader.lead(0)
+    await leader.opened({0: 0})
+    waiting = await leader.waits(leader.asks({1: 0}))
+    leader.lead(1)
+    assert errors(await waiting) == {1: ErrorCode.NONE}
+    leader.grow(1, 4)
+    assert numbers(await leader.answers(leader.asks({}))) == [1]
+
+
+async def test_a_place_that_came_too_early_is_answered_with_the_others(leader: Leader) -> None:
+    leader = Leader(leading=False)
+    leader.lead(0)
+    await leader.opened({0: 0})
+    waiting = await leader.waits(leader.asks({1: 0}))
+    leader.grow(0, 4)
+    assert errors(await waiting) == {0: ErrorCode.NONE, 1: ErrorCode.UNKNOWN_LEADER_EPOCH}
+
+
+async def test_an_answer_says_nothing_of_what_a_later_request_names(leader: Leader) -> None:
+    await leader.opened({0: 0, 1: 0})
+    leader.grow(0, 4)
+    first = leader.asks({})
+    second = leader.asks({0: 2, 2: 0})
+    leader.grow(2, 4)
+    first.wait.end()
+    assert numbers(await leader.answers(first)) == []
+    assert numbers(await leader.answers(second)) == [0, 2]
+
+
+async def test_a_place_named_anew_while_it_is_read_is_the_next_answers(leader: Leader) -> None:
+    await leader.opened()
+    leader.grow(0, 4)
+    task = asyncio.create_task(leader.answers(leader.asks({})))
+    await leader.reading.wait()
+    second = leader.asks({0: 3})
+    assert leader.fetch._answering is not None
+    leader.fetch._answering.wait.end()
+    assert numbers(await task) == []
+    assert numbers(await leader.answers(second)) == [0]
+
+
+async def test_what_there_was_no_room_for_comes_first_in_the_next_answer(leader: Leader) -> None:
+    leader.max_bytes = len(BATCH)
+    await leader.opened()
+    for number in (2, 0, 1):
+        leader.grow(number, 4)
+    served = []
+    named: dict[int, int] = {}
+    for _ in range(6):
+        answer = await leader.answers(leader.asks(named))
+        assert answer.more
+        (number,) = (part.key.partition for part in answer.results if part.pieces)
+        served.append(number)
+        named = {number: 1}  # more is there of each
+    assert served == [2, 0, 1, 2, 0, 1]
+
+
+async def test_a_forgotten_place_is_not_answered(leader: Leader) -> None:
+    await leader.opened()
+    waiting = await leader.waits(leader.asks({}, forgotten=[1]))
+    leader.grow(1, 4)
+    leader.grow(2, 4)
+    assert numbers(await waiting) == [2]
+
+
+async def test_a_session_that_ends_leaves_nothing_behind(leader: Leader) -> None:
+    await leader.opened()
+    leader.fetch.close()
+    sessions = leader.replica_manager.purgatory.sessions
+    assert not sessions._by_key
+    assert sessions.waiting == 0
