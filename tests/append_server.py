@@ -76,6 +76,6 @@ class AppendServer:
             await server.stop(None)
 
     async def _append_by_grpc(self, request_iterator: Any, context: Any) -> None:
-        assert self._transport == GRPC
         self.grpc_streams += 1
+        assert self._transport == GRPC
         await self._append(request_iterator, context)

@@ -46,11 +46,13 @@ async def connect(
         _, connection = await loop.create_unix_connection(lambda: AppendConnection(next_request, received), str(path))
     except OSError:
         return None
+    understood = False
     try:
-        return connection if await connection.greeted(HELLO_TIMEOUT_S) == VERSION else None
-    except BaseException:
-        connection.close()
-        raise
+        understood = await connection.greeted(HELLO_TIMEOUT_S) == VERSION
+    finally:
+        if not understood:
+            connection.close()
+    return connection if understood else None
 
 
 class AppendConnection(asyncio.BufferedProtocol):
@@ -168,9 +170,6 @@ class AppendConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writable = True
         self.wake()
-
-    def eof_received(self) -> None:
-        self._end(StreamEndedError("closed by the server"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(StreamEndedError(f"the connection broke: {error}" if error else "closed by the server"))

@@ -48,9 +48,9 @@ class AppendStream:
     there is. `unsent` gives up all that has not been taken, when the stream breaks.
 
     `connected`: with `greets` a stream begins with a message that asks for nothing but an answer, and is connected once
-    that is there; without, it is as soon as its channel is. `seen` is called with each response, before its appends are
-    answered: incarnation, number of offline logs, number of damaged ones. `lost` is called after each break, when
-    everything is answered.
+    that is there; without, it is as soon as its channel or its socket is. `seen` is called with each response, before
+    its appends are answered: incarnation, number of offline logs, number of damaged ones. `lost` is called after each
+    break, when everything is answered.
     """
 
     def __init__(

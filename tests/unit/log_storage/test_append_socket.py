@@ -30,6 +30,7 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
 
+PATIENCE_S = 0.1  # for what must not happen
 CLOSED = "a connection to the append socket was closed"
 
 
@@ -223,6 +224,7 @@ async def test_a_server_that_has_enough_under_way_stops_reading(held: Held) -> N
     await until(lambda: any(connection._requests for connection in held.socket.connections))
     (connection,) = held.socket.connections
     await until(lambda: not connection._reading)
+    await asyncio.sleep(PATIENCE_S)
     assert connection._read_ahead_bytes < append_socket.READ_AHEAD_BYTES + (1 << 20)
     assert not writing.done()
     held.may_read.set()
@@ -265,7 +267,7 @@ async def test_a_peer_that_takes_no_answers_is_not_answered_without_a_limit(
     else:
         pytest.fail("it goes on answering")
     answered = len(held.read)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(PATIENCE_S)
     assert len(held.read) == answered
     writer.transport.abort()
     await until(lambda: held.ended == "cancelled")

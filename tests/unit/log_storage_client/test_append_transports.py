@@ -114,15 +114,20 @@ async def test_an_older_log_storage_has_grpc_alone(world: World, tmp_path: Path,
 
 
 async def test_one_of_another_version_is_asked_by_grpc(world: World, tmp_path: Path) -> None:
+    left = asyncio.Event()
+
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(6)
         writer.write(framed_stream.frame(framed_stream.Kind.HELLO, b"\x63one"))
+        if not await reader.read():
+            left.set()
         writer.close()
 
     later = await asyncio.start_unix_server(greet, f"{tmp_path}/s.append")
     server = await world.serve(GRPC)
     assert await world.probe() == "one"
     assert server.grpc_streams == 1
+    await left.wait()
     later.close()
 
 
@@ -134,13 +139,26 @@ async def test_after_an_upgrade_the_socket_is_taken_and_after_a_downgrade_grpc(w
         await world.stop_serving()
 
 
-async def test_a_restart_never_ends_on_grpc(world: World) -> None:
-    """However close the look for the socket is to the end of the process that had it."""
-    for _ in range(10):
+async def test_a_restart_does_not_end_on_grpc(world: World) -> None:
+    for _ in range(5):
         server = await world.serve(APPEND_SOCKET)
         await world.probe()
         assert (server.connections, server.grpc_streams) == (1, 0)
         await world.stop_serving()
+
+
+async def test_one_look_that_finds_no_socket_is_not_believed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel may still be that to a process which has just ended: gRPC would carry the stream until the next."""
+    looks = []
+
+    async def too_early(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return await append_socket.connect(*arguments) if len(looks) > 1 else None
+
+    monkeypatch.setattr(append_stream, "connect", too_early)
+    server = await world.serve(APPEND_SOCKET)
+    await world.probe()
+    assert (len(looks), server.connections, server.grpc_streams) == (2, 1, 0)
 
 
 async def test_a_log_storage_that_lets_nobody_in_is_asked_again(world: World, caplog: pytest.LogCaptureFixture) -> None:

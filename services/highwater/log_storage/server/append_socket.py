@@ -240,9 +240,6 @@ class AppendConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def eof_received(self) -> None:
-        """The peer is gone, or wants no more: the transport closes itself, and that ends the call."""
-
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._owner.connections.discard(self)
