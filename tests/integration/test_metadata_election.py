@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from etcd_proxy import EtcdProxy, until
@@ -57,6 +58,27 @@ async def test_after_a_resignation_the_next_one_acts_under_the_next_epoch(store:
     new = await asyncio.wait_for(campaign, 8)  # far sooner than the lease ends
     assert (old.controller_epoch, new.controller_epoch) == (1, 2)
     assert new.create_revision > old.create_revision
+    await second.resign()
+
+
+async def test_a_controller_that_is_stuck_loses_its_term_and_one_that_is_busy_does_not(
+    store: Store, keys: Keys
+) -> None:
+    """RULES 8.2: its lease is renewed beside the event loop, and not for long without it."""
+    session_ms = 2_000
+    first, second = candidate(store, keys, 1, session_ms), candidate(store, keys, 2)
+    old = await first.campaign()
+    losing = asyncio.create_task(first.lost())
+    await asyncio.sleep(0.5)
+    time.sleep(1.15 * session_ms / 1000)  # noqa: ASYNC251 - it holds the event loop
+    await asyncio.sleep(0.5)
+    assert not losing.done()
+    time.sleep(2.5 * session_ms / 1000)  # noqa: ASYNC251
+    await asyncio.wait_for(losing, 8)
+    new = await asyncio.wait_for(second.campaign(), 8)
+    assert new.controller_epoch == old.controller_epoch + 1
+    with pytest.raises(ControllerDeposed):
+        await write_states(store, keys, old, [StateWrite("t", 0, STATE, 0)], timeout_s=8)
     await second.resign()
 
 
