@@ -148,7 +148,7 @@ async def test_without_an_answer_of_log_storage_the_lease_runs_out(
         assert await read_brokers(store, keys) == {}
 
 
-LONGER_MS = 2_000
+LONGER_MS = 4_000
 
 
 def busy(milliseconds: float) -> None:
@@ -163,11 +163,10 @@ async def test_a_busy_event_loop_loses_no_registration(store: Store, keys: Keys)
     lost: list[str] = []
     async with registrar(store, keys, lost, session_timeout_ms=LONGER_MS) as broker:
         epoch = await broker.register(FIRST_START)
-        for _ in range(2):
-            confirmed_ms = broker.confirmed_until_ms
-            await until(lambda confirmed_ms=confirmed_ms: broker.confirmed_until_ms > confirmed_ms)
-            busy(1.15 * LONGER_MS)
-            assert boottime_ms() < broker.confirmed_until_ms
+        confirmed_ms = broker.confirmed_until_ms
+        await until(lambda: broker.confirmed_until_ms > confirmed_ms)
+        busy(1.08 * LONGER_MS)
+        assert boottime_ms() < broker.confirmed_until_ms
         assert await read_brokers(store, keys) == {1: LiveBroker(FIRST_START, epoch)}
         assert not lost
 
@@ -175,9 +174,9 @@ async def test_a_busy_event_loop_loses_no_registration(store: Store, keys: Keys)
 async def test_an_event_loop_that_is_stuck_loses_the_registration(store: Store, keys: Keys) -> None:
     """RULES 8.2: so does a broker without its data path. By the first look it knows that nothing is confirmed."""
     lost: list[str] = []
-    async with registrar(store, keys, lost, session_timeout_ms=LONGER_MS) as broker:
+    async with registrar(store, keys, lost) as broker:
         await broker.register(FIRST_START)
-        busy(2.5 * LONGER_MS)
+        busy(3.5 * SESSION_MS)
         assert boottime_ms() >= broker.confirmed_until_ms
         await until(lambda: lost)
         assert await read_brokers(store, keys) == {}

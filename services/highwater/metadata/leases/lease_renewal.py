@@ -15,6 +15,11 @@ from highwater.telemetry.log import get_logger
 _log = get_logger(__name__)
 
 
+def next_turn_ms(due_ms: int, earliest_ms: int, last_call_ms: int) -> int:
+    """The time of a renewal: when it is due, or at the last call before that, but not so soon after the try before."""
+    return min(due_ms, max(last_call_ms, earliest_ms))
+
+
 class LeaseRenewal:
     """Renews a lease every third of its TTL, and tries again every twelfth, while the event loop that made this has
     shown within `patience_ms` that the process does its work; and once more at the end of that time. `close` it.
@@ -126,7 +131,7 @@ class LeaseRenewal:
                         _log.warning("the lease of %s is not renewed: no sign of life for %d ms", self._key, silence_ms)
                     self._changed.wait()
                     continue
-                turn_ms = min(due_ms, max(allowed_until_ms - margin_ms, earliest_ms))
+                turn_ms = next_turn_ms(due_ms, earliest_ms, allowed_until_ms - margin_ms)
                 if now_ms >= turn_ms:
                     return True
                 self._changed.wait((turn_ms - now_ms) / 1000)
