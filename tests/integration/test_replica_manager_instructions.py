@@ -12,7 +12,7 @@ from replica_manager_cluster import TestCluster, eventually, rows, to_key
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
-from highwater.log_storage_client.values import CreateAnswer, NewLog, StorageError
+from highwater.log_storage_client.values import CreateAnswer, NewLog, StorageError, StorageUnavailableError
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
@@ -25,7 +25,8 @@ from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
 @pytest.fixture
 async def cluster(etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path) -> AsyncIterator[TestCluster]:
-    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1) as running:
+    by_the_test = {"replica.high.watermark.checkpoint.interval.ms": "3600000"}
+    async with TestCluster(store, keys, etcd.address, tmp_path, brokers=1, settings=by_the_test) as running:
         yield running
 
 
@@ -107,3 +108,36 @@ async def test_a_deletion_that_takes_long_does_not_hold_up_an_election(
     assert not stopped.done()
     going_on.set()
     assert (await stopped).results[0].error.code == ErrorCode.NONE
+
+
+async def test_a_checkpoint_names_the_partitions_whose_high_watermark_has_moved(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are led; and what log-storage did not take is sent again (RULES 4.6)."""
+    sent: list[dict[PartitionKey, int]] = []
+    failing = False
+
+    async def recorded(storage: LogStorageClient, marks: Sequence[tuple[PartitionKey, int, int]]) -> None:
+        sent.append({key: high_watermark for key, _, high_watermark in marks})
+        if failing:
+            raise StorageUnavailableError("not now")
+
+    monkeypatch.setattr(LogStorageClient, "checkpoint_high_watermarks", recorded)
+    service = cluster[0].replica_manager
+    assert service is not None
+    idle, busy = await cluster.create_topic("idle"), await cluster.create_topic("busy")
+    await service._checkpoint()
+    sent.clear()
+    await service._checkpoint()
+    assert sent == []
+    await cluster[0].produce(busy.key, rows(b"a"))
+    await service._checkpoint()
+    assert sent == [{busy.key: 1}]
+    failing = True
+    await cluster[0].produce(busy.key, rows(b"b"))
+    with pytest.raises(StorageUnavailableError):
+        await service._checkpoint()
+    failing = False
+    await cluster[0].produce(idle.key, rows(b"a"))
+    await service._checkpoint()
+    assert sent[1:] == [{busy.key: 2}, {busy.key: 2, idle.key: 1}]

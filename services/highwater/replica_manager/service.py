@@ -17,7 +17,6 @@ from highwater.metadata.state.cluster_watch import watch_brokers
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
-from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.controlled_shutdown import await_release
 from highwater.replica_manager.membership.controller_client import ask_standing
@@ -154,7 +153,6 @@ class ReplicaManagerService:
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
         self._active_controller = ActiveControllerLookup(self._store, self._keys)
-        self._checkpointed: dict[PartitionKey, tuple[int, int]] = {}
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
 
@@ -318,16 +316,23 @@ class ReplicaManagerService:
             self.replica_manager.tick()
 
     async def _checkpoint(self) -> None:
-        """Leaders' high watermarks, for log-storage's checkpoint; followers' go with their appends (RULES 4.6)."""
-        marks = {
-            key: (hosted.partition.leader_epoch, hosted.partition.high_watermark)
-            for key, hosted in self.replica_manager.hosted.items()
+        """Leaders' high watermarks that have moved, for log-storage's checkpoint; followers' go with their appends
+        (RULES 4.6)."""
+        replica_manager = self.replica_manager
+        moved, replica_manager.moved = replica_manager.moved, set()
+        led = (hosted for key in moved if (hosted := replica_manager.hosted.get(key)) is not None)
+        marks = [
+            (hosted.key, hosted.partition.leader_epoch, hosted.partition.high_watermark)
+            for hosted in led
             if hosted.partition.leadership is not None
-        }
-        changed = [(key, *mark) for key, mark in marks.items() if self._checkpointed.get(key) != mark]
-        if changed:
-            await self.replica_manager.storage.checkpoint_high_watermarks(changed)
-            self._checkpointed = marks
+        ]
+        if not marks:
+            return
+        try:
+            await replica_manager.storage.checkpoint_high_watermarks(marks)
+        except BaseException:
+            replica_manager.moved |= moved
+            raise
 
     async def _report_readiness(self) -> None:
         """The health name "ready" (RULES 8.6)."""

@@ -188,7 +188,7 @@ class Cluster:
         self.brokers.pop(broker_id, None)
         self._shutdowns.gone(broker_id)
         self._lost_tails.gone(broker_id)
-        for topic in self.topics:
+        for topic in self.topics.deleting:
             if topic.deletion is not None:
                 topic.deletion.stopped(broker_id)
 
@@ -324,7 +324,7 @@ class Cluster:
 
     def tick(self, now_ms: int) -> list[Action]:
         """Lets deletions go on without brokers that went or do not answer. To be called every second or so."""
-        return [action for topic in self.topics for action in self._advance_deletion(topic, now_ms)]
+        return [action for topic in self.topics.deleting for action in self._advance_deletion(topic, now_ms)]
 
     def states_removed(self, topic_id: bytes) -> list[Action]:
         topic = self.topics.identified(topic_id)

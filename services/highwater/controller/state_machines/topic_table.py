@@ -46,6 +46,7 @@ class TopicTable:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._hosted: dict[int, dict[PartitionKey, PartitionStateMachine]] = defaultdict(dict)
+        self._deleting: dict[bytes, Topic] = {}
         self.isrs = IsrIndex()
 
     def __iter__(self) -> Iterator[Topic]:
@@ -53,6 +54,11 @@ class TopicTable:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    @property
+    def deleting(self) -> list[Topic]:
+        """Those that are being deleted."""
+        return list(self._deleting.values())
 
     def named(self, name: str) -> Topic | None:
         return self._by_name.get(name)
@@ -117,6 +123,7 @@ class TopicTable:
 
     def begin_deletion(self, topic: Topic, deletion: TopicDeletion) -> None:
         topic.deletion = deletion
+        self._deleting[topic.topic_id] = topic
         for partition in topic.partitions:
             self.isrs.remove(partition.key, partition.replicas)
 
@@ -136,6 +143,7 @@ class TopicTable:
         if topic is None:
             return None
         del self._by_id[topic.topic_id]
+        self._deleting.pop(topic.topic_id, None)
         for partition in topic.partitions:
             self.isrs.remove(partition.key, partition.replicas)
             for broker_id in partition.replicas:

@@ -78,6 +78,7 @@ class ReplicaManager:
         self.due = DuePartitions()
         self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
         self.broker_epoch: int | None = None  # None: not registered
+        self.moved: set[PartitionKey] = set()  # led ones whose high watermark or leader epoch log-storage does not have
         self.purgatory = purgatory
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
         self._message_max_bytes = message_max_bytes
@@ -166,6 +167,7 @@ class ReplicaManager:
         for action in actions:
             match action:
                 case act.HighWatermarkAdvanced(offset):
+                    self.moved.add(hosted.key)
                     hosted.high_watermark_advanced(offset)
                 case act.WriteIsr():
                     self._isr_changes.write(hosted.key, hosted.topic, action, self.isr_settled)
@@ -203,6 +205,7 @@ class ReplicaManager:
         )
         hosted.started(pipeline, incarnation, log_end_offset)
         hosted.tell_sessions()
+        self.moved.add(hosted.key)
         for wait in self.leadership_waits:
             wait.wake()
 
