@@ -20,6 +20,7 @@ import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from logging import INFO, WARNING
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
@@ -49,9 +50,11 @@ from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
 logger = get_logger("fetcher.replica_fetcher")
+partition_lines = SummedLog(logger)
 
 APPENDS_IN_FLIGHT = 2  # with data, of one fetcher: what bounds its memory, at replica.fetch.response.max.bytes each
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
@@ -393,8 +396,9 @@ class ReplicaFetcher:
         self.perform(steps)
 
     async def _truncate(self, follower: Follower, action: TruncateTo | TruncateFullyAndStartAt) -> None:
-        logger.info(
-            "truncating %s",
+        partition_lines.note(
+            INFO,
+            "truncating",
             pairs(
                 topic=follower.topic,
                 partition=follower.key,
@@ -456,8 +460,9 @@ class ReplicaFetcher:
         self.perform(steps)
 
     def _log_delay(self, follower: Follower, action: Delayed) -> None:
-        logger.warning(
-            "delayed %s",
+        partition_lines.note(
+            WARNING,
+            "delayed",
             pairs(
                 topic=follower.topic,
                 partition=follower.key,
@@ -466,6 +471,7 @@ class ReplicaFetcher:
                 retry_in_ms=action.retry_in_ms,
                 message=repr(action.message),
             ),
+            cause=action.error.name,
         )
 
 

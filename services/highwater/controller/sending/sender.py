@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from logging import WARNING
 from typing import Protocol
 
 import grpc.aio
@@ -22,9 +23,11 @@ from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskGroup, UnaskedCancellationError, uncancelled
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
 
 _log = get_logger(__name__)
+_complaints = SummedLog(_log)
 
 CONTROL_TIMEOUT_S = 10.0
 METADATA_TIMEOUT_S = 5.0
@@ -195,10 +198,9 @@ class BrokerSender:
                 self._complaints.pop(answer.key, None)
             elif self._complaints.get(answer.key) is not answer.error:
                 self._complaints[answer.key] = answer.error
-                _log.warning(
-                    "instruction refused %s",
-                    pairs(broker=self.outbox.broker_id, partition=answer.key, error=answer.error.name),
-                )
+                error = answer.error.name
+                details = pairs(broker=self.outbox.broker_id, partition=answer.key, error=error)
+                _complaints.note(WARNING, "instruction refused", details, cause=error)
 
     def _accepted(self, error: ErrorCode, message: str) -> bool:
         if error is ErrorCode.STALE_CONTROLLER_EPOCH:

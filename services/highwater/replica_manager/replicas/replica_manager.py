@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from logging import INFO
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
@@ -30,8 +31,9 @@ from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.replica_manager.storage.offline_logs import OfflineLogs
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 
-logger = get_logger("replica_manager.replicas")
+leaderships = SummedLog(get_logger("replica_manager.replicas"))
 
 
 class ReplicaManager:
@@ -178,7 +180,7 @@ class ReplicaManager:
                 case act.LeadershipStarted(leader_epoch, incarnation, log_end_offset):
                     self._leadership_started(hosted, leader_epoch, incarnation, log_end_offset)
                 case act.LeadershipInterrupted(leader_epoch):
-                    logger.info("leadership over %s", self._named(hosted, leader_epoch))
+                    leaderships.note(INFO, "leadership over", self._named(hosted, leader_epoch))
                     hosted.interrupted()
                 case act.Follow():
                     self._follows[hosted.key] = (hosted.topic, action)
@@ -193,7 +195,7 @@ class ReplicaManager:
     def _leadership_started(
         self, hosted: HostedPartition, leader_epoch: int, incarnation: str, log_end_offset: int
     ) -> None:
-        logger.info("leading %s", self._named(hosted, leader_epoch))
+        leaderships.note(INFO, "leading", self._named(hosted, leader_epoch))
         pipeline = AppendPipeline(
             hosted.key,
             leader_epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from logging import ERROR
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import CreateAnswer, StorageError
@@ -24,8 +25,9 @@ from highwater.replica_manager.requests.instructions import (
 from highwater.replica_manager.requests.log_creation import LogCreation
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 
-logger = get_logger("replica_manager.control")
+complaints = SummedLog(get_logger("replica_manager.control"))
 
 
 class Control:
@@ -189,15 +191,13 @@ class Control:
         if self._complaints.get(instruction.key) == error:
             return
         self._complaints[instruction.key] = error
-        logger.error(
-            "cannot host %s",
-            pairs(
-                topic=instruction.topic,
-                partition=instruction.key.partition,
-                error=error.code.name,
-                reason=error.message,
-            ),
+        details = pairs(
+            topic=instruction.topic,
+            partition=instruction.key.partition,
+            error=error.code.name,
+            reason=error.message,
         )
+        complaints.note(ERROR, "cannot host", details, cause=error.code.name)
 
     def _learn(self, instructions: Iterable[PartitionInstruction]) -> None:
         """Instructions are metadata too, and often earlier than UpdateMetadata."""

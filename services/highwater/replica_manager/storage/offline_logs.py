@@ -8,14 +8,16 @@ offline logs in every answer of the append stream (a broker that only follows ap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from logging import ERROR
 
 from highwater.log_storage_client.client import LogStorageClient
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.storage.inquiry import Inquiry
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 
-logger = get_logger("replica_manager.offline_logs")
+failures = SummedLog(get_logger("replica_manager.offline_logs"))
 
 
 class OfflineLogs:
@@ -43,7 +45,7 @@ class OfflineLogs:
         for key in keys:
             if key not in self._known:
                 self._known.add(key)
-                logger.error("a log is offline %s", pairs(partition=key))
+                failures.note(ERROR, "a log is offline", pairs(partition=key))
                 self._failed(key)
 
     def serves(self, key: PartitionKey) -> None:
