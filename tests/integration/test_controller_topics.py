@@ -14,8 +14,8 @@ from fake_broker import eventually
 
 from highwater.controller.state_machines.topic_table import TopicTable
 from highwater.errors import ErrorCode
-from highwater.metadata.schema.models import TopicAssignment
-from highwater.metadata.state.topics import change_assignment, create_topic, read_topics
+from highwater.metadata.schema.models import PartitionState, TopicAssignment
+from highwater.metadata.state.topics import change_assignment, create_states, create_topic, read_topics
 from highwater.metadata.store.etcd_errors import Unavailable
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
@@ -297,3 +297,35 @@ async def test_a_deleted_topic_is_gone_and_its_name_free_again(world: World) -> 
     assert set(first).isdisjoint(second)
     unknown = await stub.DeleteTopics(controller_pb2.DeleteTopicsRequest(topics=["never"], timeout_ms=1_000))
     assert only(unknown) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_topic_of_a_thousand_partitions(world: World) -> None:
+    """Its states are many transactions (RULES 2.6), and brokers hear of it in several requests."""
+    stub = await world.cluster()
+    response = await stub.CreateTopics(new_topic("wide", 1_000, 3))
+    # On a starved machine the term may end meanwhile; the next one finishes it (RULES 9.1).
+    assert only(response) in (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT)
+    keys = {PartitionKey(response.results[0].topic_id, number) for number in range(1_000)}
+    brokers = list(world.brokers.values())
+    await eventually(lambda: all(set(broker.states) == keys for broker in brokers), "all brokers are instructed")
+    await eventually(lambda: sum(len(broker.leads()) for broker in brokers) == 1_000, "all partitions are led")
+    await eventually(
+        lambda: all("wide" in b.metadata and len(b.metadata["wide"].partitions) == 1_000 for b in brokers),
+        "all brokers know of it",
+    )
+
+
+async def test_a_topic_of_a_thousand_partitions_that_was_left_half_done_is_finished(world: World) -> None:
+    """RULES 9.1: its key was put, and the first transaction of its states."""
+    for broker_id in (1, 2, 3):
+        await world.broker(broker_id)
+    assignment = TopicAssignment("wide", uuid.uuid4().bytes, ((1, 2, 3),) * 1_000)
+    earlier = await elected(world)
+    topic = await create_topic(world.store, world.keys, earlier.term, assignment, {})
+    broker_epoch = world.brokers[1].broker_epoch
+    led = PartitionState(leader=1, leader_epoch=0, leader_broker_epoch=broker_epoch, isr=(1, 2, 3))
+    await create_states(world.store, world.keys, earlier.term, topic, dict.fromkeys(range(120), led))
+    await earlier.election.resign()
+    await world.acting()
+    await eventually(lambda: len(world.brokers[1].leads()) == 1_000, "all of them are led")
+    assert len(await world.states("wide", 1_000)) == 1_000
