@@ -32,7 +32,7 @@ class _Place:
     """One partition as the session's fetcher named it last. It is answered with data, an error or a divergence once:
     after that the fetcher names another, or forgets the partition."""
 
-    __slots__ = ("again", "leadership", "part", "request", "told", "verdict")
+    __slots__ = ("again", "leadership", "part", "request", "told", "used_up", "verdict")
 
     def __init__(self, request: int, part: FetchPart, verdict: FetchVerdict, leadership: Leadership | None) -> None:
         self.request = request  # that named it: the answers to those before it say nothing of it
@@ -42,12 +42,17 @@ class _Place:
         self.leadership = leadership
         self.told: tuple[int, int] | None = None  # high watermark and log start, since it was named
         self.again = False  # it came too early, and may be taken now
+        self.used_up = False  # answered with data
+
+    @property
+    def refused(self) -> bool:
+        return self.verdict.error is not ErrorCode.NONE or self.verdict.diverging is not None
 
 
 class _Found(NamedTuple):
     """The findings of one look at what has moved."""
 
-    parts: list[tuple[_Place, FetchedPart]]
+    parts: list[tuple[_Place, FetchedPart]]  # with batches, an error or a divergence
     unread: list[PartitionKey]  # there is more to read than the answer has room for
     complete: bool
 
@@ -75,6 +80,8 @@ class SessionFetch:
         self._places: dict[PartitionKey, _Place] = {}
         # To be looked at for the next answer, in this order: who has waited longest comes first (RULES 4.8).
         self._moved: dict[PartitionKey, None] = {}
+        # Of these at most high watermark and log start are to be told, with whichever answer is the next.
+        self._marks: dict[PartitionKey, None] = {}
         # Of a leader epoch that is not known here yet: answered with the others, or once this broker leads.
         self._early: dict[PartitionKey, None] = {}
         self._answering: FetchParams | None = None
@@ -99,12 +106,17 @@ class SessionFetch:
         key = part.key
         verdict = self._note(self._session, part)
         hosted = self._replica_manager.hosted.get(key)
-        self._places[key] = _Place(
-            self._taken, part, verdict, hosted.partition.leadership if hosted is not None else None
-        )
+        leadership = hosted.partition.leadership if hosted is not None else None
+        place = _Place(self._taken, part, verdict, leadership)
+        if key not in self._places:
+            self._replica_manager.purgatory.sessions.add(key, self)
+        self._places[key] = place
         self._early.pop(key, None)
-        self._moved.setdefault(key)
-        self._replica_manager.purgatory.sessions.add(key, self)
+        if place.refused or verdict.log_end_offset > part.fetch_offset:
+            self._moved.setdefault(key)
+        else:
+            self._moved.pop(key, None)
+            self._marks[key] = None
 
     def _drop(self, key: PartitionKey) -> None:
         """From here on no request says anything of it (RULES 4.11)."""
@@ -127,7 +139,7 @@ class SessionFetch:
     def grown(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
         """The log grew by about so many bytes, to `end_offset`."""
         place = self._places.get(key)
-        if place is None or place.part.fetch_offset >= end_offset:
+        if place is None or place.used_up or place.part.fetch_offset >= end_offset:
             return
         self._moved.setdefault(key)
         self._missing_bytes -= size_bytes
@@ -137,7 +149,7 @@ class SessionFetch:
     def marks_moved(self, key: PartitionKey) -> None:
         """Its high watermark or log start: to be told with the next answer, which does not wait for that."""
         if key in self._places:
-            self._moved.setdefault(key)
+            self._marks[key] = None
 
     def changed(self, key: PartitionKey) -> None:
         """It is led here from now on, or no more."""
@@ -151,7 +163,7 @@ class SessionFetch:
     def log_start_raised(self, key: PartitionKey) -> None:
         """To be told at once."""
         if key in self._places:
-            self._moved.setdefault(key)
+            self._marks[key] = None
             if self._answering is not None:
                 self._answering.wait.end()
 
@@ -189,7 +201,7 @@ class SessionFetch:
         complete = not self._answered
         for key in moved:
             place = self._places.get(key)
-            if place is None:
+            if place is None or place.used_up:
                 continue
             if place.request > self._answered + 1:
                 self._moved.setdefault(key)
@@ -203,6 +215,8 @@ class SessionFetch:
                 complete = True
             found = _admitted(place, hosted)
             fails = found.error is not ErrorCode.NONE or found.diverging is not None
+            if not fails:
+                self._marks[key] = None
             if hosted is not None and not fails and found.readable_end > place.part.fetch_offset:
                 # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
                 if budget <= 0:
@@ -216,7 +230,7 @@ class SessionFetch:
                     fails = found.error is not ErrorCode.NONE
                     if not fails and not size_bytes:
                         unread.append(key)
-            if fails or found.pieces or place.told != (found.high_watermark, found.log_start_offset):
+            if fails or found.pieces:
                 complete |= fails
                 parts.append((place, found))
         total = limit - budget
@@ -241,29 +255,38 @@ class SessionFetch:
         self._answered += 1
         results = []
         for place, part in found.parts:
-            key = part.key
-            if self._places.get(key) is not place:
-                continue
-            if part.error in LEADER_IS_ELSEWHERE:
-                part.leader, part.leader_epoch = self._replica_manager.leader_of(key)
-            if part.error is not ErrorCode.NONE or part.diverging is not None:
-                self._drop(key)
-            elif part.pieces:
-                self._forget(key)
-            else:
-                place.told = (part.high_watermark, part.log_start_offset)
-            results.append(part)
+            if self._places.get(part.key) is place:
+                place.used_up = True
+                results.append(self._told(part))
         for key in list(self._early):
-            results.append(_admitted(self._places[key], self._replica_manager.hosted.get(key)))
-            self._drop(key)
+            results.append(self._told(_admitted(self._places[key], self._replica_manager.hosted.get(key))))
+        marks, self._marks = self._marks, {}
+        for key in marks:
+            named = self._places.get(key)
+            if named is None or named.used_up:
+                continue
+            if named.request > self._answered:
+                self._marks[key] = None
+                continue
+            part = _admitted(named, self._replica_manager.hosted.get(key))
+            if named.told != (part.high_watermark, part.log_start_offset):
+                named.told = (part.high_watermark, part.log_start_offset)
+                results.append(self._told(part))
         self._put_back(found.unread)
         return SessionAnswer(results, bool(found.unread))
+
+    def _told(self, part: FetchedPart) -> FetchedPart:
+        """A place that is answered with an error or a divergence is forgotten."""
+        if part.error in LEADER_IS_ELSEWHERE:
+            part.leader, part.leader_epoch = self._replica_manager.leader_of(part.key)
+        if part.error is not ErrorCode.NONE or part.diverging is not None:
+            self._drop(part.key)
+        return part
 
 
 def _admitted(place: _Place, hosted: HostedPartition | None) -> FetchedPart:
     """The answer about one partition before anything is read: error, offsets, and how far a replica may read."""
-    verdict = place.verdict
-    refused = verdict.error is not ErrorCode.NONE or verdict.diverging is not None
+    verdict, refused = place.verdict, place.refused
     if hosted is None:
         error = verdict.error if refused else ErrorCode.NOT_LEADER_OR_FOLLOWER
         return FetchedPart(place.part.key, error)
