@@ -232,14 +232,14 @@ async def test_what_log_storage_does_not_take_waits_here_and_goes_out_gathered(w
     server = await world.serve(APPEND_SOCKET)
     await world.probe()
     world.storage.may_read.clear()
-    count, size = 200, 100 << 10
+    count, size = 400, 100 << 10
     waiting = [world.append(b"r" * size) for _ in range(count)]
     connection: Any = world.appends._stream._connection
     async with asyncio.timeout(DEADLINE_S):
         while connection._writable:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert connection._transport.get_write_buffer_size() <= 2 * MESSAGE_BYTES
-    assert len(world.appends._pending) * size > count * size - (8 << 20)  # read ahead there, and the socket's own
+    assert len(world.appends._pending) * size > count * size - (16 << 20)  # read ahead there, and the socket's own
     world.storage.may_read.set()
     assert all(answer is not None for answer in await asyncio.gather(*waiting))
     assert len(world.storage.records) == count
