@@ -8,12 +8,14 @@ scale_idle        CPU and memory of a broker that hosts 9,000 idle replicas
 scale_failover    kill -9 of a broker that leads 3,000 partitions, until all are led and have taken a record
 scale_restart     that broker started again, until it is back in all 9,000 ISRs
 scale_controller  kill -9 of the controller of 9,000 partitions, until a broker hears of the next one
+scale_stopped     all brokers stood still for 10 s and lost their leases, until 9,000 partitions have a record each
+scale_starved     the same after other programs had the cores for 15 s
 scale_produce     tables over 1,000 partitions, in per cent of the rate over 6
 scale_clients     500 producers and 500 consumers, 20 records a second each: p99, and a broker's memory
 scale_round       messages, bytes and CPU of an idle second with 3,000 partitions, over one with 1,000; and the longest
                   callback of any event loop
 
-The first six stand on one cluster, which grows; the others each on one of their own. Kafka is measured afterwards, on
+The first eight stand on one cluster, which grows; the others each on one of their own. Kafka is measured afterwards, on
 the first five: the two do not stand beside each other, as each would idle at the other's expense. With `--partitions`
 all are measured with so many, their aims are left out, and what is measured says little of larger numbers.
 """
@@ -38,7 +40,10 @@ from bench.scale.progress import say
 from bench.scale.rounds import Rounds
 from bench.scale.sizes import DEFAULT_PARTITIONS, Sizes
 
-GROWING = ("scale_latency", "scale_create", "scale_idle", "scale_failover", "scale_restart", "scale_controller")
+GROWING = (
+    *("scale_latency", "scale_create", "scale_idle", "scale_failover", "scale_restart", "scale_controller"),
+    *("scale_stopped", "scale_starved"),
+)
 OF_KAFKA = GROWING[:5]
 BUSY_LOAD = 0.5
 FIGURE_TIMEOUT_S = 1800
@@ -52,6 +57,9 @@ class Stand(Protocol):
     def name(self) -> str: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
+    def seen(self) -> str:
+        """What is to be told beside the figure that was measured last; empty: nothing."""
+        ...
 
 
 class Measured:
@@ -87,6 +95,8 @@ class Measured:
                     found = getattr(side, figure)()
                 self.values |= found
                 self.figure_of |= dict.fromkeys(found, figure)
+                if told := side.seen():
+                    say(told)
                 del left[0]
         except Exception as error:
             traceback.print_exc()

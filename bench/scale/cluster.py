@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from urllib.request import urlopen
@@ -13,6 +14,7 @@ from highwater.rpc.local_process import free_ports
 
 CONTROLLERS = 2
 """One acts, the other takes over."""
+_LONGEST_DELAY = "_loop_longest_delay_seconds"
 _ANSWER_TIMEOUT_S = 30  # a loop that is busy for seconds is what is looked for: it is waited for
 
 
@@ -39,6 +41,16 @@ class ScaleCluster(LocalCluster):
     def metrics(self, name: str) -> Samples:
         """What a process tells Prometheus. Raises `ConnectionError` where it does not answer."""
         return _scraped(name, self._metrics[name])
+
+    def longest_delay(self) -> tuple[float, str]:
+        """Seconds of the longest delay of an event loop since this was asked before, and the process whose it is; of
+        those that answer."""
+        found = [(0.0, "")]
+        for name in self.services():
+            with contextlib.suppress(ConnectionError):
+                told = self.metrics(name).items()
+                found += [(value, name) for (metric, _), value in told if metric.endswith(_LONGEST_DELAY)]
+        return max(found)
 
     def observation(self, name: str) -> Samples:
         """What `bench.scale.observed` saw of a process; the longest callback is that since this was last asked. Raises

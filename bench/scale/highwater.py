@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from bench.highwater_side import HighwaterSide, last_served
+from bench.scale.bent import cores_taken, standing_still, whole_again
 from bench.scale.cluster import ScaleCluster
 from bench.scale.many_clients import ClientLoad, work_of_many
 from bench.scale.progress import say, say_failed_over, say_grown
@@ -23,6 +24,8 @@ from highwater.client import Admin, Producer, TopicPartition
 from highwater.v1.broker_pb2 import MetadataRequest
 from highwater.v1.broker_pb2_grpc import BrokerStub
 
+_STOPPED_S = 10.0
+_STARVED_S = 15.0
 _ASK_S = 0.02  # between two questions for the controller
 _PASSES = 3
 _SENDS_PER_PASS = 10  # tables
@@ -52,6 +55,10 @@ class HighwaterScale:
         """Kills everything first: the data is thrown away, and thousands of logs take long to close."""
         self.cluster.kill()
         self._side.stop()
+
+    def seen(self) -> str:
+        delay_s, process = self.cluster.longest_delay()
+        return f"the longest delay of an event loop was {1000 * delay_s:.0f} ms, of {process or 'none'}"
 
     # Figures
 
@@ -149,6 +156,27 @@ class HighwaterScale:
             self.cluster.processes[active].start()
         say(f"all brokers had heard of the next controller after {max(told.values()):.2f} s")
         return {"scale_controller": min(told.values())}
+
+    def scale_stopped(self) -> dict[str, float]:
+        """Seconds from the SIGCONT of all brokers' processes, after a SIGSTOP of 10 s in which they lose their leases,
+        until etcd has a registered leader and a full ISR for each partition, and each of these has then acknowledged
+        a record."""
+        self.grow_to(self._sizes.partitions["scale_stopped"])
+        with standing_still([pid for broker in range(1, BROKERS + 1) for pid in self.cluster.pids(broker)]):
+            time.sleep(_STOPPED_S)
+        return self._whole_again("scale_stopped")
+
+    def scale_starved(self) -> dict[str, float]:
+        """The same from the end of busy loops, one more than there are cores, that run for 15 s."""
+        self.grow_to(self._sizes.partitions["scale_starved"])
+        with cores_taken():
+            time.sleep(_STARVED_S)
+        return self._whole_again("scale_starved")
+
+    def _whole_again(self, figure: str) -> dict[str, float]:
+        gone = time.perf_counter()
+        led, served = self._side.run(whole_again(self.cluster.etcd, self.cluster.bootstrap, self._partitions, gone))
+        return {figure: served, f"{figure}_led": led}
 
     def scale_produce(self) -> dict[str, float]:
         """Records a second of `produce_table` over so many partitions, in per cent of those over six: first over six

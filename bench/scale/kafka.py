@@ -40,6 +40,9 @@ class KafkaScale:
     def stop(self) -> None:
         self._side.stop()
 
+    def seen(self) -> str:
+        return ""
+
     @cached_property
     def _admin(self) -> AdminClient:
         """Of a cluster that has been started."""

@@ -88,6 +88,9 @@ class Rounds:
     def stop(self) -> None:
         self._scale.stop()
 
+    def seen(self) -> str:
+        return self._scale.seen()
+
     def scale_round(self) -> dict[str, float]:
         """Messages, bytes and CPU of an average second of a cluster in which nothing happens, with all partitions over
         those with a third of them; and the longest time in ms that a callback held an event loop: while the partitions

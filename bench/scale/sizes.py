@@ -16,6 +16,8 @@ DEFAULT_PARTITIONS: Mapping[str, int] = {
     "scale_failover": 9_000,
     "scale_restart": 9_000,
     "scale_controller": 9_000,
+    "scale_stopped": 9_000,
+    "scale_starved": 9_000,
     "scale_produce": 1_000,
     "scale_clients": 500,
     "scale_round": 3_000,

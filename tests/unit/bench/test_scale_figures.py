@@ -23,6 +23,9 @@ class Cluster:
     def stop(self) -> None:
         self._log.append("stop")
 
+    def seen(self) -> str:
+        return ""
+
     def scale_create(self) -> dict[str, float]:
         self._log.append("create")
         return {"scale_create": 1.5, "scale_create_last": 0.6}
