@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.controller.sending.outbox import MAX_PARTITIONS, InstructionBatch, Outbox, StopBatch
+from highwater.controller.sending.outbox import FIRST_PARTITIONS, MAX_PARTITIONS, InstructionBatch, Outbox, StopBatch
 from highwater.controller.sending.redelivery import MAX_BACKOFF_MS, Redelivery
 from highwater.controller.state_machines.actions import SendLeaderAndIsr, SendStopReplica, StopPartition
 from highwater.model.partition import PartitionKey
@@ -110,6 +110,62 @@ def test_a_leadership_that_is_over_is_not_urgent_any_more() -> None:
     batch = box.next_control(MAX_BACKOFF_MS)
     assert isinstance(batch, InstructionBatch)
     assert list(batch.keys) == [B]
+
+
+def take(box: Outbox, now_ms: int) -> InstructionBatch:
+    batch = box.next_control(now_ms)
+    assert isinstance(batch, InstructionBatch)
+    return batch
+
+
+def test_what_waits_its_turn_is_not_unanswered_while_others_are_answered() -> None:
+    """RULES 7.7: a broker with much to do would lose what it has not even been told."""
+    box = outbox()
+    keys = [PartitionKey(b"t" * 16, number) for number in range(3 * FIRST_PARTITIONS)]
+    box.add(SendLeaderAndIsr(1, 10, keys), 0)
+    for now_ms in (0, 4_900, 9_800):
+        batch = take(box, now_ms)
+        assert box.unanswered(now_ms + 4_899) == ()
+        box.instructed(batch, (), now_ms + 4_899)
+    # It falls silent: what was sent last counts from then on, and what waits from the last answer on.
+    silent = take(box, 15_000)
+    assert box.unanswered(19_698) == ()
+    waiting = box.unanswered(19_699)
+    assert len(waiting) == len(box.untold) - len(silent.keys)
+    assert not set(waiting) & silent.keys.keys()
+    assert set(box.unanswered(20_000)) == silent.keys.keys()
+
+
+def test_a_state_that_changed_while_it_was_sent_is_owed_from_its_own_sending_on() -> None:
+    box = outbox()
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 0)
+    batch = take(box, 0)
+    box.add(SendLeaderAndIsr(1, 10, (A,)), 100)
+    box.instructed(batch, (), 4_000)
+    take(box, 4_500)
+    assert box.unanswered(9_499) == ()
+    assert box.unanswered(9_500) == (A,)
+
+
+def test_a_request_is_as_large_as_the_broker_answers_in_two_seconds() -> None:
+    box = outbox()
+    keys = [PartitionKey(b"t" * 16, number) for number in range(10_000)]
+    box.add(SendLeaderAndIsr(1, 10, keys), 0)
+
+    def sizes(count: int, answer_ms: int) -> list[int]:
+        found = []
+        for _ in range(count):
+            batch = take(box, 0)
+            box.instructed(batch, (), answer_ms)
+            found.append(len(batch.keys))
+        return found
+
+    assert sizes(5, 900) == [100, 200, 400, 500, 500]
+    assert sizes(2, 1_900) == [500, 500]
+    assert sizes(5, 2_100) == [500, 250, 125, 62, 50]
+    batch = take(box, 0)
+    box.control_failed(batch, 10_000)
+    assert len(take(box, 20_000).keys) == 50
 
 
 def test_deletions_come_after_leaderships_and_end_instructions() -> None:

@@ -20,7 +20,11 @@ from highwater.controller.state_machines.actions import (
 )
 from highwater.model.partition import PartitionKey
 
-MAX_PARTITIONS = 500  # a request: one call of FenceEpoch carries them all, and 5 s are enough for it
+# A request: one call of FenceEpoch carries them all. As many as a broker answers for in one to two seconds, so that one
+# that has much to do, and nothing else wrong, is not taken for silent.
+MIN_PARTITIONS, MAX_PARTITIONS = 50, 500
+FIRST_PARTITIONS = 100
+SLOW_ANSWER_MS, QUICK_ANSWER_MS = 2_000, 1_000
 UNANSWERED_MS = 5_000  # RULES 7.7
 
 
@@ -45,6 +49,8 @@ class Outbox:
         self.broker_epoch = broker_epoch
         self._greeted = False
         self._control_failures = 0
+        self._limit = FIRST_PARTITIONS  # of the next request
+        self._control_sent_ms = 0
         self._instructions: Redelivery[PartitionKey] = Redelivery()
         self._stops: Redelivery[PartitionKey] = Redelivery()
         self._stop_partitions: dict[PartitionKey, StopPartition] = {}
@@ -70,10 +76,11 @@ class Outbox:
     def next_control(self, now_ms: int) -> InstructionBatch | StopBatch | None:
         """Returns what to send now; leaderships before followerships, as nobody is served by a partition before its
         leader has been told, and both before deletions."""
-        keys = self._instructions.take(now_ms, MAX_PARTITIONS)
+        self._control_sent_ms = now_ms
+        keys = self._instructions.take(now_ms, self._limit)
         if keys or not self._greeted:
             return InstructionBatch(keys)
-        keys = self._stops.take(now_ms, MAX_PARTITIONS)
+        keys = self._stops.take(now_ms, self._limit)
         return StopBatch(keys, tuple(self._stop_partitions[key] for key in keys)) if keys else None
 
     def control_due_ms(self) -> int | None:
@@ -85,10 +92,12 @@ class Outbox:
         """The broker answered; `refused` are the partitions that it answered with an error, or not at all."""
         self._greeted = True
         self._control_failures = 0
+        self._took(len(batch.keys), now_ms - self._control_sent_ms)
         self._instructions.answered(batch.keys, refused, now_ms)
 
     def stopped(self, batch: StopBatch, refused: Collection[PartitionKey], now_ms: int) -> None:
         self._control_failures = 0
+        self._took(len(batch.keys), now_ms - self._control_sent_ms)
         self._stops.answered(batch.keys, refused, now_ms)
         for key in batch.keys:
             if key not in self._stops:
@@ -97,12 +106,21 @@ class Outbox:
     def control_failed(self, batch: InstructionBatch | StopBatch, now_ms: int) -> int:
         """The broker could not be reached or did not answer in time. Returns how long to pause, in ms."""
         (self._instructions if isinstance(batch, InstructionBatch) else self._stops).failed(batch.keys, now_ms)
+        self._took(len(batch.keys), now_ms - self._control_sent_ms)
         pause_ms = backoff_ms(self._control_failures)
         self._control_failures += 1
         return pause_ms
 
+    def _took(self, partitions: int, answer_ms: int) -> None:
+        """A request was answered for, or given up: the next ones are half or twice as large."""
+        if answer_ms > SLOW_ANSWER_MS:
+            self._limit = max(self._limit // 2, MIN_PARTITIONS)
+        elif answer_ms < QUICK_ANSWER_MS and partitions >= self._limit:
+            self._limit = min(2 * self._limit, MAX_PARTITIONS)
+
     def unanswered(self, now_ms: int) -> tuple[PartitionKey, ...]:
-        """Partitions of which LeaderAndIsr has gone unanswered for 5 s, each once (RULES 7.7)."""
+        """Partitions of which LeaderAndIsr has gone unanswered for 5 s since it was sent, each once; and those that
+        wait to be sent, where the broker has answered nothing for as long (RULES 7.7)."""
         return self._instructions.overdue(now_ms, UNANSWERED_MS)
 
     def told(self, keys: Iterable[PartitionKey]) -> bool:

@@ -26,9 +26,9 @@ Key = TypeVar("Key", bound=Hashable)
 @dataclass(slots=True)
 class _Entry:
     version: int  # grows with every change
-    changed_ms: int  # of the last change
-    unanswered_since_ms: int  # from then on the receiver owes an answer
+    put_ms: int  # of the first change that nothing was sent for
     due_ms: int  # not to be sent (again) before
+    sent_ms: int | None = None  # first; from then on the receiver owes an answer. None: it waits to be sent
     failures: int = 0
     reported: bool = False  # as overdue
 
@@ -38,6 +38,7 @@ class Redelivery(Generic[Key]):
         self._entries: dict[Key, _Entry] = {}
         self._urgent: dict[Key, None] = {}  # those of them that are sent before the others
         self._versions = 0
+        self._answered_ms = 0  # whatever the receiver answered last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,10 +61,9 @@ class Redelivery(Generic[Key]):
             self._versions += 1
             entry = self._entries.get(key)
             if entry is None:
-                self._entries[key] = _Entry(self._versions, now_ms, now_ms, now_ms)
+                self._entries[key] = _Entry(self._versions, now_ms, now_ms)
             else:
                 entry.version = self._versions
-                entry.changed_ms = now_ms
                 entry.due_ms = now_ms
 
     def discard(self, keys: Iterable[Key]) -> None:
@@ -75,7 +75,7 @@ class Redelivery(Generic[Key]):
         self._urgent.pop(key, None)
 
     def take(self, now_ms: int, limit: int) -> dict[Key, int]:
-        """Up to `limit` keys that are due, with their versions, for `answered` or `failed`."""
+        """Up to `limit` keys that are due, with their versions, to be sent now: for `answered` or `failed`."""
         taken: dict[Key, int] = {}
         for key in chain(self._urgent, self._entries):
             if len(taken) == limit:
@@ -83,10 +83,13 @@ class Redelivery(Generic[Key]):
             entry = self._entries[key]
             if entry.due_ms <= now_ms:
                 taken[key] = entry.version
+                if entry.sent_ms is None:
+                    entry.sent_ms = now_ms
         return taken
 
     def answered(self, taken: Mapping[Key, int], refused: Collection[Key], now_ms: int) -> None:
         """An answer came; the `refused` keys are tried again, after a back-off."""
+        self._answered_ms = now_ms
         for key, version in taken.items():
             entry = self._entries.get(key)
             if entry is None:
@@ -96,7 +99,7 @@ class Redelivery(Generic[Key]):
             elif entry.version == version:
                 self._remove(key)
             else:
-                entry.unanswered_since_ms = entry.changed_ms
+                entry.put_ms, entry.sent_ms = now_ms, None
                 entry.failures = 0
                 entry.reported = False
 
@@ -116,10 +119,13 @@ class Redelivery(Generic[Key]):
         return min((entry.due_ms for entry in self._entries.values()), default=None)
 
     def overdue(self, now_ms: int, limit_ms: int) -> tuple[Key, ...]:
-        """Keys unanswered for `limit_ms`; each is reported once until an answer comes."""
+        """Keys unanswered for `limit_ms` since they were first sent; each is reported once until an answer comes. One
+        that waits its turn behind others is not the receiver's fault, while it answers for those: it counts from
+        the last answer of any kind."""
         found = []
         for key, entry in self._entries.items():
-            if not entry.reported and now_ms - entry.unanswered_since_ms >= limit_ms:
+            since_ms = max(entry.put_ms, self._answered_ms) if entry.sent_ms is None else entry.sent_ms
+            if not entry.reported and now_ms - since_ms >= limit_ms:
                 entry.reported = True
                 found.append(key)
         return tuple(found)
