@@ -17,7 +17,13 @@ from highwater.replica_manager.partition.actions import FetchSession, PartitionS
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import (
+    FULL_PAUSE_S,
+    FetchHandler,
+    FetchParams,
+    FetchPart,
+    FetchRole,
+)
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
@@ -118,8 +124,8 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: Repl
             await anext(servicer.ProduceStream(requests(), nothing))
 
 
-async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: ReplicaManager) -> None:
-    params = FetchParams(
+def too_early() -> FetchParams:
+    return FetchParams(
         FetchRole.REPLICA,
         [FetchPart(PartitionKey(b"t" * 16, 0), leader_epoch=3, fetch_offset=0, max_bytes=1)],
         max_wait_ms=10_000,
@@ -128,8 +134,24 @@ async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: 
         accepts_columns=True,
         session=FetchSession(2, 1, 0, 1),
     )
+
+
+async def test_a_fetch_that_may_not_wait_leaves_nothing_behind(replica_manager: ReplicaManager) -> None:
+    params = too_early()
     fetch_handler = FetchHandler(replica_manager, COUNTED, max_bytes=1 << 20)
     fetch_handler.note_follower(params)
+    started = asyncio.get_running_loop().time()
     (result,) = await fetch_handler.answer(params)
     assert result.error is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert not replica_manager.leadership_waits
+    # Its client asks again at once: without a pause those above the limit would spin.
+    assert asyncio.get_running_loop().time() - started >= 0.9 * FULL_PAUSE_S
+
+
+async def test_a_fetch_that_may_not_wait_is_answered_when_a_newer_one_comes(replica_manager: ReplicaManager) -> None:
+    params = too_early()
+    fetch_handler = FetchHandler(replica_manager, COUNTED, max_bytes=1 << 20)
+    fetch_handler.note_follower(params)
+    asyncio.get_running_loop().call_later(0.01, params.wait.end)
+    async with asyncio.timeout(FULL_PAUSE_S / 2):
+        await fetch_handler.answer(params)

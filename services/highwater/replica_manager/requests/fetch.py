@@ -30,6 +30,8 @@ NO_PIECES: tuple[Piece, ...] = ()
 LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
 MAX_WAIT_MS = 60_000
+# Where as many wait as may, the others are answered after so long, with what there is then: they ask again at once.
+FULL_PAUSE_S = 0.5
 _NOT_HOSTED = FetchVerdict(ErrorCode.UNKNOWN_LEADER_EPOCH, None, -1, -1, -1, ())
 _NOTHING = -1 << 62
 _UNBOUNDED = 1 << 62
@@ -150,8 +152,9 @@ class FetchHandler:
                     return read.parts
                 if waiting is None:
                     waiting = self.enter(params, read, deadline)
-                    if waiting is None:
-                        return read.parts  # too many wait: this one asks again
+                    if waiting is None:  # too many wait: this one is not woken for data, nor asked again at once
+                        await params.wait.wait(min(deadline - loop.time(), FULL_PAUSE_S))
+                        return (await self._read(params)).parts
                     if read.awaited:
                         continue
                 await params.wait.wait(deadline - loop.time())
