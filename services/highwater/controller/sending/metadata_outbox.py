@@ -79,7 +79,9 @@ class MetadataOutbox:
         keys = tuple(islice(self._changed, self._max_partitions))
         for key in keys:
             del self._changed[key]
-        batch = MetadataBatch(keys, slices, frozenset(self._deleted), full=self._closing and not self._slices)
+        # Not before a topic that has just been made is more than a name.
+        full = self._closing and not (self._slices or self._changed)
+        batch = MetadataBatch(keys, slices, frozenset(self._deleted), full)
         self._deleted.clear()
         self._closing &= not batch.full
         self._due = self._closing or bool(self._changed)

@@ -48,6 +48,7 @@ class Outbox:
         self.broker_id = broker_id
         self.broker_epoch = broker_epoch
         self._greeted = False
+        self._stops_next = False  # after what was refused: that is due again and again
         self._control_failures = 0
         self._limit = FIRST_PARTITIONS  # of the next request
         self._control_sent_ms = 0
@@ -77,11 +78,16 @@ class Outbox:
         """Returns what to send now; leaderships before followerships, as nobody is served by a partition before its
         leader has been told, and both before deletions."""
         self._control_sent_ms = now_ms
-        keys = self._instructions.take(now_ms, self._limit)
-        if keys or not self._greeted:
-            return InstructionBatch(keys)
+        if not self._stops_next:
+            keys = self._instructions.take(now_ms, self._limit)
+            if keys or not self._greeted:
+                return InstructionBatch(keys)
+        self._stops_next = False
         keys = self._stops.take(now_ms, self._limit)
-        return StopBatch(keys, tuple(self._stop_partitions[key] for key in keys)) if keys else None
+        if keys:
+            return StopBatch(keys, tuple(self._stop_partitions[key] for key in keys))
+        keys = self._instructions.take(now_ms, self._limit)
+        return InstructionBatch(keys) if keys else None
 
     def control_due_ms(self) -> int | None:
         """The time at which `next_control` has something to say; None: not before `add`."""
@@ -91,6 +97,7 @@ class Outbox:
     def instructed(self, batch: InstructionBatch, refused: Collection[PartitionKey], now_ms: int) -> None:
         """The broker answered; `refused` are the partitions that it answered with an error, or not at all."""
         self._greeted = True
+        self._stops_next = bool(refused)
         self._control_failures = 0
         self._took(len(batch.keys), now_ms - self._control_sent_ms)
         self._instructions.answered(batch.keys, refused, now_ms)

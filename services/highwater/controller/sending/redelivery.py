@@ -95,7 +95,7 @@ class Redelivery(Generic[Key]):
             if entry is None:
                 continue
             if key in refused:
-                self._back_off(entry, version, now_ms)
+                self._back_off(key, entry, version, now_ms)
             elif entry.version == version:
                 self._remove(key)
             else:
@@ -108,9 +108,15 @@ class Redelivery(Generic[Key]):
         for key, version in taken.items():
             entry = self._entries.get(key)
             if entry is not None:
-                self._back_off(entry, version, now_ms)
+                self._back_off(key, entry, version, now_ms)
 
-    def _back_off(self, entry: _Entry, version: int, now_ms: int) -> None:
+    def _back_off(self, key: Key, entry: _Entry, version: int, now_ms: int) -> None:
+        # Behind all that wait: those would wait for ever where as many fail as a request takes.
+        urgent = key in self._urgent and not entry.failures
+        self._remove(key)
+        self._entries[key] = entry
+        if urgent:
+            self._urgent[key] = None
         if entry.version == version:  # else it changed meanwhile and is due as it is
             entry.due_ms = now_ms + backoff_ms(entry.failures)
             entry.failures += 1
