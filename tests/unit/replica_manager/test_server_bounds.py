@@ -99,7 +99,7 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: Repl
     """Not only that request: its answer, and those behind it, would be waited for in vain."""
 
     class Broken(ProduceHandler):
-        def submit(self, *args: Any) -> None:
+        def submit(self, *args: Any, **options: Any) -> None:
             raise RuntimeError("a mistake of ours")
 
     async def requests() -> AsyncIterator[broker_pb2.ProduceRequest]:

@@ -82,10 +82,14 @@ class ProduceHandler:
         self._max_bytes = max_bytes
         self._requests = 0
         self._bytes = 0
+        self._coming = 0  # partitions that will wait for followers once log-storage has answered
 
-    def submit(self, acks: int, timeout_ms: int, parts: Sequence[ProducePart], done: Done) -> None:
+    def submit(
+        self, acks: int, timeout_ms: int, parts: Sequence[ProducePart], done: Done, *, until_done: bool = False
+    ) -> None:
         """`done` is called once: with acks=0 before this returns, with acks=1 when all is answered by log-storage, with
-        acks=-1 when each partition is committed, refused or out of time."""
+        acks=-1 when each partition is committed, refused or out of time. `until_done`: the caller holds the records
+        until then, so they count for as long."""
         size = sum(len(part.records) for part in parts)
         self._metrics.produced_bytes.inc(size)
         error, message = self._refusal(acks, len(parts), size)
@@ -97,6 +101,9 @@ class ProduceHandler:
         self._bytes += size
         deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
+        if until_done:
+            request.unwritten += 1
+            request.until_done = True
         for index, part in enumerate(parts):
             self._append(request, index, part)
         request.handed_over()
@@ -110,10 +117,11 @@ class ProduceHandler:
                 f"{self._requests} requests with {self._bytes} bytes are being written here: retry after a short pause",
             )
         waits = self.replica_manager.purgatory.produces
-        if acks == ACKS_ALL and waits and len(waits) + partitions > waits.limit:
+        waiting = len(waits) + self._coming
+        if acks == ACKS_ALL and waiting and waiting + partitions > waits.limit:
             return (
                 ErrorCode.OVERLOADED,
-                f"the records of {len(waits)} partitions' requests wait for followers here: retry after a short pause",
+                f"the records of {waiting} partitions' requests wait for followers here: retry after a short pause",
             )
         return ErrorCode.NONE, ""
 
@@ -147,8 +155,13 @@ class ProduceHandler:
             return
         request.outstanding += 1
         request.unwritten += 1
+        self._coming += request.acks == ACKS_ALL
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
         pipeline.append(part.records, checked.offsets, answered)
+
+    def came(self, request: _Request) -> None:
+        """log-storage has answered for a partition of it."""
+        self._coming -= request.acks == ACKS_ALL
 
     def written(self, request: _Request) -> None:
         """log-storage has answered for all of it."""
@@ -175,6 +188,7 @@ class _Request:
         "results",
         "size",
         "taken_s",
+        "until_done",
         "unwritten",
     )
 
@@ -196,6 +210,7 @@ class _Request:
         self.results = results
         self.outstanding = 1
         self.unwritten = 1
+        self.until_done = False
 
     def handed_over(self) -> None:
         if self.acks == 0:
@@ -221,6 +236,7 @@ class _Request:
         answer: AppendAnswer,
     ) -> None:
         """log-storage has answered for one partition."""
+        self._handler.came(self)
         self._written_one()  # first: nobody gives the slot back where the answer cannot be given
         if answer.error is not ErrorCode.NONE:
             self.refuse(index, answer.error, answer.message)
@@ -261,5 +277,7 @@ class _Request:
     def _respond(self) -> None:
         done, self._done = self._done, None
         if done is not None:
+            if self.until_done:
+                self._written_one()
             done(self.results)
             self._handler.responded(self)

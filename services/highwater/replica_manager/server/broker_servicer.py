@@ -95,7 +95,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             if not done.done():
                 done.set_result(response)
 
-        self._submit(request, respond)
+        self._submit(request, respond, until_done=True)  # gRPC holds the request for as long as its call
         return await done
 
     async def ProduceStream(
@@ -145,7 +145,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             await asyncio.gather(reading, return_exceptions=True)
 
     def _submit(
-        self, request: broker_pb2.ProduceRequest, respond: Callable[[broker_pb2.ProduceResponse], None]
+        self,
+        request: broker_pb2.ProduceRequest,
+        respond: Callable[[broker_pb2.ProduceResponse], None],
+        *,
+        until_done: bool = False,
     ) -> None:
         correlation_id = request.correlation_id
 
@@ -155,7 +159,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             )
 
         parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
-        self._produce_handler.submit(request.acks, request.timeout_ms, parts, done)
+        self._produce_handler.submit(request.acks, request.timeout_ms, parts, done, until_done=until_done)
 
     # Fetch
 
