@@ -51,8 +51,8 @@ class MetadataAnswers:
     async def answer(self, request: broker_pb2.MetadataRequest, context: Context) -> bytes:
         """A serialised MetadataResponse."""
         cache = self._replica_manager.metadata
-        if not cache.complete and not _knows(cache, request):
-            # What it does not know may be there all the same (RULES 9.4).
+        if not cache.complete:
+            # What it does not know may be there all the same, and what it knows have more partitions (RULES 9.4).
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "the controller has not told this broker of all topics yet"
             )
@@ -157,12 +157,4 @@ def _partition_metadata(
         offline_replicas=[
             replica for replica in partition.replicas if replica not in reached or replica in partition.offline_replicas
         ],
-    )
-
-
-def _knows(cache: MetadataCache, request: broker_pb2.MetadataRequest) -> bool:
-    return (
-        not request.all_topics
-        and all(cache.by_name(name) is not None for name in request.topics)
-        and all(cache.by_id(topic_id) is not None for topic_id in request.topic_ids)
     )
