@@ -102,7 +102,9 @@ class LeaseRenewal:
         while self._await_turn(due_ms, tried_ms + ttl_ms // 12):
             tried_ms = self._clock_ms()
             try:
-                self._leases.renew(self._lease, self._ttl_s / 3)
+                # What reaches etcd after the time that the last sign of life allows would keep a lease that is to end.
+                left_ms = self._alive_ms + self._patience_ms - tried_ms
+                self._leases.renew(self._lease, min(self._ttl_s / 3, max(left_ms / 1000, self._ttl_s / 12)))
             except LeaseNotFound:
                 self.confirmed_until_ms = 0
                 return
