@@ -65,6 +65,8 @@ class AppendSocket:
         self.supervisor = supervisor
         self.connections: set[AppendConnection] = set()
         self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+        self.stopping = False
         metrics.gauge("append_connections", "Connections to the append socket").set_function(
             lambda: len(self.connections)
         )
@@ -84,10 +86,15 @@ class AppendSocket:
         except OSError as error:
             listener.close()
             raise AddressInUseError(f"cannot listen on unix:{path}: {error.strerror or error}") from error
+        self._paths.append(path)
         return await asyncio.get_running_loop().create_unix_server(lambda: AppendConnection(self), sock=listener)
 
     async def stop(self) -> None:
         """Takes no more connections and no more requests; what has been read is answered within `STOP_GRACE_S`."""
+        self.stopping = True
+        for path in self._paths:  # as gRPC does: a start as another user could not tell whether somebody listens there
+            path.unlink(missing_ok=True)
+        self._paths.clear()
         for server in self._servers:
             server.close()
         answering = [call for connection in self.connections if (call := connection.stop_reading()) is not None]
@@ -152,6 +159,9 @@ class AppendConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._owner.connections.add(self)
+        if self._owner.stopping:  # it was taken in the very turn of `stop`
+            transport.abort()
+            return
         self._greeting = self._loop.call_later(HELLO_TIMEOUT_S, self.fail, "no HELLO")
 
     def get_buffer(self, sizehint: int) -> memoryview:
