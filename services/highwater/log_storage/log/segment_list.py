@@ -23,8 +23,6 @@ class SegmentList:
     def __init__(self, context: LogContext, segments: list[Segment], *, gaps: bool) -> None:
         assert segments
         self._context = context
-        for segment in segments[:-1]:
-            segment.mark_sealed()
         self.present = segments  # a thread may put another list in its place (`exchange`)
         self.changing = threading.Lock()  # held while a segment is taken into the log or out of it
         # While another thread renames the files of segments that have replaced others: those that the log lets go of,

@@ -101,6 +101,9 @@ def open_log(
         epochs = walk.epoch_cache(trusted, log_end_offset)
     except CorruptBatchError as error:
         raise _lost(f"{directory} is damaged below the recovery point: {error}") from None
+    for segment in trusted:
+        if segment is not segments[-1]:
+            segment.mark_sealed()  # again: one of them has been looked into from its end
     producer_snapshots.remove_needless(directory, segments)
     log = Log(
         directory,
@@ -229,8 +232,6 @@ class _Walk:
             except OSError as error:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{segment.path} cannot be read: {error}") from error
             segment.seal()
-            if number + 1 < len(segments):
-                segment.mark_sealed()
             expected = segment.end_offset
 
     def judge(self, cut: Cut, log_end_offset: int) -> None:

@@ -118,7 +118,12 @@ class Segment:
         try:
             self._walk_tail()
         except (_WrongIndexError, FileNotFoundError):
-            self.resume()
+            sealed = self.sealed
+            try:
+                self.resume()
+            finally:
+                if sealed:  # it is looked into, not appended to
+                    self.mark_sealed()
         finally:  # also where a batch cannot be read: it ends where it did
             self.end_offset = end_offset
 
@@ -151,7 +156,8 @@ class Segment:
         return file
 
     def mark_sealed(self) -> None:
-        """Nothing is written to it any more, unless it is resumed."""
+        """Nothing is written to it any more, unless it is resumed, and all of it is on disk: who has a file open is
+        told of an error in writing it out."""
         if not self.sealed:
             self.sealed = True
             if self._file is not None:
