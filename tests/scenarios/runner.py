@@ -329,7 +329,7 @@ class Runner:
             self.do_tick("500ms")
 
     def request(self, session: FetchSession) -> None:
-        if session.requested(self.now_ms):
+        if session.requested(self.now_ms, self.partition.settings.session_silent_ms):
             self.carry_out(self.partition.session_liveness_changed(session, self.now_ms))
 
     def do_open(self, broker: str, session: str, broker_epoch: str = "", fetcher: str = "0") -> None:

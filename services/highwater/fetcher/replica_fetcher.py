@@ -334,7 +334,7 @@ class ReplicaFetcher:
         answer = from_fetch_result(result, position)
         if answer.error is not ErrorCode.NONE or answer.diverging is not None:
             self._places.refused(follower.key)
-        elif answer.fetched is not None:
+        elif answer.fetched is not None or follower.position() is None:  # backing off, it takes nothing of it
             self._places.returned_data(follower.key)
         if answer.fetched is not None:
             self._fetch_order.returned_data(follower.key)  # RULES 4.8

@@ -98,9 +98,10 @@ class FetchSession:
     last_request_ms: int = field(default=NEVER_MS, compare=False, repr=False)
     silence_told: bool = field(default=False, compare=False, repr=False)  # to its partitions, since then
 
-    def requested(self, now_ms: int) -> bool:
-        """A request came. Tells whether its partitions had been told of a silence."""
-        before, self.silence_told = self.silence_told, False
+    def requested(self, now_ms: int, silent_ms: int) -> bool:
+        """A request came. Tells whether its partitions had been told of a silence, or may have seen it themselves."""
+        before = self.silence_told or NEVER_MS < self.last_request_ms <= now_ms - silent_ms
+        self.silence_told = False
         self.last_request_ms = now_ms
         return before
 

@@ -81,7 +81,9 @@ class Replica:
         """Tells whether a newer stream than `session` has fetched this partition: a stream that was overtaken may still
         deliver what it had sent (RULES 4.1)."""
         mine = self.session
-        return mine is not None and (session.broker_epoch, session.number) < (mine.broker_epoch, mine.number)
+        if mine is None or session.broker_epoch != mine.broker_epoch:
+            return mine is not None and session.broker_epoch < mine.broker_epoch
+        return session.fetcher_id == mine.fetcher_id and session.number < mine.number
 
     @property
     def fetched_since_leaving(self) -> bool:
@@ -113,7 +115,8 @@ class Replica:
         nothing is repeated any more."""
         if self.session is not None and self.repeated:
             self._last_caught_up_ms = self.last_caught_up_ms(leader_end_offset)
-            self._last_fetch_ms = max(self._last_fetch_ms, self.session.last_request_ms)
+            if self.keeps_up(leader_end_offset):  # else the leader's end was another then: the second rule of `fetched`
+                self._last_fetch_ms = max(self._last_fetch_ms, self.session.last_request_ms)
 
     def unnamed(self, leader_end_offset: int) -> None:
         """The session's requests say nothing of this partition from here on."""

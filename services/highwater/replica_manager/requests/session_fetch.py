@@ -99,7 +99,7 @@ class SessionFetch:
         for part in params.parts:
             self._name(part)
         # Now, as what this request has dropped does not stand in it.
-        if self._session.requested(self._replica_manager.now_ms()):
+        if self._session.requested(self._replica_manager.now_ms(), self._replica_manager.settings.session_silent_ms):
             self._replica_manager.session_liveness_changed(self._session)
 
     def _name(self, part: FetchPart) -> None:
@@ -240,7 +240,7 @@ class SessionFetch:
     def _leads_by_now(self, place: _Place) -> bool:
         """Takes again what came too early, and returns whether it is answered otherwise now: a follower may hear of a
         new leader before the leader does, and its place waits for that as for data, instead of backing off."""
-        if place.again:
+        if place.again and self._replica_manager.sessions.is_newest(self._session):
             place.again = False
             place.verdict = self._note(self._session, place.part)
             hosted = self._replica_manager.hosted.get(place.part.key)
