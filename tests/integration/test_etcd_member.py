@@ -51,6 +51,20 @@ async def test_three_members_start_one_cluster(cluster: EtcdPods) -> None:
     assert config["initial-cluster-state"] == "new"
 
 
+async def test_a_member_follows_into_the_cluster_that_the_others_have_begun(pods: EtcdPods) -> None:
+    """They knew that it is prepared, and are a majority before it has looked again."""
+    for ordinal, held in enumerate([Held.AGREED, Held.AGREED, Held.PREPARED]):
+        pods.volume(ordinal).write(held, pods.peer_url(ordinal))
+    pods.start(0, 1)
+    await pods.healthy(0, 1)
+    ids = {member.id for member in await pods.named(0, 1)}
+    pods.start(2)
+    await pods.healthy(*ALL)
+    assert {member.id for member in await pods.named()} == ids
+    assert "removing" not in pods.log(2)
+    assert json.loads(pods.config_path(2).read_text())["initial-cluster-state"] == "new"
+
+
 async def test_a_lone_member_starts_alone(pods: EtcdPods) -> None:
     pods.members = 1
     pods.start(0)

@@ -24,8 +24,11 @@ _HTTPS = "https://"
 class NamedMember:
     id: int
     name: str
-    """Empty until it has been started and has told the others."""
+    """Empty where it was added, until it has been started and has told the others. Those that a cluster began with have
+    theirs from the beginning."""
     peer_urls: tuple[str, ...]
+    client_urls: tuple[str, ...]
+    """Empty until it has been started and has told the others."""
 
 
 class Membership:
@@ -78,7 +81,10 @@ class Membership:
             answer = await cluster.MemberList(rpc.MemberListRequest(linearizable=linearizable), timeout=LIST_TIMEOUT_S)
         except AioRpcError as error:
             raise classify(error, wrote=False) from error
-        return [NamedMember(member.ID, member.name, tuple(member.peerURLs)) for member in answer.members]
+        return [
+            NamedMember(member.ID, member.name, tuple(member.peerURLs), tuple(member.clientURLs))
+            for member in answer.members
+        ]
 
     async def _first(self, call: Callable[[Member], Coroutine[Any, Any, list[NamedMember]]]) -> list[NamedMember]:
         """The first answer of any member. All are asked at once: one that is cut off answers late or never."""

@@ -198,12 +198,11 @@ class MemberStart:
                 return self._held is Held.JOINING and await self._join_by_hearsay(membership)
             note = self._volume.note()
             mine = self._mine(members, {self._settings.own_peer_url} | ({note.peer_url} if note else set()))
-            awaited = len(mine) == 1 and self._is_waiting_for_us(mine[0])
             obstacle: object = None
-            if awaited and self._held in (Held.PREPARED, Held.AGREED):
+            if self._held in (Held.PREPARED, Held.AGREED) and len(mine) == 1 and self._began_with_us(mine[0]):
                 self._start_anew()
                 return True
-            if awaited and self._held is Held.JOINING:
+            if self._held is Held.JOINING and len(mine) == 1 and self._is_waiting_for_us(mine[0]):
                 if await self._is_settled(membership, members):
                     self._write_joining_config(members)
                     return True
@@ -270,6 +269,11 @@ class MemberStart:
             self._write_joining_config(members)
             return True
         return False
+
+    def _began_with_us(self, member: NamedMember) -> bool:
+        """Tells whether the others have begun the cluster that this volume is prepared for and wait for this member.
+        etcd asks them the same before it starts with `new`."""
+        return not member.client_urls and member.peer_urls == (self._settings.own_peer_url,)
 
     def _is_waiting_for_us(self, member: NamedMember) -> bool:
         return not member.name and member.peer_urls == (self._settings.own_peer_url,)
