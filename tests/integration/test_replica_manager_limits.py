@@ -17,7 +17,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.metadata.store.store import Store
 from highwater.records import Codec, encode_columns, iter_batches
-from highwater.v1 import broker_pb2
+from highwater.v1 import broker_pb2, common_pb2
 
 
 @pytest.fixture(params=["0", "67108864"], ids=["log-storage", "tail-cache"])
@@ -104,24 +104,30 @@ async def test_a_batch_above_the_topics_limit_is_refused(cluster: TestCluster) -
 async def test_what_waits_for_followers_is_not_under_way_in_log_storage(cluster: TestCluster) -> None:
     """A thousand producers with acks=all wait in normal work, each for a while."""
     topic = await unreplicated(cluster)
-    waiting = [asyncio.create_task(cluster[0].produce(topic.key, rows(b"a"), timeout_ms=60_000)) for _ in range(2)]
-    manager = cluster[0].replica_manager
-    assert manager is not None
-    purgatory = manager.replica_manager.purgatory.produces
-
-    async def wait(count: int) -> None:
-        async def all_wait() -> bool:
-            return len(purgatory) == count
-
-        await eventually(all_wait, f"{count} produces wait")
-
-    await wait(2)
-    for count in (4, 6, 8):
-        waiting += [asyncio.create_task(cluster[0].produce(topic.key, rows(b"a"), timeout_ms=60_000)) for _ in range(2)]
-        await wait(count)
+    streams = []
+    for count in (2, 4, 6, 8):
+        for _ in range(2):
+            streams.append(cluster[0].stub.ProduceStream())
+            await streams[-1].write(produce_request(topic))
+        await produces_wait(cluster, count)
     await cluster[0].stop_replica_manager()
-    for task in waiting:
-        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_unary_produce_counts_until_it_is_answered(cluster: TestCluster) -> None:
+    """gRPC holds the records of its request until then, so they are bounded as what is under way."""
+    topic = await unreplicated(cluster)
+
+    async def error(timeout_ms: int) -> common_pb2.Error:
+        response = await cluster[0].stub.Produce(produce_request(topic, timeout_ms=timeout_ms))
+        found: common_pb2.Error = response.results[0].error
+        return found
+
+    waiting = [asyncio.create_task(error(500)) for _ in range(2)]
+    await produces_wait(cluster, 2)
+    refused = await error(500)
+    assert (refused.code, refused.retriable) == (ErrorCode.OVERLOADED, True)
+    assert [found.code for found in await asyncio.gather(*waiting)] == [ErrorCode.REQUEST_TIMED_OUT] * 2
+    assert (await error(500)).code != ErrorCode.OVERLOADED
 
 
 async def test_one_request_is_answered_partition_by_partition(cluster: TestCluster) -> None:
@@ -147,10 +153,27 @@ async def test_a_replica_may_not_fetch_without_a_stream(cluster: TestCluster) ->
 
 
 async def unreplicated(cluster: TestCluster) -> Topic:
-    """A topic whose second in-sync replica does not exist, so that nothing is ever committed (for 10 s)."""
+    """A topic whose second in-sync replica does not exist: nothing is committed before that has left the ISR."""
     topic = await cluster.create_topic("orders", instruct=False)
     state = PartitionState(0, 0, cluster[0].broker_epoch, (0, 1))
     revision = await cluster.store.put(cluster.keys.state("orders", 0), state.to_json())
     topic = Topic(topic.name, topic.key, (0, 1), {}, VersionedState(state, revision))
     await cluster.instruct(0, topic)
     return topic
+
+
+def produce_request(topic: Topic, *, timeout_ms: int = 60_000) -> broker_pb2.ProduceRequest:
+    part = broker_pb2.ProducePartition(partition=to_key(topic.key), records=rows(b"a"))
+    return broker_pb2.ProduceRequest(acks=-1, timeout_ms=timeout_ms, partitions=[part])
+
+
+async def produces_wait(cluster: TestCluster, count: int) -> None:
+    """For followers, and nothing else than `count` of them."""
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    purgatory = manager.replica_manager.purgatory.produces
+
+    async def all_wait() -> bool:
+        return len(purgatory) == count
+
+    await eventually(all_wait, f"{count} produces wait")

@@ -51,7 +51,7 @@ class MetadataAnswers:
     async def answer(self, request: broker_pb2.MetadataRequest, context: Context) -> bytes:
         """A serialised MetadataResponse."""
         cache = self._replica_manager.metadata
-        if not cache.complete:
+        if not cache.complete and (request.all_topics or request.topics or request.topic_ids):
             # What it does not know may be there all the same, and what it knows have more partitions (RULES 9.4).
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, "the controller has not told this broker of all topics yet"
