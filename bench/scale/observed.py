@@ -122,7 +122,7 @@ def name_of(callback: Any) -> str:
     path = []
     coroutine: Any = task.get_coro()
     while hasattr(coroutine, "cr_await"):  # gRPC's are compiled: for `inspect` they are no coroutines
-        path.append(coroutine.__qualname__)
+        path.append(coroutine.__qualname__ or type(coroutine).__name__)  # some of gRPC's have no name
         coroutine = coroutine.cr_await
     return f"{task.get_name()}, in {' > '.join(path[-_INNERMOST:])}"
 
