@@ -1,4 +1,5 @@
-"""Records that wait for others to share a batch with: one open batch a partition, plain lists of Python objects.
+"""Records that wait for others to share a batch with: one open batch a partition, plain lists of Python objects, or
+few rows of tables.
 
 `append` is the hot path of `send`: some ten operations a record, no future, no per-record object but its `Delivery`.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from operator import index as as_int
 from time import time
+
+import pyarrow as pa
 
 from highwater.client.exceptions import InvalidRequestError, InvalidTimestampError, RecordTooLargeError
 from highwater.client.producer.buffer_memory import BufferMemory
@@ -25,6 +28,7 @@ RECORD_OVERHEAD_BYTES = 16
 MAX_CACHED_KEYS = 16_384
 # A batch is filled by its expected size on the wire. This bounds how far the expectation is trusted.
 MAX_EXPECTED_RATIO = 16.0
+NEVER_DUE = float("inf")
 
 
 class OpenBatch:
@@ -41,18 +45,41 @@ class OpenBatch:
         self.values: list[bytes | None] = []
         self.headers: list[tuple[RecordHeader, ...]] | None = None
 
+    @property
+    def records(self) -> int:
+        return len(self.values)
+
+
+class OpenTable:
+    """Rows of tables that wait, in order: columns timestamp, key, value[, headers]."""
+
+    __slots__ = ("delivery", "opened_ms", "records", "rows", "size_bytes")
+
+    def __init__(self, delivery: BatchDelivery, opened_ms: float) -> None:
+        self.delivery = delivery
+        self.opened_ms = opened_ms
+        self.size_bytes = 0
+        self.records = 0
+        self.rows: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch, size_bytes: int) -> None:
+        self.rows.append(rows)
+        self.records += rows.num_rows
+        self.size_bytes += size_bytes
+
 
 class PartitionAccumulator:
     """One partition: its open batch, those that are closed but not encoded, and its queue to the leader."""
 
-    __slots__ = ("closed", "leader_epoch", "open", "queue", "topic")
+    __slots__ = ("closed", "due_ms", "leader_epoch", "open", "queue", "topic")
 
     def __init__(self, topic: TopicAccumulator, queue: PartitionQueue) -> None:
         self.topic = topic
         self.queue = queue
-        self.open: OpenBatch | None = None
+        self.open: OpenBatch | OpenTable | None = None
         self.leader_epoch = -1  # of the leader that it was last sent to
-        self.closed: dict[ProducerBatch, OpenBatch] = {}  # in order; their batches stand in `queue.fresh`
+        self.closed: dict[ProducerBatch, OpenBatch | OpenTable] = {}  # in order; their batches stand in `queue.fresh`
+        self.due_ms = NEVER_DUE  # when the sender looks at it without being told to
 
     def close(self) -> None:
         """The open batch takes no more and waits for the encoder."""
@@ -60,8 +87,9 @@ class PartitionAccumulator:
         if batch is None:
             return
         self.open = None
-        self.topic.sticky = -1
-        closed = ProducerBatch(batch.delivery, len(batch.values), batch.opened_ms, charged_bytes=batch.size_bytes)
+        if isinstance(batch, OpenBatch):
+            self.topic.sticky = -1
+        closed = ProducerBatch(batch.delivery, batch.records, batch.opened_ms, charged_bytes=batch.size_bytes)
         self.closed[closed] = batch
         self.queue.add(closed)
 
@@ -177,7 +205,8 @@ class TopicAccumulator:
             return None
         accumulator = self.partitions[partition]
         batch = accumulator.open
-        if batch is None:
+        if type(batch) is not OpenBatch:
+            accumulator.close()  # rows of tables that came before it
             delivery = BatchDelivery(self.name, partition)
             batch = accumulator.open = OpenBatch(delivery, self._clock_ms())
             self._wake(accumulator)

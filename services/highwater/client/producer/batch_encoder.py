@@ -7,15 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from highwater.client.exceptions import InvalidRequestError
-from highwater.client.producer.accumulator import OpenBatch, PartitionAccumulator
+from highwater.client.producer.accumulator import OpenBatch, OpenTable, PartitionAccumulator
 from highwater.client.producer.buffer_memory import BufferMemory
 from highwater.client.producer.encoding import BatchFormat, Encoded, encode_accumulated, encode_table
 from highwater.client.producer.partition_queue import ProducerBatch
-from highwater.client.producer.table_batches import TableChunk
+from highwater.client.producer.table_batches import TableChunk, together
 from highwater.records import Codec
 
 ENCODER_THREADS = 2
-# A slow codec leaves the event loop from this many bytes on; the fast ones take less time than the hop to a thread.
+# A slow codec, or columns of tables, leave the event loop from this many bytes on; lists with a fast one take less time
+# than the hop to a thread.
 THREADED_FROM_BYTES = 64 * 1024
 SLOW_CODECS = (Codec.GZIP, Codec.ZSTD)
 # A batch of fewer records says little about how well a topic compresses.
@@ -23,14 +24,19 @@ OBSERVED_FROM_RECORDS = 100
 
 
 class BatchEncoder:
-    """Records from lists are encoded on the event loop, columns of tables in threads (Arrow, lz4 and the CRC leave the
-    interpreter free meanwhile). A batch keeps its place in its queue, so the order does not depend on who is first.
+    """Records from lists and few rows are encoded on the event loop, columns of tables in threads (Arrow, lz4 and the
+    CRC leave the interpreter free meanwhile). A batch keeps its place in its queue, so the order does not depend on
+    who is first.
 
-    `failed` is told of batches that cannot be encoded, `ready` that a thread has finished one.
+    `failed` is told of batches that cannot be encoded, `ready` for whom a thread has finished one.
     """
 
     def __init__(
-        self, memory: BufferMemory, *, failed: Callable[[ProducerBatch], None], ready: Callable[[], None]
+        self,
+        memory: BufferMemory,
+        *,
+        failed: Callable[[ProducerBatch], None],
+        ready: Callable[[PartitionAccumulator], None],
     ) -> None:
         self._memory = memory
         self._failed = failed
@@ -42,8 +48,10 @@ class BatchEncoder:
         """Encodes everything that the accumulator has closed."""
         while accumulator.closed:
             batch = next(iter(accumulator.closed))
-            work = _list_encoder(accumulator.topic.batch_format, accumulator.closed.pop(batch))
-            if accumulator.topic.batch_format.codec in SLOW_CODECS and batch.charged_bytes >= THREADED_FROM_BYTES:
+            batch_format, closed = accumulator.topic.batch_format, accumulator.closed.pop(batch)
+            work = _encoder(batch_format, closed)
+            slow = batch_format.codec in SLOW_CODECS or isinstance(closed, OpenTable)
+            if slow and batch.charged_bytes >= THREADED_FROM_BYTES:
                 self._in_thread(accumulator, batch, work)
                 continue
             try:
@@ -86,7 +94,7 @@ class BatchEncoder:
                 self._take(accumulator, batch, future.result())
             else:
                 self._refuse(accumulator, batch, error)
-            self._ready()
+            self._ready(accumulator)
 
         try:
             running = asyncio.get_running_loop().run_in_executor(self._executor(), work)
@@ -118,7 +126,9 @@ class BatchEncoder:
         self._failed(batch)
 
 
-def _list_encoder(batch_format: BatchFormat, records: OpenBatch) -> Callable[[], list[Encoded]]:
+def _encoder(batch_format: BatchFormat, records: OpenBatch | OpenTable) -> Callable[[], list[Encoded]]:
+    if isinstance(records, OpenTable):
+        return lambda: encode_table(batch_format, together(records.rows))
     return lambda: encode_accumulated(batch_format, records.timestamps, records.keys, records.values, records.headers)
 
 

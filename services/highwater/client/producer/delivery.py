@@ -103,11 +103,20 @@ class BatchDelivery:
         self.retrieved = True
         raise self.error
 
-    def batches(self) -> list[BatchMetadata]:
-        if self.error is not None:
+    def batches(self, first_index: int, records: int) -> list[BatchMetadata]:
+        """The places of so many records from `first_index` on. Raises the part's error where some of them failed."""
+        end = first_index + records
+        found = []
+        for first, count, base_offset, _ in self.parts:
+            begin, records_here = max(first, first_index), min(first + count, end) - max(first, first_index)
+            if records_here > 0:
+                offset = base_offset + begin - first if base_offset >= 0 else -1
+                found.append(BatchMetadata(self.topic, self.partition, offset, records_here))
+        if sum(batch.records for batch in found) < records:
+            assert self.error is not None
             self.retrieved = True
             raise self.error
-        return [BatchMetadata(self.topic, self.partition, base, records) for _, records, base, _ in self.parts]
+        return found
 
 
 class Delivery:
@@ -141,21 +150,29 @@ class Delivery:
         return self._batch.partition
 
 
+class TablePart(NamedTuple):
+    """Rows of a table in one batch, which others may share with them: `records` from `first_index` on."""
+
+    batch: BatchDelivery
+    first_index: int
+    records: int
+
+
 class TableDelivery:
-    """The delivery of a table: `await` it for its `TableMetadata`. Raises the first batch's error that there is."""
+    """The delivery of a table: `await` it for its `TableMetadata`. Raises the first error of its rows that there is."""
 
-    __slots__ = ("_batches", "_records")
+    __slots__ = ("_parts", "_records")
 
-    def __init__(self, batches: Sequence[BatchDelivery], records: int) -> None:
-        self._batches = batches
+    def __init__(self, parts: Sequence[TablePart], records: int) -> None:
+        self._parts = parts
         self._records = records
 
     def __await__(self) -> Generator[Any, None, TableMetadata]:
-        for batch in self._batches:
-            if not batch.done:
-                yield from batch.wait().__await__()
-        found = [metadata for batch in self._batches for metadata in batch.batches()]
+        for part in self._parts:
+            if not part.batch.done:
+                yield from part.batch.wait().__await__()
+        found = [metadata for batch, first, records in self._parts for metadata in batch.batches(first, records)]
         return TableMetadata(self._records, tuple(found))
 
     def done(self) -> bool:
-        return all(batch.done for batch in self._batches)
+        return all(part.batch.done for part in self._parts)

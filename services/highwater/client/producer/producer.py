@@ -23,7 +23,7 @@ from highwater.client.exceptions import (
 )
 from highwater.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Headers, TopicAccumulator
 from highwater.client.producer.buffer_memory import BufferMemory
-from highwater.client.producer.delivery import BatchDelivery, Delivery, RecordMetadata, TableDelivery
+from highwater.client.producer.delivery import Delivery, RecordMetadata, TableDelivery, TablePart
 from highwater.client.producer.encoding import BatchFormat, codec_named, encode_table
 from highwater.client.producer.exit_flush import (
     AFTER_ERROR,
@@ -33,7 +33,7 @@ from highwater.client.producer.exit_flush import (
     warn_dropped,
 )
 from highwater.client.producer.partition_queue import PartitionQueue, RetryPolicy
-from highwater.client.producer.sender import Sender, SenderSettings
+from highwater.client.producer.sender import SMALL_CHUNK_BYTES, Sender, SenderSettings
 from highwater.client.producer.table_batches import (
     MOST_OF_BATCH,
     ArrowStream,
@@ -48,6 +48,8 @@ from highwater.rpc import forking
 _YIELD_MASK = 1023
 # Rows that are encoded once to see how well a topic's tables compress.
 _SAMPLE_ROWS = 2000
+# Few rows of so many partitions are handed over in one turn of the event loop, so that they share requests.
+_SMALL_CHUNKS_AT_ONCE = 32
 
 
 class Producer:
@@ -341,7 +343,8 @@ class Producer:
             raise InvalidRequestError(f"topic {topic} has partitions 0 to {partitions - 1}, there is no {partition}")
         if accumulator.ratio is None and rows.num_rows:
             await self._sample(accumulator, rows)
-        deliveries: list[BatchDelivery] = []
+        parts: list[TablePart] = []
+        small = 0
         cut = chunks(
             rows,
             partitions,
@@ -354,9 +357,12 @@ class Producer:
             while not self._memory.fits(chunk.size_bytes):
                 await self._memory.changed(deadline - monotonic())
             self._check_running()
-            deliveries.append(self._sender.add_chunk(accumulator, chunk))
-            await asyncio.sleep(0)
-        return TableDelivery(deliveries, rows.num_rows)
+            parts.append(self._sender.add_chunk(accumulator, chunk))
+            small += 1
+            if chunk.size_bytes >= SMALL_CHUNK_BYTES or small >= _SMALL_CHUNKS_AT_ONCE:
+                small = 0
+                await asyncio.sleep(0)
+        return TableDelivery(parts, rows.num_rows)
 
     async def _sample(self, accumulator: TopicAccumulator, rows: pa.Table) -> None:
         sample = rows.slice(0, _SAMPLE_ROWS).combine_chunks().to_batches()[0]
@@ -462,4 +468,4 @@ class Producer:
             rows_only = info.config.get("payload.format") == "rows"
             accumulator.batch_format = BatchFormat(self._codec, rows_only, self._max_request_bytes)
         if self._running:
-            self._sender.wake()
+            self._sender.look_at_all()

@@ -1,8 +1,8 @@
 """The sender of accumulated batches: has them encoded, groups them by leader, sends, takes the answers.
 
-One pass (`_pass`) looks at every partition that has something to do. It is a plain function, run on the event loop when
-something changed: a batch was opened or closed, an answer came, metadata changed, or a time has come. What waits is in
-the queues; nothing waits in a task.
+One pass (`_pass`) looks at the partitions of which something changed: a batch was opened, closed or encoded, an answer
+came, a time has come; at all that have something to do where metadata changed. It is a plain function, run on the event
+loop. What waits is in the queues; nothing waits in a task, and a partition that waits for an answer costs nothing.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from time import monotonic
 
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.connection import Connection
 from highwater.client.exceptions import HighwaterError, RetriableError, error_for
-from highwater.client.producer.accumulator import PartitionAccumulator, TopicAccumulator
+from highwater.client.producer.accumulator import (
+    NEVER_DUE,
+    OpenTable,
+    PartitionAccumulator,
+    TopicAccumulator,
+)
 from highwater.client.producer.batch_encoder import BatchEncoder, pieces_of
 from highwater.client.producer.buffer_memory import BufferMemory
-from highwater.client.producer.delivery import BatchDelivery
+from highwater.client.producer.delivery import BatchDelivery, TablePart
 from highwater.client.producer.encoding import halve
 from highwater.client.producer.partition_queue import ProduceAnswer, ProducerBatch
-from highwater.client.producer.table_batches import TableChunk
+from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
@@ -32,6 +38,9 @@ _log = get_logger(__name__)
 
 # Time-outs are looked for this often.
 SWEEP_MS = 250.0
+# Rows of a table that are fewer bytes wait for others of their partition, as records do: each batch costs every broker
+# on its way as much as some hundred KB.
+SMALL_CHUNK_BYTES = 64 * 1024
 # Failed deliveries that nobody has awaited yet, kept for `flush` to raise.
 MAX_UNRETRIEVED = 1000
 
@@ -57,8 +66,12 @@ class Sender:
         self._cluster = cluster
         self._memory = memory
         self._settings = settings
-        self._active: dict[PartitionAccumulator, None] = {}  # those with something to do, in order
-        self.encoder = BatchEncoder(memory, failed=self._settled, ready=self.wake)
+        self._active: dict[PartitionAccumulator, None] = {}  # those with something that is not settled, in order
+        self._changed: dict[PartitionAccumulator, None] = {}  # those of them that the next pass looks at
+        self._leaderless: dict[PartitionAccumulator, None] = {}  # looked at with each sweep
+        self._due: list[tuple[float, int, PartitionAccumulator]] = []  # a heap: when time changes something
+        self._due_count = 0  # makes the order of equals that of arrival
+        self.encoder = BatchEncoder(memory, failed=self._settled, ready=self.activate)
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -79,27 +92,53 @@ class Sender:
         self._loop = asyncio.get_running_loop()
 
     def activate(self, accumulator: PartitionAccumulator) -> None:
-        """The partition has a batch that was opened or closed."""
+        """The partition has a batch that was opened, closed or encoded."""
         self._active[accumulator] = None
-        self.wake()
+        self._changed[accumulator] = None
+        self._wake()
 
-    def wake(self) -> None:
+    def look_at_all(self) -> None:
+        """Something changed that may concern every partition: metadata, a producer id."""
+        self._changed |= self._active
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._scheduled and not self._closing:
             assert self._loop is not None
             self._scheduled = True
             self._loop.call_soon(self._pass)
 
-    def add_chunk(self, topic: TopicAccumulator, chunk: TableChunk) -> BatchDelivery:
-        """A batch of a table, behind everything its partition already has."""
+    def add_chunk(self, topic: TopicAccumulator, chunk: TableChunk) -> TablePart:
+        """Rows of a table, behind everything that their partition already has."""
         accumulator = topic.partitions[chunk.partition]
-        accumulator.close()
-        delivery = BatchDelivery(topic.name, chunk.partition)
         self._memory.used_bytes += chunk.size_bytes
+        part = self._join(accumulator, chunk) if chunk.size_bytes < SMALL_CHUNK_BYTES else self._own(accumulator, chunk)
+        self.activate(accumulator)
+        return part
+
+    def _own(self, accumulator: PartitionAccumulator, chunk: TableChunk) -> TablePart:
+        """A batch of their own."""
+        accumulator.close()
+        delivery = BatchDelivery(accumulator.topic.name, chunk.partition)
         batch = ProducerBatch(delivery, chunk.records, self._now_ms(), charged_bytes=chunk.size_bytes)
         accumulator.queue.add(batch)
         self.encoder.encode_chunk(accumulator, batch, chunk)
-        self.activate(accumulator)
-        return delivery
+        return TablePart(delivery, 0, chunk.records)
+
+    def _join(self, accumulator: PartitionAccumulator, chunk: TableChunk) -> TablePart:
+        """A batch with those that came before them and have not gone yet. They are gathered at once: what waits must
+        not keep whole tables from being freed."""
+        full_bytes = accumulator.topic.full_bytes
+        opened = accumulator.open
+        if type(opened) is not OpenTable or opened.size_bytes + chunk.size_bytes > MOST_OF_BATCH * full_bytes:
+            accumulator.close()
+            delivery = BatchDelivery(accumulator.topic.name, chunk.partition)
+            opened = accumulator.open = OpenTable(delivery, self._now_ms())
+        part = TablePart(opened.delivery, opened.records, chunk.records)
+        opened.add(chunk.rows(), chunk.size_bytes)
+        if opened.size_bytes >= full_bytes:
+            accumulator.close()
+        return part
 
     def outstanding(self) -> list[BatchDelivery]:
         """Deliveries that are not settled. Closes the open batches, so that they go at once."""
@@ -108,13 +147,13 @@ class Sender:
             accumulator.close()
             queue = accumulator.queue
             found += [batch.delivery for batch in (*queue.unacknowledged, *queue.fresh)]
-        self.wake()
+        self.look_at_all()
         return found
 
     def waiting_records(self) -> int:
         """The number of records that are not settled."""
         return sum(
-            (0 if accumulator.open is None else len(accumulator.open.values))
+            (0 if accumulator.open is None else accumulator.open.records)
             + sum(batch.records for batch in (*accumulator.queue.unacknowledged, *accumulator.queue.fresh))
             for accumulator in self._active
         )
@@ -164,24 +203,33 @@ class Sender:
         now_ms = self._now_ms()
         if now_ms >= self._next_sweep_ms:
             self._sweep(now_ms)
+        while self._due and self._due[0][0] <= now_ms:
+            accumulator = heappop(self._due)[2]
+            accumulator.due_ms = NEVER_DUE
+            self._changed[accumulator] = None
+        changed, self._changed = self._changed, {}
         by_leader: dict[Connection, list[PartitionAccumulator]] = {}
-        for accumulator in list(self._active):
+        for accumulator in changed:
             if self._open_batch_due(accumulator, now_ms):
                 accumulator.close()
             self.encoder.encode_closed(accumulator)
             queue = accumulator.queue
             if accumulator.idle:
-                del self._active[accumulator]
+                self._active.pop(accumulator, None)
             elif queue.fresh or queue.unacknowledged:
                 leader = self._leader(accumulator)
                 if leader is None:
+                    self._leaderless[accumulator] = None
                     self._cluster.request_refresh()
                 else:
                     by_leader.setdefault(leader, []).append(accumulator)
         for leader, accumulators in by_leader.items():
             self._send(leader, accumulators, now_ms)
+        for accumulator in changed:
+            self._note_due(accumulator, now_ms)
         if self._active:
-            self._set_timer(self._next_due_ms(now_ms), now_ms)
+            due_ms = self._due[0][0] if self._due else NEVER_DUE
+            self._set_timer(min(self._next_sweep_ms, due_ms), now_ms)
 
     def _open_batch_due(self, accumulator: PartitionAccumulator, now_ms: float) -> bool:
         """An open batch goes when nothing of its partition is on its way, else when it has lingered.
@@ -193,16 +241,19 @@ class Sender:
             return False
         return queue.idle or now_ms >= batch.opened_ms + self._settings.linger_ms
 
-    def _next_due_ms(self, now_ms: float) -> float:
-        """The time at which something falls due by itself: a linger, a back-off, the next sweep."""
-        due_ms = self._next_sweep_ms
-        for accumulator in self._active:
-            batch, queue = accumulator.open, accumulator.queue
-            if queue.retry_at_ms > now_ms:
-                due_ms = min(due_ms, queue.retry_at_ms)
-            elif batch is not None and not (queue.fresh or queue.saturated or queue.retrying):
-                due_ms = min(due_ms, batch.opened_ms + self._settings.linger_ms)
-        return due_ms
+    def _note_due(self, accumulator: PartitionAccumulator, now_ms: float) -> None:
+        """Has the partition looked at when time changes something by itself: a linger, a back-off."""
+        batch, queue = accumulator.open, accumulator.queue
+        if queue.retry_at_ms > now_ms:
+            due_ms = queue.retry_at_ms
+        elif batch is not None and not (queue.fresh or queue.saturated or queue.retrying):
+            due_ms = batch.opened_ms + self._settings.linger_ms
+        else:
+            return
+        if due_ms < accumulator.due_ms:
+            accumulator.due_ms = due_ms
+            self._due_count += 1
+            heappush(self._due, (due_ms, self._due_count, accumulator))
 
     def _leader(self, accumulator: PartitionAccumulator) -> Connection | None:
         queue = accumulator.queue
@@ -221,7 +272,10 @@ class Sender:
         self._cluster.leave_silent_leaders()
         for accumulator in self._active:
             for batch in accumulator.queue.expire(now_ms):
+                self._changed[accumulator] = None
                 self._settled(batch)
+        leaderless, self._leaderless = self._leaderless, {}
+        self._changed |= leaderless
 
     def _set_timer(self, at_ms: float, now_ms: float) -> None:
         if self._timer is not None and self._timer_at > now_ms:
@@ -230,7 +284,7 @@ class Sender:
             self._timer.cancel()
         assert self._loop is not None
         self._timer_at = at_ms
-        self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self.wake)
+        self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self._wake)
 
     # Sending
 
@@ -311,11 +365,12 @@ class Sender:
             else:
                 self._learn(batches, response)
         for (accumulator, batch), answer in zip(batches, answers, strict=True):
+            self._changed[accumulator] = None
             if answer.error is ErrorCode.MESSAGE_TOO_LARGE and batch.records > 1:
                 self._halve(accumulator, batch)
             elif accumulator.queue.answered(batch, answer, now_ms):
                 self._settled(batch)
-        self.wake()
+        self._wake()
 
     def _answer(self, result: broker_pb2.ProduceResult) -> ProduceAnswer:
         code = from_proto(result.error)
@@ -375,7 +430,7 @@ class Sender:
         queue = accumulator.queue
         if self._producer_id is not None and self._producer_id[0] != queue.producer_id:
             queue.renew(*self._producer_id)
-            self.wake()
+            self.activate(accumulator)
         elif self._producer_id_task is None:
             self._producer_id_task = asyncio.create_task(self._obtain_producer_id())
 
@@ -387,7 +442,7 @@ class Sender:
             self._fail(error)
         finally:
             self._producer_id_task = None
-        self.wake()
+        self.look_at_all()
 
     async def _ask_producer_id(self) -> tuple[int, int]:
         attempt = 0

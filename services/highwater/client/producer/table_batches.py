@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Protocol
@@ -33,7 +33,7 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableChunk:
-    """Rows of one partition that make one batch. `rows()` gathers them; call it off the event loop."""
+    """Rows of one partition that make one batch. `rows()` gathers them; of many call it off the event loop."""
 
     partition: int
     records: int
@@ -187,6 +187,15 @@ def _slice_chunk(window: pa.Table, cut: slice, partition: int, row_bytes: float)
 def _take_chunk(rows: pa.RecordBatch, indices: npt.NDArray[np.int64], partition: int, row_bytes: float) -> TableChunk:
     count = len(indices)
     return TableChunk(partition, count, int(count * row_bytes) + 1, lambda: rows.take(pa.array(indices)))
+
+
+def together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of the rows of several, in order; where some have headers, the rows of the others have none."""
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.concat_tables([pa.Table.from_batches([part]) for part in parts], promote_options="default")
+    columns = [_one_chunk(column) for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, names=table.schema.names)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
