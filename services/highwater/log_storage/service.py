@@ -235,7 +235,7 @@ class LogStorageService:
     async def _housekeep(self) -> None:
         """Flushes logs that have rolled, and removes segments some time after they were let go."""
         try:
-            await for_each_log(self._manager.logs, self._look_after)
+            await for_each_log(filter(_has_chores, self._manager.logs), self._look_after)
         finally:
             if due := self._take_due():
                 # A large file is not gone in a moment.
@@ -248,7 +248,7 @@ class LogStorageService:
         if log.segment_list.removable:
             due_ms = monotonic_ms() + log.config.file_delete_delay_ms
             self._to_remove.append((due_ms, log.segment_list.take_removable()))
-        if log.segments[-1].base_offset > log.recovery_point and not hosted.log_dir.disk.full:
+        if log.flusher.rolled and not hosted.log_dir.disk.full:
             try:
                 await self._servicer.flushes.flush(hosted)
             except LogError as error:
@@ -259,6 +259,11 @@ class LogStorageService:
         due = [path for when_ms, paths in self._to_remove if everything or when_ms <= now_ms for path in paths]
         self._to_remove = [] if everything else [item for item in self._to_remove if item[0] > now_ms]
         return due
+
+
+def _has_chores(hosted: HostedLog) -> bool:
+    log = hosted.log
+    return log is not None and (bool(log.segment_list.removable) or log.flusher.rolled)
 
 
 def _remove(paths: Sequence[Path]) -> None:

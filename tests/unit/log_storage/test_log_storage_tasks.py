@@ -13,6 +13,8 @@ from highwater.log_storage import service as service_module
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.segment.damage import KnownDamage
+from highwater.log_storage.server import flush_and_checkpoint
 from highwater.model.partition import PartitionKey
 from highwater.supervision import TaskSupervisor
 
@@ -39,6 +41,7 @@ def test_a_log_may_be_made_while_another_thread_walks_over_all(
 
     monkeypatch.setattr(HostedLog, "offline_reason", property(offline_reason))
     monkeypatch.setattr(HostedLog, "misnamed", property(offline_reason))
+    monkeypatch.setattr(KnownDamage, "noted", property(offline_reason))
     match walk:
         case "count_offline":
             manager.logs.count_offline()
@@ -107,8 +110,10 @@ async def test_a_log_for_which_it_goes_wrong_keeps_none_of_the_others_from_its_t
 
         match task:
             case "flushes":
-                monkeypatch.setattr(servicer.flushes, "_flush_if_due", work)
+                monkeypatch.setattr(flush_and_checkpoint, "_flush_is_due", lambda hosted: True)
+                monkeypatch.setattr(servicer.flushes, "_flush_due_log", work)
             case "housekeeping":
+                monkeypatch.setattr(service_module, "_has_chores", lambda hosted: True)
                 monkeypatch.setattr(storage.service, "_look_after", work)
             case _:
                 monkeypatch.setattr(servicer.flushes, "retain_log", work)

@@ -94,6 +94,11 @@ class Flusher:
         self._epochs = epochs
         self._offsets = offsets
 
+    @property
+    def rolled(self) -> bool:
+        """Tells whether a sealed segment is not flushed yet."""
+        return self._segments.present[-1].base_offset > self._offsets.recovery_point
+
     def begin_flush(self) -> Flush:
         return Flush(self._begin_sync(self._offsets.recovery_point), self._epochs.write)
 

@@ -49,8 +49,15 @@ class LogRegistry:
         return [log_dir for log_dir in self.log_dirs if not log_dir.offline]
 
     def count_offline(self) -> None:
-        self.offline_logs = sum(1 for hosted in self if hosted.offline_reason)
-        self.damaged_logs = sum(1 for hosted in self if hosted.known_damage)
+        """Once a second, so a log costs as little as may be."""
+        offline = damaged = 0
+        for hosted in self:
+            log = hosted.log
+            if log is None or log.context.failure or hosted.log_dir.disk.failure:
+                offline += 1
+            if log is not None and log.damage.noted and hosted.known_damage:
+                damaged += 1
+        self.offline_logs, self.damaged_logs = offline, damaged
 
     @property
     def unidentified_logs(self) -> int:

@@ -89,6 +89,11 @@ class KnownDamage:
         self._found: Mapping[Segment, Sequence[DamagedRange]] = {}
         self._lock = threading.Lock()  # of who replaces it
 
+    @property
+    def noted(self) -> bool:
+        """Tells whether some segment is damaged, which may be out of the log by now."""
+        return bool(self._found)
+
     def note(self, segment: Segment, found: Sequence[DamagedRange]) -> None:
         """The segment has been read anew: this is all that is wrong with it."""
         with self._lock:

@@ -75,13 +75,10 @@ class FlushAndCheckpoint:
 
     async def flush_due(self) -> None:
         """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
-        await for_each_log(self._manager.logs, self._flush_if_due)
+        await for_each_log(filter(_flush_is_due, self._manager.logs), self._flush_due_log)
 
-    async def _flush_if_due(self, hosted: HostedLog) -> None:
-        log = hosted.log
-        if log is None or hosted.offline_reason or log.synced_offset == log.log_end_offset:
-            return
-        if monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms:
+    async def _flush_due_log(self, hosted: HostedLog) -> None:
+        if not hosted.offline_reason:
             try:
                 await self.flush(hosted)
             except LogError as error:
@@ -155,3 +152,10 @@ class FlushAndCheckpoint:
         except LogError as error:
             _log.error("%s", error)
         return response
+
+
+def _flush_is_due(hosted: HostedLog) -> bool:
+    log = hosted.log
+    if log is None or log.offsets.synced_offset == log.offsets.log_end_offset:
+        return False
+    return monotonic_ms() - hosted.flushed_ms >= log.config.flush_ms
