@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from highwater.cli.app import app
-from highwater.client import Admin, Consumer, Producer, exceptions
+from highwater.client import Admin, Consumer, Producer, Scan, exceptions
 from highwater.controller.settings import ControllerSettings
 from highwater.errors import ErrorCode
 from highwater.fetcher.settings import FetcherSettings
@@ -35,7 +35,7 @@ SERVICES = {
     "fetcher": FetcherSettings,
     "controller": ControllerSettings,
 }
-NOT_INSTALLED = ("fastapi", "pyspark")  # in the environment of the tests; what examples use besides
+NOT_INSTALLED = ("duckdb", "fastapi", "polars", "pyspark")  # in the environment of the tests; what examples use besides
 METRIC_SUFFIXES = {"counter": "_total", "gauge": "", "latency": "_seconds"}
 
 
@@ -110,7 +110,7 @@ def test_every_setting_is_described_with_its_default(service: str) -> None:
 # The SDK's options
 
 
-@pytest.mark.parametrize("client", [Producer, Consumer, Admin], ids=lambda client: client.__name__)
+@pytest.mark.parametrize("client", [Producer, Consumer, Scan, Admin], ids=lambda client: client.__name__)
 def test_every_option_of_the_sdk_is_described_with_its_default(client: type) -> None:
     table = (DOCS / "sdk.md").read_text().split(f"| {client.__name__} option | default | |")[1].split("\n\n")[0]
     described = {cells[0]: ast.literal_eval(cells[1].strip("`")) for cells in rows(table)}

@@ -43,7 +43,7 @@ ROOMS = {
     ),
     "replica_manager": ("partition", "storage", "replicas", "membership", "requests", "server", OWN_FILES),
     "fetcher": ("follower", OWN_FILES),
-    "client": ("cluster", "producer", "consumer", "admin", "blocking", OWN_FILES),
+    "client": ("cluster", "producer", "consumer", "scan", "admin", "blocking", OWN_FILES),
     "metadata": ("store", "schema", "leases", "state", OWN_FILES),
     "controller": ("state_machines", "topics", "sending", "term", "administration", OWN_FILES),
     "spark": ("values", "options", "offsets", "progress", "worker", "source", "sink", OWN_FILES, "pipelines"),

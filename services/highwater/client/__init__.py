@@ -1,5 +1,5 @@
-"""The SDK: `Producer`, `Consumer` and `Admin` for asyncio; the same names in `highwater.client.blocking` for plain
-code.
+"""The SDK: `Producer`, `Consumer`, `Scan` and `Admin` for asyncio; the same names in `highwater.client.blocking` for
+plain code.
 
 The rooms, each of which imports only what stands before it; `producer/`, `consumer/` and `admin/` do not know each
 other:
@@ -7,6 +7,7 @@ other:
     cluster/   brokers, topics and leaders as this client knows them, and the connections to brokers
     producer/  from `send` to the leader: accumulators, batches, the partitions' queues, the sender
     consumer/  from the leader to `poll`: the fetcher and the records that wait
+    scan/      a range of offsets or times as Arrow batches, by a consumer
     admin/     topics, configurations, log directories, replicas
     blocking/  the same clients for plain code, over a thread with an event loop
 
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     )
     from highwater.client.producer.delivery import BatchMetadata, Delivery, RecordMetadata, TableDelivery, TableMetadata
     from highwater.client.producer.producer import Producer
+    from highwater.client.scan.bounds import OffsetRange
+    from highwater.client.scan.scan import Scan
+    from highwater.client.scan.scan_progress import ScanProgress
     from highwater.client.topic_partition import (
         EARLIEST_TIMESTAMP,
         LATEST_TIMESTAMP,
@@ -93,6 +97,7 @@ __all__ = [
     "NewTopic",
     "OffsetAndTimestamp",
     "OffsetOutOfRangeError",
+    "OffsetRange",
     "PartitionDescription",
     "PartitionVerification",
     "Producer",
@@ -101,6 +106,8 @@ __all__ = [
     "ReplicaVerification",
     "RequestTimedOutError",
     "RetriableError",
+    "Scan",
+    "ScanProgress",
     "SequenceBrokenError",
     "TableDelivery",
     "TableMetadata",
@@ -128,6 +135,9 @@ _NAMES = {  # of each module
     ),
     "producer.delivery": "BatchMetadata Delivery RecordMetadata TableDelivery TableMetadata",
     "producer.producer": "Producer",
+    "scan.bounds": "OffsetRange",
+    "scan.scan": "Scan",
+    "scan.scan_progress": "ScanProgress",
     "topic_partition": "EARLIEST_TIMESTAMP LATEST_TIMESTAMP MAX_TIMESTAMP OffsetAndTimestamp TopicPartition",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

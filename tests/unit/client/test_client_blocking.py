@@ -16,8 +16,8 @@ import pytest
 
 from highwater import client
 from highwater.client import ClientClosedError, HighwaterError, InvalidRequestError, TopicPartition, UnknownTopicError
-from highwater.client.blocking import Admin, Consumer, Producer
-from highwater.client.blocking.options import AdminOptions, ConsumerOptions, ProducerOptions
+from highwater.client.blocking import Admin, Consumer, Producer, Scan
+from highwater.client.blocking.options import AdminOptions, ConsumerOptions, ProducerOptions, ScanOptions
 from highwater.errors import ErrorCode
 
 SERVER = """
@@ -167,6 +167,7 @@ def test_errors_are_those_of_the_async_client(address: str) -> None:
         (Producer, client.Producer, ProducerOptions),
         (Consumer, client.Consumer, ConsumerOptions),
         (Admin, client.Admin, AdminOptions),
+        (Scan, client.Scan, ScanOptions),
     ],
     ids=lambda kind: kind.__name__,
 )
@@ -178,8 +179,13 @@ def test_the_twins_take_the_options_of_the_async_clients(twin: type, client: typ
     resolved = get_type_hints(client.__init__)
     assert get_type_hints(options) == {name: resolved[name] for name in keywords}
     assert inspect.signature(twin) == asked
+    needed = [
+        name
+        for name, one in asked.parameters.items()
+        if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+    ]
     with pytest.raises(TypeError, match="no_such_option"):
-        twin(no_such_option=1)
+        twin(*needed, no_such_option=1)
 
 
 def test_tables_of_any_library_are_sent(address: str) -> None:

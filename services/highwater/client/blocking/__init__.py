@@ -1,4 +1,4 @@
-"""`Producer`, `Consumer` and `Admin` for plain code: the async ones, run on a background thread's event loop.
+"""`Producer`, `Consumer`, `Scan` and `Admin` for plain code: the async ones, run on a background thread's event loop.
 
     with Producer("127.0.0.1:9092") as producer:
         producer.send("events", b"value", key=b"key")
@@ -20,10 +20,17 @@ if TYPE_CHECKING:
     from highwater.client.blocking.admin import Admin
     from highwater.client.blocking.consumer import Consumer
     from highwater.client.blocking.producer import PendingDelivery, Producer
+    from highwater.client.blocking.scan import Scan
 
-__all__ = ["Admin", "Consumer", "PendingDelivery", "Producer"]
+__all__ = ["Admin", "Consumer", "PendingDelivery", "Producer", "Scan"]
 
-_MODULES = {"Admin": "admin", "Consumer": "consumer", "PendingDelivery": "producer", "Producer": "producer"}
+_MODULES = {
+    "Admin": "admin",
+    "Consumer": "consumer",
+    "PendingDelivery": "producer",
+    "Producer": "producer",
+    "Scan": "scan",
+}
 
 
 def __getattr__(name: str) -> Any:

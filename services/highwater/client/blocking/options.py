@@ -1,12 +1,16 @@
 """The keyword options of the clients, as types: the blocking twins hand theirs on to the async clients.
 
-`highwater.client.Producer`, `Consumer` and `Admin` have their defaults and say what they mean; a unit test holds these
-names and types to theirs.
+`highwater.client.Producer`, `Consumer`, `Scan` and `Admin` have their defaults and say what they mean; a unit test
+holds these names and types to theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict
+
+from highwater.client.scan.positions import WrittenPositions
+from highwater.client.scan.scan_progress import ProgressCallback
 
 
 class _ClientOptions(TypedDict, total=False):
@@ -40,6 +44,24 @@ class ConsumerOptions(_ClientOptions, total=False):
     check_crcs: bool
     include_headers: bool
     metadata_max_age_ms: float
+
+
+class ScanOptions(TypedDict, total=False):
+    """It retries as a consumer does by default."""
+
+    start: WrittenPositions
+    end: WrittenPositions
+    partitions: Iterable[int] | None
+    columns: Sequence[str] | None
+    progress: bool | ProgressCallback
+    fail_on_data_loss: bool
+    timeout_ms: float
+    client_id: str
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    check_crcs: bool
+    max_block_ms: float
+    request_timeout_ms: float
 
 
 class AdminOptions(_ClientOptions, total=False):

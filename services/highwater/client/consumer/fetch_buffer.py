@@ -19,7 +19,7 @@ from highwater.client.consumer.consumer_record import (
 )
 from highwater.client.exceptions import CorruptRecordError, HighwaterError
 from highwater.client.topic_partition import TopicPartition
-from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches
+from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class FetchBuffer:
     def __init__(self, partition: TopicPartition, *, check_crcs: bool = True) -> None:
         self.partition = partition
         self.topic_id: bytes | None = None  # of the only topic to read, where another one may have the same name by now
+        self.until: int | None = None  # what stands at this offset or behind it is not fetched; None: there is no end
         self.generation = 0
         self.fetch_offset: int | None = None  # None: the position is not known yet
         self.reset_timestamp: int | None = None  # where the position is to come from: a time, earliest or latest
@@ -96,6 +97,7 @@ class FetchBuffer:
     def fetchable(self, now_ms: float, enough_bytes: int) -> bool:
         return (
             self.fetch_offset is not None
+            and (self.until is None or self.fetch_offset < self.until)
             and not (self.paused or self.busy)
             and self.error is None
             and self.buffered_bytes < enough_bytes
@@ -117,6 +119,8 @@ class FetchBuffer:
                 self.highest_epoch = max(self.highest_epoch, header.partition_leader_epoch)
                 if header.next_offset <= self.fetch_offset:
                     continue  # the log answers with the whole batch, or segment part, that holds the offset
+                if self.until is not None and self.fetch_offset >= self.until:
+                    break
                 self._batches.append(FetchedBatch(buffer, start, header))
                 self.buffered_bytes += header.size_bytes
                 self.fetch_offset = header.next_offset
@@ -198,6 +202,14 @@ class FetchBuffer:
             return decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
         except CorruptBatchError as error:
             raise self._corrupt(fetched.header.base_offset, error) from error
+
+    def check(self, fetched: FetchedBatch) -> None:
+        """Checks a batch of which no more than the header is wanted. Raises `CorruptRecordError`."""
+        if self._check_crcs:
+            try:
+                verify(fetched.buffer, fetched.start, fetched.header)
+            except CorruptBatchError as error:
+                raise self._corrupt(fetched.header.base_offset, error) from error
 
     def _next_batch(self) -> Batch | None:
         """The first batch, decoded and left where it is. Raises `CorruptRecordError`, or `error` where none is left."""
