@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -31,6 +32,21 @@ def write_whole(path: Path, content: bytes, *, sync: bool) -> None:
         with suppress(OSError):  # what is left of it takes space where there may be none
             temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write a file to that takes the place of `path`, on disk, when the body ends; where it raises, nothing
+    has changed. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{next(_numbers)}{TEMPORARY_SUFFIX}")
+    try:
+        yield temporary
+        fsync_file(temporary)
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):  # after the rename there is none
+            temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
 
 
 def remove_temporaries(directory: Path) -> None:

@@ -13,7 +13,6 @@ from highwater.cli.kube import app as kube
 app = typer.Typer(
     name="highwater",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

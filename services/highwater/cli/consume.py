@@ -1,24 +1,50 @@
-"""`highwater consume`: the records of a topic to standard output."""
+"""`highwater consume`: the records of a topic to standard output, or to a file."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from highwater.cli.record_fields import record_fields
+from highwater.cli.records.record_fields import record_fields
+from highwater.cli.records.record_format import RecordFormat
+from highwater.cli.records.table_file import check_suffix, table_file
+from highwater.cli.topic_argument import Topic
 from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors, json_line
+from highwater.console.record_text import RecordOutput
 
 if TYPE_CHECKING:
-    from highwater.client import ConsumerRecord
+    import pyarrow as pa
+
+    from highwater.client import ConsumerRecord, Scan
+
+Print = Callable[["ConsumerRecord"], None]
+
+_POSITIONS = "an offset, earliest, latest, latest-N, a time before now (-1h) or a time (2026-11-25T10:00:00Z)"
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="the topic's name")],
-    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="else: what comes from now on")] = False,
+    topic: Topic,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="POSITION", help=f"where to begin: {_POSITIONS}; else: from now on")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="POSITION", help="where to end, at the latest the end of each partition as it is now"),
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="the last N offsets of each partition, and end")
+    ] = None,
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="the same as --from earliest")] = False,
+    partition: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=0, help="only this partition; may be repeated")
+    ] = None,
     max_records: Annotated[int | None, typer.Option(min=0, help="stop after so many")] = None,
     json: Annotated[
         bool,
@@ -27,43 +53,174 @@ def consume(
             help="a JSON object a record, with offset, timestamp and key; `encoding` names what is base64",
         ),
     ] = False,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help=r"e.g. '%t %p %o %k %v\n': topic, partition, offset, key, value; %T ms or %d time, %h headers, %K %V "
+            r"%H lengths, %% a percent sign; \n \t \r \0 \\ \xHH",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="a .parquet or .arrow file instead; without --from of all there is"),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
-    """Print the records of a topic, one a line, until Ctrl-C or --max-records."""
+    """Print the records of a topic, one a line, until --until, --last, --max-records or Ctrl-C ends it."""
     import asyncio
 
-    printed = Printed()
+    if json + (format_ is not None) + (output is not None) > 1:
+        raise typer.BadParameter("give one of --json, --format and --output")
+    start, end = _ends(from_, until, last, from_beginning)
+    asked = Asked(topic, start, end, partition or None, max_records, bootstrap)
+    counts = Counts()
+    if output is not None:
+        check_suffix(output)
+        work = _to_file(asked, output, counts)
+    else:
+        work = _to_screen(asked, _printer(json, None if format_ is None else RecordFormat(format_)), counts)
     try:
-        asyncio.run(_consume(topic, from_beginning, max_records, json, bootstrap, printed))
+        asyncio.run(work)
     except KeyboardInterrupt:
-        errors.print(f"interrupted: consumed {counted(printed.records, 'record')} of {topic}")
+        left = f"; {output} was not written" if output is not None else ""
+        errors.print(f"interrupted: consumed {counted(counts.records, 'record')} of {topic}{left}")
         raise
-    errors.print(f"consumed {counted(printed.records, 'record')} of {topic}")
+    into = f" into {output}" if output is not None else ""
+    errors.print(f"consumed {counted(counts.records, 'record')} of {topic}{into}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    topic: str
+    start: str | None
+    """None: as the way of reading has it."""
+    end: str | None
+    """None: it does not end."""
+    partitions: list[int] | None
+    max_records: int | None
+    bootstrap: str
+
+    def scan(self, start: str, *, progress: bool = False) -> Scan:
+        from highwater.client import Scan
+
+        return Scan(
+            self.topic,
+            start=start,
+            end=self.end or "latest",
+            partitions=self.partitions,
+            bootstrap=self.bootstrap,
+            progress=progress,
+            max_block_ms=MAX_BLOCK_MS,
+        )
 
 
 @dataclass
-class Printed:
+class Counts:
     records: int = 0
 
 
-async def _consume(
-    topic: str, from_beginning: bool, max_records: int | None, json: bool, bootstrap: str, printed: Printed
-) -> None:
+def _ends(
+    from_: str | None, until: str | None, last: int | None, from_beginning: bool
+) -> tuple[str | None, str | None]:
+    """The positions at which to begin and to end, as `scan` has them. Raises `InvalidRequestError` for what is none."""
+    from highwater.client.scan.positions import parse_position
+
+    if (from_ is not None) + (last is not None) + from_beginning > 1:
+        raise typer.BadParameter("give one of --from, --from-beginning and --last")
+    if last is not None:
+        if until is not None:
+            raise typer.BadParameter("--last ends at the end; of other records give --from latest-N and --until")
+        return f"latest-{last}", "latest"
+    for name, written in (("--from", from_), ("--until", until)):
+        if written is not None:
+            parse_position(name, written)
+    return "earliest" if from_beginning else from_, until
+
+
+def _printer(json: bool, form: RecordFormat | None) -> Print:
+    output = RecordOutput()
+
+    def as_json(record: ConsumerRecord) -> None:
+        json_line(_fields(record))
+
+    def as_formatted(record: ConsumerRecord) -> None:
+        assert form is not None
+        output.write(form.line(record, output.text))
+
+    def as_value(record: ConsumerRecord) -> None:
+        output.write(output.text(record.value if record.value is not None else b"null") + b"\n")
+
+    return as_json if json else as_value if form is None else as_formatted
+
+
+async def _to_screen(asked: Asked, show: Print, counts: Counts) -> None:
+    if asked.max_records == 0:
+        return
+    async with aclosing(_followed(asked) if asked.end is None else _bounded(asked)) as batches:
+        async for records in batches:
+            left = None if asked.max_records is None else asked.max_records - counts.records
+            shown = records[:left]
+            for record in shown:
+                show(record)
+            sys.stdout.flush()
+            counts.records += len(shown)
+            if counts.records == asked.max_records:
+                return
+
+
+async def _bounded(asked: Asked) -> AsyncGenerator[Sequence[ConsumerRecord]]:
+    async with asked.scan(asked.start or "earliest") as scan:
+        async for batch in scan:
+            yield _records(batch)
+
+
+async def _followed(asked: Asked) -> AsyncGenerator[Sequence[ConsumerRecord]]:
+    """From the start on, for ever; of partitions that are added too, unless some were named."""
     from highwater.client import Consumer
 
-    write = sys.stdout.buffer.write
-    reset: Literal["earliest", "latest"] = "earliest" if from_beginning else "latest"
-    async with Consumer(topic, bootstrap=bootstrap, auto_offset_reset=reset, max_block_ms=MAX_BLOCK_MS) as consumer:
-        while max_records is None or printed.records < max_records:
-            wanted = 10_000 if max_records is None else min(10_000, max_records - printed.records)
-            batch = await consumer.poll(timeout_ms=500, max_records=wanted)
-            for record in batch:
-                if json:
-                    json_line(_fields(record))
-                else:
-                    write((record.value if record.value is not None else b"null") + b"\n")
-            sys.stdout.flush()
-            printed.records += len(batch)
+    begin = asked.start or "latest"
+    async with asked.scan(begin) as scan:
+        ranges = scan.ranges
+    topics = [asked.topic] if asked.partitions is None else []
+    options: dict[str, Any] = {"bootstrap": asked.bootstrap, "max_block_ms": MAX_BLOCK_MS}
+    async with Consumer(*topics, auto_offset_reset="earliest" if asked.start else "latest", **options) as consumer:
+        if asked.partitions is not None:
+            consumer.assign(ranges)
+        for partition, one in ranges.items():
+            consumer.seek(partition, one.start)
+        while True:
+            yield await consumer.poll(timeout_ms=500, max_records=10_000)
+
+
+async def _to_file(asked: Asked, output: Path, counts: Counts) -> None:
+    import asyncio
+
+    async with asked.scan(asked.start or "earliest", progress=errors.is_terminal) as scan:
+        with table_file(output, scan.schema) as file:
+            async for batch in scan:
+                left = None if asked.max_records is None else asked.max_records - counts.records
+                kept = batch.slice(0, left)
+                await asyncio.to_thread(file.write, kept)
+                counts.records += kept.num_rows
+                if counts.records == asked.max_records:
+                    return
+
+
+def _records(batch: pa.RecordBatch) -> list[ConsumerRecord]:
+    """The rows of a scan of all columns."""
+    import pyarrow as pa
+
+    from highwater.client import ConsumerRecord
+
+    columns: list[list[Any]] = [column.to_pylist() for column in batch.columns[:3]]
+    columns.append(batch.column("timestamp").view(pa.int64()).to_pylist())
+    columns += [batch.column(name).to_pylist() for name in ("key", "value")]
+    columns.append(
+        [tuple((pair["key"], pair["value"]) for pair in pairs or ()) for pairs in batch.column("headers").to_pylist()]
+    )
+    return list(map(ConsumerRecord._make, zip(*columns, strict=True)))
 
 
 def _fields(record: ConsumerRecord) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from highwater.cli.record_fields import record_fields
+from highwater.cli.records.record_fields import record_fields
 from highwater.console.counted import counted
 from highwater.console.output import AsJson, errors, json_line, screen
+from highwater.console.record_text import escaped_text
 from highwater.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def _print_batch(batch: DumpedBatch, json: bool) -> None:
         return
     screen.print(_pairs(fields), markup=False, soft_wrap=True)
     for row in rows:
-        screen.print(f"  {_pairs(row)}", markup=False, soft_wrap=True)
+        text = _pairs(row)
+        screen.print(f"  {escaped_text(text) if screen.is_terminal else text}", markup=False, soft_wrap=True)
 
 
 def _batch_fields(batch: DumpedBatch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from highwater.cli.topic_argument import Topic
 from highwater.console.output import (
     DEFAULT_BOOTSTRAP,
     MAX_BLOCK_MS,
@@ -91,7 +92,7 @@ def _replica_state(replica: LogDirReplica) -> str:
 
 @app.command("move")
 def move(
-    topic: Annotated[str, typer.Argument(help="the topic's name")],
+    topic: Topic,
     partition: Annotated[int, typer.Argument(help="the partition")],
     broker: Annotated[int, typer.Option(help="the broker whose replica it is")],
     to: Annotated[str, typer.Option(help="the directory, as in its log.dirs, or its directory.id")],

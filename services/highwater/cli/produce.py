@@ -1,19 +1,20 @@
-"""`highwater produce`: lines, CSV rows or JSON lines into a topic."""
+"""`highwater produce`: lines, CSV rows, JSON lines or a table's rows into a topic."""
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from highwater.cli.read_ahead import ReadAhead
+from highwater.cli.records.input_rows import Row, rows
+from highwater.cli.records.table_rows import SUFFIXES, opened_table
+from highwater.cli.topic_argument import Topic
 from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, Bootstrap, errors
 from highwater.errors import UserError
@@ -35,12 +36,25 @@ _ACKS: dict[Acks, Literal["all", 1, 0]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="the topic's name")],
+    topic: Topic,
     file: Annotated[
         Path | None,
-        typer.Option(help="a .csv (rows become JSON objects), .jsonl or text file; default: standard input"),
+        typer.Option(
+            help="a .csv, .parquet or .arrow (rows become JSON objects; a table of key, value, headers, timestamp and "
+            "partition is records), .jsonl or text file; default: standard input"
+        ),
     ] = None,
-    key_column: Annotated[str | None, typer.Option(help="CSV column or JSON field whose value is the key")] = None,
+    key_column: Annotated[str | None, typer.Option(help="column or JSON field whose value is the key")] = None,
+    key_delimiter: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="a line of text is the key, this, and the value")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="TEXT", help="the key of every record")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="a header of every record; may be repeated")
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="one record with --key and without a value: it deletes the key")
+    ] = False,
     acks: Annotated[Acks, typer.Option(help="who must have a record before it counts as produced")] = Acks.ALL,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd")] = "lz4",
     max_request_size: Annotated[
@@ -56,6 +70,7 @@ def produce(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Produce a record for each line of standard input or of a file."""
+    _check(file, key_column, key_delimiter, key, tombstone)
     options: ProducerOptions = {
         "acks": _ACKS[acks],
         "compression": compression,
@@ -64,88 +79,61 @@ def produce(
         "max_block_ms": max_block_ms,
         "delivery_timeout_ms": delivery_timeout_ms,
     }
+    every = Every(None if key is None else key.encode(), _headers(header))
+    if tombstone:
+        _send(iter([Row(None, None, 1, 1)]), 1, topic, every, options, bootstrap)
+        return
+    delimiter = None if key_delimiter is None else key_delimiter.encode()
     if file is None:
         kind = ".jsonl" if key_column is not None else ".txt"
         # Not `sys.stdin`, and never closed: a thread may wait for a line when the command ends.
         lines = os.fdopen(0, "rb", closefd=False)
-        _send(records(lines, kind, key_column), 0, topic, options, bootstrap)
+        _send(rows(lines, kind, key_column, delimiter), 0, topic, every, options, bootstrap)
         return
     try:
+        if file.suffix.lower() in SUFFIXES:
+            with opened_table(file, key_column) as (total, table):
+                _send(table, total, topic, every, options, bootstrap, unit="row")
+            return
         with file.open("rb") as source:
             total = file.stat().st_size
-            _send(records(source, file.suffix.lower(), key_column), total, topic, options, bootstrap)
+            _send(rows(source, file.suffix.lower(), key_column, delimiter), total, topic, every, options, bootstrap)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-class Row(NamedTuple):
+def _check(
+    file: Path | None, key_column: str | None, key_delimiter: str | None, key: str | None, tombstone: bool
+) -> None:
+    """Raises `BadParameter` for options that contradict each other."""
+    if (key_column is not None) + (key_delimiter is not None) + (key is not None) > 1:
+        raise typer.BadParameter("give one of --key, --key-column and --key-delimiter")
+    if key_delimiter == "":
+        raise typer.BadParameter("--key-delimiter is empty")
+    if key_delimiter is not None and file is not None and file.suffix.lower() in (".csv", ".jsonl", *SUFFIXES):
+        raise typer.BadParameter(f"--key-delimiter is for lines of text; of {file.suffix} give --key-column")
+    if tombstone and key is None:
+        raise typer.BadParameter("--tombstone needs --key: the key that it deletes")
+    if tombstone and file is not None:
+        raise typer.BadParameter("--tombstone is one record by itself, without --file")
+
+
+def _headers(written: Sequence[str] | None) -> tuple[tuple[str, bytes], ...]:
+    headers = []
+    for item in written or ():
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"{item!r}: write --header name=value")
+        headers.append((name, value.encode()))
+    return tuple(headers)
+
+
+@dataclass(frozen=True)
+class Every:
+    """The part of every record that the command line says."""
+
     key: bytes | None
-    value: bytes
-    size_bytes: int
-    """Of the input that it took."""
-    line: int
-    """Its last one."""
-
-
-def records(source: IO[bytes], kind: str, key_column: str | None) -> Iterator[Row]:
-    """The records of an input; `kind` is the file's suffix. Raises `UserError` that names the line for what cannot be
-    read."""
-    if kind == ".csv":
-        yield from _csv(source, key_column)
-    elif kind == ".jsonl" or key_column is not None:
-        yield from _json(source, key_column)
-    else:
-        for number, line in enumerate(source, 1):
-            yield Row(None, line.rstrip(b"\r\n"), len(line), number)
-
-
-def _csv(source: IO[bytes], key_column: str | None) -> Iterator[Row]:
-    consumed = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal consumed
-        for number, line in enumerate(source, 1):
-            consumed += len(line)
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise UserError(f"line {number} is not UTF-8") from None
-
-    reader = csv.DictReader(lines(), strict=True)
-    try:
-        columns = reader.fieldnames or []
-        if len(set(columns)) < len(columns):
-            raise UserError(f"two columns have the same name: {', '.join(columns)}")
-        if key_column is not None and key_column not in columns:
-            raise UserError(f"there is no column {key_column!r}: the file has {', '.join(columns) or 'none'}")
-        for row in reader:
-            if None in row or None in row.values():
-                raise UserError(f"line {reader.line_num} has not the {len(columns)} columns of the header")
-            key = row[key_column].encode() if key_column is not None else None
-            taken, consumed = consumed, 0
-            yield Row(key, json.dumps(row, separators=(",", ":")).encode(), taken, reader.line_num)
-    except csv.Error as error:
-        raise UserError(f"line {reader.reader.line_num} is not CSV: {error}") from None
-
-
-def _json(source: IO[bytes], key_column: str | None) -> Iterator[Row]:
-    for number, line in enumerate(source, 1):
-        text = line.strip()
-        if not text:
-            continue
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError):
-            hint = ": --key-column reads JSON lines or CSV" if key_column is not None else ""
-            raise UserError(f"line {number} is not JSON{hint}") from None
-        if key_column is None:
-            yield Row(None, text, len(line), number)
-            continue
-        if not isinstance(fields, dict) or key_column not in fields:
-            raise UserError(f"line {number} has no field {key_column!r}")
-        value = fields[key_column]
-        key = None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
-        yield Row(key, text, len(line), number)
+    headers: tuple[tuple[str, bytes | None], ...]
 
 
 @dataclass
@@ -156,12 +144,21 @@ class Counts:
     """Of the first line that was not acknowledged."""
 
 
-def _send(rows: Iterator[Row], total: int, topic: str, options: ProducerOptions, bootstrap: str) -> None:
+def _send(
+    read: Iterator[Row],
+    total: int,
+    topic: str,
+    every: Every,
+    options: ProducerOptions,
+    bootstrap: str,
+    *,
+    unit: str = "line",
+) -> None:
     import asyncio
 
     counts = Counts()
     try:
-        asyncio.run(_send_all(rows, total, topic, options, bootstrap, counts))
+        asyncio.run(_send_all(read, total, topic, every, options, bootstrap, unit, counts))
     except KeyboardInterrupt:
         left = counts.sent - counts.acknowledged
         unknown = f", and sent {left:,} more that were not acknowledged" if left else ""
@@ -171,9 +168,16 @@ def _send(rows: Iterator[Row], total: int, topic: str, options: ProducerOptions,
 
 
 async def _send_all(
-    rows: Iterator[Row], total: int, topic: str, options: ProducerOptions, bootstrap: str, counts: Counts
+    rows: Iterator[Row],
+    total: int,
+    topic: str,
+    every: Every,
+    options: ProducerOptions,
+    bootstrap: str,
+    unit: str,
+    counts: Counts,
 ) -> None:
-    """Raises `UserError` for the first line that cannot be sent, when all before it are."""
+    """Raises `UserError` for the first line or row that cannot be sent, when all before it are."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     from highwater.client import Admin, HighwaterError, Producer
@@ -193,22 +197,30 @@ async def _send_all(
 
             async def settle() -> None:
                 waiting, handles[:] = handles[:], []
-                for line, handle in waiting:
+                for number, handle in waiting:
                     try:
                         await handle
                         counts.acknowledged += 1
                     except HighwaterError as error:
-                        counts.failure = counts.failure or UserError(f"line {line}: {error}")
+                        counts.failure = counts.failure or UserError(f"{unit} {number}: {error}")
 
             try:
                 while counts.failure is None and (read := await reader.take()):
                     for row in read:
                         try:
-                            handles.append((row.line, await producer.send(topic, row.value, key=row.key)))
+                            delivery = await producer.send(
+                                topic,
+                                row.value,
+                                key=row.key if every.key is None else every.key,
+                                headers=(*row.headers, *every.headers),
+                                timestamp_ms=row.timestamp_ms,
+                                partition=row.partition,
+                            )
                         except HighwaterError as error:
-                            raise UserError(f"line {row.line}: {error}") from None
+                            raise UserError(f"{unit} {row.number}: {error}") from None
+                        handles.append((row.number, delivery))
                         counts.sent += 1
-                        taken += row.size_bytes
+                        taken += row.size
                     if len(handles) >= _PENDING:
                         await settle()
                     progress.update(task, completed=taken, records=counts.sent)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 
+from highwater.cli.topic_argument import Topic
 from highwater.console.output import (
     DEFAULT_BOOTSTRAP,
     MAX_BLOCK_MS,
@@ -33,7 +34,7 @@ def replicas() -> None:
 
 @app.command("verify")
 def verify(
-    topic: Annotated[str, typer.Argument(help="the topic's name")],
+    topic: Topic,
     partition: Annotated[list[int] | None, typer.Option(help="only this partition; may be repeated")] = None,
     check_crcs: Annotated[
         bool, typer.Option("--check-crcs", help="read the payloads too: finds what is damaged on a disk")

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
+from highwater.cli.topic_argument import Topic
 from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
-
-Topic = Annotated[str, typer.Argument(help="the topic's name")]
 
 
 @app.command("create")

@@ -65,7 +65,9 @@ def _text(cell: Any) -> str:
 
 
 def json_line(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, separators=(",", ":"), default=_plain) + os.linesep)
+    """Writes it in ASCII: no control character of a record, DEL among them, reaches a terminal."""
+    text = json.dumps(value, separators=(",", ":"), default=_plain).replace("\x7f", "\\u007f")
+    sys.stdout.write(text + os.linesep)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from highwater.cli.record_fields import record_fields
+from highwater.cli.records.record_fields import record_fields
 from highwater.console import output
 
 NAME = "a-topic-with-a-name-that-is-longer-than-most-terminals-are-wide-and-then-some-more-of-it-to-be-sure"

@@ -1,0 +1,1 @@
+"""Records as commands read and print them: lines, fields, formats, and files of tables."""

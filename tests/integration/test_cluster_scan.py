@@ -1,0 +1,214 @@
+"""Scans of a running cluster: beside producers, after compaction and retention, through failover, and a million records
+in bounded memory. Polars and DuckDB read them where they are installed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from replica_manager_cluster import eventually
+from running_cluster import HEAL_S, Deployment, traffic
+
+import highwater
+from highwater.client import (
+    NewTopic,
+    OffsetOutOfRangeError,
+    Producer,
+    Scan,
+    ScanProgress,
+    TopicPartition,
+    UnknownTopicError,
+)
+
+MILLION = 1_000_000
+# Reads all of a topic by itself, and prints what it counted and how its memory grew meanwhile.
+COUNT = """
+import resource, sys
+import highwater, pyarrow as pa, pyarrow.compute as pc
+
+topic, bootstrap = sys.argv[1:]
+
+def kilobytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+with highwater.scan(topic, end=1000, bootstrap=bootstrap) as warm:
+    warm.to_table()
+before, rows, total = kilobytes(), 0, 0
+for batch in highwater.scan(topic, columns=["offset", "value"], bootstrap=bootstrap, fetch_max_bytes=8 << 20):
+    rows += batch.num_rows
+    total += pc.sum(pc.binary_length(batch.column("value"))).as_py()
+print(rows, total, kilobytes() - before)
+"""
+
+
+@pytest.fixture
+async def topic(deployed: Deployment, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    name = request.node.name.partition("[")[0]
+    await deployed.create_topic(name, [[1, 2], [2, 3], [3, 1]])
+    yield name
+    if name in await deployed.admin.list_topics():
+        await deployed.admin.delete_topic(name)
+
+
+async def fill(deployed: Deployment, topic: str, records: int, partition: int = 0, size: int = 10) -> None:
+    async with Producer(deployed.cluster.bootstrap, linger_ms=5) as producer:
+        for number in range(records):
+            await producer.send(topic, b"%d" % number * size, key=b"k%d" % (number % 7), partition=partition)
+
+
+async def test_a_scan_beside_a_producer(deployed: Deployment, topic: str) -> None:
+
+    async with traffic(deployed.cluster.bootstrap, topic, 3) as flow:
+        async with asyncio.timeout(HEAL_S), Scan(topic, bootstrap=deployed.cluster.bootstrap) as scan:
+            ranges = scan.ranges
+            await flow.until_acked(200)
+            tables = [await scan.to_table(), await scan.to_table()]
+        for table in tables:
+            for partition in range(3):
+                mine = table.filter(pc.equal(table["partition"], partition))
+                until = ranges[TopicPartition(topic, partition)].until
+                assert until > 0
+                assert mine["offset"].to_pylist() == list(range(until))
+                values = [bytes(value).split(b":")[1] for value in mine["value"].to_pylist()]
+                assert [int(value) for value in values] == list(range(until))
+
+
+async def test_an_empty_partition_and_columns_alone(deployed: Deployment, topic: str) -> None:
+    await fill(deployed, topic, 1000, partition=1)
+    seen: list[ScanProgress] = []
+    bootstrap = deployed.cluster.bootstrap
+    async with Scan(topic, columns=["partition", "offset"], progress=seen.append, bootstrap=bootstrap) as scan:
+        table = await scan.to_table()
+    assert table.to_pydict() == {"partition": [1] * 1000, "offset": list(range(1000))}
+    assert (seen[-1].records, seen[-1].fraction) == (1000, 1.0)
+    async with Scan(topic, partitions=[0, 2], bootstrap=bootstrap) as scan:
+        assert (await scan.to_table()).num_rows == 0
+
+
+async def test_times_and_ranges(deployed: Deployment, topic: str) -> None:
+    bootstrap = deployed.cluster.bootstrap
+    async with Producer(bootstrap) as producer:
+        for number in range(100):
+            await producer.send(topic, b"x", partition=0, timestamp_ms=1_767_225_600_000 + number * 1000)
+        await producer.send(topic, b"now", partition=0)
+    for options, expected in (
+        ({"start": "2026-01-01T00:00:50Z", "end": "2026-01-01T00:01:00Z"}, range(50, 60)),
+        ({"start": "-1m"}, range(100, 101)),
+        ({"end": "-1h", "start": "latest-3"}, range(98, 100)),
+        ({"start": {0: 10}, "end": {0: 12}}, range(10, 12)),
+    ):
+        async with Scan(topic, columns=["offset"], bootstrap=bootstrap, **options) as scan:  # type: ignore[arg-type]
+            assert (await scan.to_table())["offset"].to_pylist() == list(expected)
+
+
+async def test_a_compacted_topic(deployed: Deployment) -> None:
+    config = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
+    (made,) = await deployed.admin.create_topics([NewTopic("compacted", config=config, assignment=[[1, 2]])])
+    assert made.error is None
+    await fill(deployed, "compacted", 3000, size=5)
+    bootstrap = deployed.cluster.bootstrap
+
+    async def offsets(**options: object) -> list[int]:
+        async with Scan("compacted", columns=["offset"], bootstrap=bootstrap, **options) as scan:  # type: ignore[arg-type]
+            return [int(offset) for offset in (await scan.to_table())["offset"].to_pylist()]
+
+    async def has_gaps() -> bool:
+        return len(await offsets()) < 2000
+
+    try:
+        await eventually(has_gaps, "compaction has left gaps", 60)
+        found = await offsets()
+        assert found[-1] == 2999
+        # Ranges that begin and end within what is gone.
+        gaps = [number for number in range(found[0], found[-1]) if number not in set(found)]
+        middle = gaps[len(gaps) // 2]
+        assert {number for number in found if number < middle} >= set(await offsets(end=middle))
+        assert await offsets(start=middle, end=middle + 1) == []
+    finally:
+        await deployed.admin.delete_topic("compacted")
+
+
+async def test_a_topic_that_is_deleted_meanwhile(deployed: Deployment, topic: str) -> None:
+    await fill(deployed, topic, 1000)
+    async with asyncio.timeout(HEAL_S), Scan(topic, bootstrap=deployed.cluster.bootstrap) as scan:
+        await deployed.admin.delete_topic(topic)
+        with pytest.raises(UnknownTopicError, match="deleted, or made anew"):
+            await scan.to_table()
+
+
+async def test_records_that_retention_deletes_meanwhile(deployed: Deployment, topic: str) -> None:
+    config = {"segment.bytes": "20000", "retention.bytes": "20000"}
+    await fill(deployed, topic, 2000, size=20)
+    bootstrap = deployed.cluster.bootstrap
+    async with Scan(topic, bootstrap=bootstrap) as scan:
+        await deployed.admin.alter_topic_config(topic, config)
+        await fill(deployed, topic, 2000, size=20)
+        first = TopicPartition(topic, 0)
+
+        async def trimmed() -> bool:
+            ends = await deployed.admin.list_offsets({first: -2})
+            return ends[first].offset > 0
+
+        await eventually(trimmed, "retention has deleted the first records", 60)
+        with pytest.raises(OffsetOutOfRangeError, match=f"{topic}-0: offsets 0 to .* retention has deleted them"):
+            await scan.to_table()
+    async with Scan(topic, start=0, fail_on_data_loss=False, bootstrap=bootstrap) as scan:
+        assert (await scan.to_table())["offset"].to_pylist()[-1] == 3999
+
+
+async def test_a_million_records_in_bounded_memory(deployed: Deployment, topic: str) -> None:
+    bootstrap = deployed.cluster.bootstrap
+    table = pa.table({"value": pa.array([b"%0200d" % number for number in range(MILLION // 10)])})
+    async with Producer(bootstrap, compression="none") as producer:
+        for _ in range(10):
+            await (await producer.send_table(topic, table))
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", COUNT, topic, bootstrap], capture_output=True, text=True, timeout=100
+    )
+    assert done.stderr == ""
+    rows, size_bytes, grown_kb = map(int, done.stdout.split())
+    assert (rows, size_bytes) == (MILLION, 200 * MILLION)
+    assert grown_kb < 100_000  # half of the topic's values
+
+
+async def test_other_libraries(deployed: Deployment, topic: str) -> None:
+    await fill(deployed, topic, 1000, size=1)
+    bootstrap = deployed.cluster.bootstrap
+
+    def read() -> None:
+        events = highwater.scan(topic, columns=["key", "value", "timestamp"], bootstrap=bootstrap)
+        assert pa.RecordBatchReader.from_stream(events).read_all().num_rows == 1000
+        assert pa.table(events).num_rows == 1000
+
+    await asyncio.to_thread(read)
+
+
+async def test_polars(deployed: Deployment, topic: str) -> None:
+    polars = pytest.importorskip("polars")
+    await fill(deployed, topic, 1000, size=1)
+
+    def read() -> None:
+        frame = polars.DataFrame(highwater.scan(topic, bootstrap=deployed.cluster.bootstrap))
+        assert frame["offset"].to_list() == list(range(1000))
+        assert frame["value"].to_list()[-1] == b"999"
+
+    await asyncio.to_thread(read)
+
+
+async def test_duckdb(deployed: Deployment, topic: str) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    await fill(deployed, topic, 1000, size=1)
+
+    def read() -> None:
+        events = highwater.scan(topic, columns=["key", "offset"], bootstrap=deployed.cluster.bootstrap)
+        assert events.schema.names == ["key", "offset"]
+        counted = duckdb.sql('select key, count(*), max("offset") from events group by key order by key').fetchall()
+        assert counted[0] == (b"k0", 143, 994)
+        assert duckdb.sql("select count(*) from events").fetchall() == [(1000,)]
+
+    await asyncio.to_thread(read)
