@@ -1,5 +1,5 @@
-"""Scans of a running cluster: beside producers, after compaction and retention, through failover, and a million records
-in bounded memory. Polars and DuckDB read them where they are installed."""
+"""Scans of a running cluster: beside producers, of empty partitions, and a million records in bounded memory. Polars
+and DuckDB read them where they are installed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from collections.abc import AsyncIterator
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from replica_manager_cluster import eventually
 from running_cluster import HEAL_S, Deployment, traffic
 
 import highwater
 from highwater.client import (
-    NewTopic,
-    OffsetOutOfRangeError,
     Producer,
     Scan,
     ScanProgress,
@@ -62,7 +59,6 @@ async def fill(deployed: Deployment, topic: str, records: int, partition: int = 
 
 
 async def test_a_scan_beside_a_producer(deployed: Deployment, topic: str) -> None:
-
     async with traffic(deployed.cluster.bootstrap, topic, 3) as flow:
         async with asyncio.timeout(HEAL_S), Scan(topic, bootstrap=deployed.cluster.bootstrap) as scan:
             ranges = scan.ranges
@@ -106,59 +102,12 @@ async def test_times_and_ranges(deployed: Deployment, topic: str) -> None:
             assert (await scan.to_table())["offset"].to_pylist() == list(expected)
 
 
-async def test_a_compacted_topic(deployed: Deployment) -> None:
-    config = {"cleanup.policy": "compact", "segment.bytes": "20000", "min.cleanable.dirty.ratio": "0.01"}
-    (made,) = await deployed.admin.create_topics([NewTopic("compacted", config=config, assignment=[[1, 2]])])
-    assert made.error is None
-    await fill(deployed, "compacted", 3000, size=5)
-    bootstrap = deployed.cluster.bootstrap
-
-    async def offsets(**options: object) -> list[int]:
-        async with Scan("compacted", columns=["offset"], bootstrap=bootstrap, **options) as scan:  # type: ignore[arg-type]
-            return [int(offset) for offset in (await scan.to_table())["offset"].to_pylist()]
-
-    async def has_gaps() -> bool:
-        return len(await offsets()) < 2000
-
-    try:
-        await eventually(has_gaps, "compaction has left gaps", 60)
-        found = await offsets()
-        assert found[-1] == 2999
-        # Ranges that begin and end within what is gone.
-        gaps = [number for number in range(found[0], found[-1]) if number not in set(found)]
-        middle = gaps[len(gaps) // 2]
-        assert {number for number in found if number < middle} >= set(await offsets(end=middle))
-        assert await offsets(start=middle, end=middle + 1) == []
-    finally:
-        await deployed.admin.delete_topic("compacted")
-
-
 async def test_a_topic_that_is_deleted_meanwhile(deployed: Deployment, topic: str) -> None:
     await fill(deployed, topic, 1000)
     async with asyncio.timeout(HEAL_S), Scan(topic, bootstrap=deployed.cluster.bootstrap) as scan:
         await deployed.admin.delete_topic(topic)
         with pytest.raises(UnknownTopicError, match="deleted, or made anew"):
             await scan.to_table()
-
-
-async def test_records_that_retention_deletes_meanwhile(deployed: Deployment, topic: str) -> None:
-    config = {"segment.bytes": "20000", "retention.bytes": "20000"}
-    await fill(deployed, topic, 2000, size=20)
-    bootstrap = deployed.cluster.bootstrap
-    async with Scan(topic, bootstrap=bootstrap) as scan:
-        await deployed.admin.alter_topic_config(topic, config)
-        await fill(deployed, topic, 2000, size=20)
-        first = TopicPartition(topic, 0)
-
-        async def trimmed() -> bool:
-            ends = await deployed.admin.list_offsets({first: -2})
-            return ends[first].offset > 0
-
-        await eventually(trimmed, "retention has deleted the first records", 60)
-        with pytest.raises(OffsetOutOfRangeError, match=f"{topic}-0: offsets 0 to .* retention has deleted them"):
-            await scan.to_table()
-    async with Scan(topic, start=0, fail_on_data_loss=False, bootstrap=bootstrap) as scan:
-        assert (await scan.to_table())["offset"].to_pylist()[-1] == 3999
 
 
 async def test_a_million_records_in_bounded_memory(deployed: Deployment, topic: str) -> None:

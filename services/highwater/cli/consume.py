@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from highwater.console.record_text import RecordOutput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from highwater.client import ConsumerRecord, Scan
+    from highwater.client import ConsumerRecord, OffsetRange, Scan, TopicPartition
 
 Print = Callable[["ConsumerRecord"], None]
 
@@ -181,8 +181,10 @@ async def _followed(asked: Asked) -> AsyncGenerator[Sequence[ConsumerRecord]]:
     from highwater.client import Consumer
 
     begin = asked.start or "latest"
-    async with asked.scan(begin) as scan:
-        ranges = scan.ranges
+    ranges: Mapping[TopicPartition, OffsetRange] = {}
+    if begin not in ("earliest", "latest") or asked.partitions is not None:  # else a consumer finds it by itself
+        async with asked.scan(begin) as scan:
+            ranges = scan.ranges
     topics = [asked.topic] if asked.partitions is None else []
     options: dict[str, Any] = {"bootstrap": asked.bootstrap, "max_block_ms": MAX_BLOCK_MS}
     async with Consumer(*topics, auto_offset_reset="earliest" if asked.start else "latest", **options) as consumer:

@@ -262,6 +262,15 @@ async def test_a_range_that_retention_trims_meanwhile(cluster: ClusterDouble, fa
             assert offsets(await scan.to_table()) == []
 
 
+async def test_a_log_that_an_election_has_cut(cluster: ClusterDouble) -> None:
+    partition = cluster.topics["t"].partitions[0]
+    fill(partition, 0, 1000)
+    async with asyncio.timeout(10), Scan("t", bootstrap=cluster.bootstrap, start=700) as scan:
+        partition.truncate(500)
+        with pytest.raises(OffsetOutOfRangeError, match="offsets 700 to 999 .* an unclean election has cut it"):
+            await scan.to_table()
+
+
 async def test_an_offset_that_was_trimmed_before(cluster: ClusterDouble) -> None:
     partition = cluster.topics["t"].partitions[0]
     fill(partition, 0, 1000)

@@ -170,9 +170,13 @@ class RangeConsumer(Consumer):
         position, until = _position(buffer), _until(buffer)
         earliest = (await self.beginning_offsets([partition]))[partition]
         following = min(earliest, until) if earliest > position else until
-        sentence = lost(*partition, position, following)
+        if self._fail_on_data_loss and earliest > position:
+            raise OffsetOutOfRangeError(lost(*partition, position, following))
         if self._fail_on_data_loss:
-            raise OffsetOutOfRangeError(sentence)
+            raise OffsetOutOfRangeError(
+                f"{partition.topic}-{partition.partition}: offsets {position} to {until - 1} are no longer in the log: "
+                "an unclean election has cut it; read what is left with fail_on_data_loss=False"
+            )
         _log.warning("%s: offsets %d to %d are lost: skipped", "-".join(map(str, partition)), position, following - 1)
         buffer.seek(following)
 
