@@ -2,6 +2,7 @@
 
 import pytest
 
+from highwater.client.scan.positions import EARLIEST, LATEST
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.errors import OptionError
 from highwater.spark.options.client_settings import client_settings
@@ -12,7 +13,6 @@ from highwater.spark.options.data_source_options import (
     parse_read_options,
     parse_write_options,
 )
-from highwater.spark.options.positions import EARLIEST, LATEST
 
 BASE = {"highwater.bootstrap.servers": "a:1,b:2", "subscribe": "events"}
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from highwater.client.scan.positions import EARLIEST, LATEST, Kind, Position
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.errors import OptionError
-from highwater.spark.options.positions import EARLIEST, LATEST, Kind, Position, Side, parse_duration_ms, parse_positions
+from highwater.spark.options.positions import Side, parse_duration_ms, parse_positions
 
 P0, P1 = TopicPartition("events", 0), TopicPartition("events", 1)
 

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from highwater.client.blocking import Admin
 from highwater.client.exceptions import OffsetOutOfRangeError, UnknownTopicError
+from highwater.client.scan.positions import Kind, Position
 from highwater.client.topic_partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from highwater.spark.errors import OptionError
 from highwater.spark.options.data_source_options import NoMatch, Subscription
-from highwater.spark.options.positions import Kind, Position, Positions
+from highwater.spark.options.positions import Positions
 
 Offsets = dict[TopicPartition, int]
 

@@ -14,13 +14,11 @@ from enum import Enum
 
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.exceptions import InvalidRequestError
+from highwater.client.scan.positions import EARLIEST, LATEST, Kind
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.errors import OptionError
 from highwater.spark.options.client_settings import PREFIXES, check_client_settings
 from highwater.spark.options.positions import (
-    EARLIEST,
-    LATEST,
-    Kind,
     Positions,
     Side,
     parse_duration_ms,

@@ -14,8 +14,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
+from highwater.client.scan.positions import EARLIEST, LATEST, Kind, Position
 from highwater.client.topic_partition import TopicPartition
 from highwater.spark.errors import OptionError
 
@@ -30,24 +31,6 @@ _BACK_FROM_LATEST = re.compile(r"latest\s*-\s*(\d+)")
 class Side(Enum):
     STARTING = "starting"
     ENDING = "ending"
-
-
-class Kind(Enum):
-    EARLIEST = auto()
-    LATEST = auto()  # `number` records before the end, 0: the end
-    OFFSET = auto()  # `number` is the offset
-    TIME = auto()  # `number` is ms since 1970: the first record at or after it
-    AGO = auto()  # `number` is ms before now
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    kind: Kind
-    number: int = 0
-
-
-EARLIEST = Position(Kind.EARLIEST)
-LATEST = Position(Kind.LATEST)
 
 
 @dataclass(frozen=True, slots=True)
