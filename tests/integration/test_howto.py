@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(
     r"^```python\n# topics: ([^\n]+)\n(.*?)^```", (ROOT / "docs" / "howto.md").read_text(), re.M | re.S
 )
-KINDS = ["asyncio", "plain", "offsets", "assign", "dead letters", "fastapi"]
+KINDS = ["asyncio", "plain", "offsets", "assign", "dead letters", "fastapi", "table"]
 
 
 def example(kind: str, cluster: LocalCluster, folder: Path) -> Path:
@@ -128,6 +128,10 @@ def test_dead_letters(whole: LocalCluster, tmp_path: Path) -> None:
     headers = dict(found[0].headers)
     assert headers["highwater.topic"] == b"events"
     assert set(headers) == {f"highwater.{name}" for name in ("error", "topic", "partition", "offset")}
+
+
+def test_records_as_a_table(whole: LocalCluster, tmp_path: Path) -> None:
+    assert printed(example("table", whole, tmp_path)) == "6 2\nTrue\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed")

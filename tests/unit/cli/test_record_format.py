@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +16,7 @@ from highwater.client import ConsumerRecord
 from highwater.console.output import json_line
 from highwater.console.record_text import RecordOutput, escaped, escaped_text
 from highwater.errors import UserError
+from highwater.records import Record, encode_rows
 
 RECORD = ConsumerRecord("t", 3, 41, 1_767_225_600_123, b"k", b"v\xff", (("a", b"1"), ("b", None)))
 TOMBSTONE = ConsumerRecord("t", 0, 0, -1, None, None, ())
@@ -78,6 +84,18 @@ def test_only_a_terminal_gets_it_escaped(monkeypatch: pytest.MonkeyPatch) -> Non
             RECORD._replace(key=b"\x1b", headers=(("\x1b", b"\x1b"),)), RecordOutput().text
         )
         assert line == b"\x1b" + expected + expected + b"=" + expected
+
+
+def test_a_dump_to_a_terminal(tmp_path: Path) -> None:
+    log = tmp_path / f"{0:020}.log"
+    log.write_bytes(encode_rows([Record(0, 1, b"k", b"\x1b]0;owned\x07", ())]))
+    command = [sys.executable, "-m", "highwater.cli.main", "log", "dump", str(log), "--records"]
+    assert b"value=\x1b]0;owned" in subprocess.run(command, capture_output=True, check=True).stdout
+    ours, theirs = pty.openpty()
+    subprocess.run(command, stdout=theirs, check=True)
+    os.close(theirs)
+    assert rb"value=\x1b]0;owned\x07" in os.read(ours, 10_000)
+    os.close(ours)
 
 
 def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:

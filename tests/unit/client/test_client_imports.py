@@ -15,6 +15,15 @@ def test_a_name_is_imported_when_it_is_used() -> None:
     assert said.split() == ["False", "True"]
 
 
+def test_scan_is_imported_when_it_is_used() -> None:
+    told = (
+        "import sys; import highwater; print('pyarrow' in sys.modules); "
+        "from highwater import scan; print('pyarrow' in sys.modules, scan is highwater.scan, hasattr(highwater, 'no'))"
+    )
+    said = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "True", "True", "False"]
+
+
 def test_each_blocking_client_is_imported_by_itself() -> None:
     told = (
         "import sys; from highwater.client.blocking import Admin; "
