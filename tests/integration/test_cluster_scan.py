@@ -74,6 +74,25 @@ async def test_a_scan_beside_a_producer(deployed: Deployment, topic: str) -> Non
                 assert [int(value) for value in values] == list(range(until))
 
 
+async def test_a_leader_that_is_killed_meanwhile(deployed: Deployment) -> None:
+    topic = "scanned-failover"
+    await deployed.create_topic(topic, [[1, 2, 3]])  # of two replicas the one that is left would hold back the end
+    await fill(deployed, topic, 20_000, size=20)
+    await deployed.preferred_lead(topic)
+    bootstrap = deployed.cluster.bootstrap
+    limits = {"fetch_max_bytes": 50_000, "max_partition_fetch_bytes": 20_000}
+    async with asyncio.timeout(HEAL_S), Scan(topic, columns=["offset"], bootstrap=bootstrap, **limits) as scan:  # type: ignore[arg-type]
+        found: list[int] = []
+        async for batch in scan:
+            if not found:
+                deployed.cluster.processes["replica-manager-1"].kill()
+            found += batch["offset"].to_pylist()
+    assert found == list(range(20_000))
+    deployed.cluster.processes["replica-manager-1"].start()
+    await deployed.healed(topic)
+    await deployed.admin.delete_topic(topic)
+
+
 async def test_an_empty_partition_and_columns_alone(deployed: Deployment, topic: str) -> None:
     await fill(deployed, topic, 1000, partition=1)
     seen: list[ScanProgress] = []
@@ -135,6 +154,24 @@ async def test_other_libraries(deployed: Deployment, topic: str) -> None:
         assert pa.table(events).num_rows == 1000
 
     await asyncio.to_thread(read)
+
+
+async def test_a_script_that_ends_half_way(deployed: Deployment, topic: str) -> None:
+    """Nothing waits for what it did not read, and nobody complains."""
+    await fill(deployed, topic, 5000, size=20)
+    script = (
+        "import sys, highwater, pyarrow as pa; "
+        "scan = highwater.scan(sys.argv[1], bootstrap=sys.argv[2], max_partition_fetch_bytes=10_000); "
+        "rows = iter(scan); next(rows); reader = pa.RecordBatchReader.from_stream(scan); reader.read_next_batch()"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-W", "error", "-c", script, topic, deployed.cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 async def test_polars(deployed: Deployment, topic: str) -> None:
