@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.producers.producer_states import NO_LIMITS, ProducerLimits
 
 _LONG_MAX = 2**63 - 1
 
@@ -17,6 +18,7 @@ class LogConfig:
     index_interval_bytes: int = 4096
     index_max_bytes: int = 10 << 20
     roll_ms: int = 7 * 24 * 3600 * 1000
+    producer_limits: ProducerLimits = NO_LIMITS
     roll_jitter_ms: int = 0  # at most so much earlier, each segment by a share of its own
     message_max_bytes: int = 1_048_588
     flush_messages: int = _LONG_MAX  # records after which an append waits for the disk

@@ -15,10 +15,10 @@ from highwater.log_storage.compaction.cleaner_job import PassLimits
 from highwater.log_storage.compaction.cleaner_scheduler import CleanerSettings, LogCleaner
 from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
+from highwater.log_storage.producers.producer_states import ProducerLimits
 from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.append_socket import AppendSocket
 from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
@@ -35,7 +35,6 @@ from highwater.v1 import log_storage_pb2_grpc
 THREADS = 8  # for fsync, recovery and large reads
 HOUSEKEEPING_MS = 1_000
 LEAST_PATIENCE_S = 1.0  # at a stop, for what is under way, and then for the logs
-PRODUCERS_INLINE = 1_000  # of a log are looked through in the loop; more are in a thread
 
 _log = get_logger("log_storage")
 
@@ -93,6 +92,9 @@ class LogStorageService:
             raise
         self._opened = True
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
+        self.metrics.gauge("producer_ids", "Idempotent producers that logs know of").set_function(
+            lambda: sum(len(hosted.log.producers) for hosted in manager.logs if hosted.log is not None)
+        )
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
             lambda: sum(1 for hosted in manager.logs if hosted.offline_reason)
         )
@@ -211,18 +213,8 @@ class LogStorageService:
         before_ms = monotonic_ms() - self._settings.producer_id_expiration_ms
         for hosted in self._manager.logs:
             if hosted.log is not None and not hosted.busy:
-                await self._expire_producers(hosted, hosted.log, before_ms)
+                hosted.log.producers.expire(before_ms)
         await self._servicer.flushes.checkpoint_recovery_points()
-
-    async def _expire_producers(self, hosted: HostedLog, log: Log, before_ms: int) -> None:
-        producers = log.producers
-        if len(producers) <= PRODUCERS_INLINE:
-            producers.expire(before_ms)
-            return
-        looked_at = producers.copy()
-        expired = await asyncio.get_running_loop().run_in_executor(self._threads, looked_at.expired, before_ms)
-        if hosted.log is log and not hosted.busy:
-            log.producers.forget(expired, before_ms)
 
     async def _look_after_dirs(self) -> None:
         """Notices a directory that is gone, and one that was full and has space again."""
@@ -290,6 +282,7 @@ def _log_config(settings: LogStorageSettings) -> LogConfig:
         message_max_bytes=settings.message_max_bytes,
         flush_messages=settings.flush_after_messages,
         flush_ms=settings.log_flush_interval_ms,
+        producer_limits=ProducerLimits(settings.max_producer_ids_per_log, settings.min_producer_id_eviction_ms),
         retention_ms=settings.retention_ms,
         retention_bytes=settings.log_retention_bytes,
         file_delete_delay_ms=settings.file_delete_delay_ms,

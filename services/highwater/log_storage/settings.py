@@ -22,6 +22,8 @@ class LogStorageSettings(InternalServiceSettings, LogDefaultsSettings):
     log_flush_scheduler_interval_ms: int = Field(1_000, ge=1)
     log_flush_offset_checkpoint_interval_ms: int = Field(60_000, ge=1)
     producer_id_expiration_ms: int = Field(86_400_000, ge=1)
+    max_producer_ids_per_log: int = Field(10_000, ge=1)
+    min_producer_id_eviction_ms: int = Field(300_000, ge=0)
     num_recovery_threads_per_data_dir: int = Field(1, ge=1)
     log_close_max_wait_ms: int = Field(20_000, ge=0)
     file_delete_delay_ms: int = Field(60_000, ge=0)

@@ -382,8 +382,8 @@ def test_records_that_are_deleted_beside_compaction_do_not_take_the_log_offline(
 
     latest, held, go_on = producer_snapshots.latest, threading.Event(), threading.Event()
 
-    def hold(*arguments: Any) -> tuple[int, ProducerStates]:
-        found = latest(*arguments)
+    def hold(*arguments: Any, **options: Any) -> tuple[int, ProducerStates]:
+        found = latest(*arguments, **options)
         if threading.current_thread().name == "cleaner":
             held.set()
             assert go_on.wait(10)

@@ -8,7 +8,12 @@ from typing import NamedTuple
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
-from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates, StagedProducers
+from highwater.log_storage.producers.producer_states import (
+    NO_PRODUCER_ID,
+    Duplicate,
+    ProducerStates,
+    StagedProducers,
+)
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, verify
 
 
@@ -72,7 +77,8 @@ def number_batches(
 
     One append is taken or refused as a whole. Leading batches that are duplicates are skipped, as when a client sends
     an unanswered batch again together with the next; a duplicate behind a new batch is refused
-    (DUPLICATE_SEQUENCE_NUMBER), since one range of offsets could not answer for both. Raises `LogError`.
+    (DUPLICATE_SEQUENCE_NUMBER), since one range of offsets could not answer for both. A producer for which there is no
+    room is refused (OVERLOADED, RULES 6.4). Raises `LogError`.
     """
     duplicates: list[Duplicate] = []
     new: list[NewBatch] = []
@@ -101,6 +107,14 @@ def number_batches(
         next_offset += header.last_offset_delta + 1
     if staged is not None:
         staged.update(new[-1].header, new[-1].base_offset, now_ms)
+    if new:
+        met = staged.met.keys() if staged is not None else {new[0].header.producer_id} - {NO_PRODUCER_ID}
+        if not producers.admits(met, now_ms):
+            raise LogError(
+                ErrorCode.OVERLOADED,
+                f"the log knows {len(producers)} producers, and none of them that it could forget has been idle for "
+                f"{producers.limits.idle_ms} ms: retry after a pause, and do not make a producer for each record",
+            )
     return Numbered(duplicates, new, staged)
 
 

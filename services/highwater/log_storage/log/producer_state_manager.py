@@ -7,7 +7,7 @@ the same, a snapshot behind them says it, on disk for good.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -17,7 +17,7 @@ from highwater.log_storage.log.log_context import NO_OFFSET, LogContext
 from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers import pending_snapshots, producer_snapshots
 from highwater.log_storage.producers.pending_snapshots import PendingSnapshots
-from highwater.log_storage.producers.producer_states import ProducerState, ProducerStates
+from highwater.log_storage.producers.producer_states import ProducerLimits, ProducerState, ProducerStates
 from highwater.log_storage.segment.segment import Segment
 from highwater.records import CorruptBatchError
 from highwater.telemetry.log import get_logger
@@ -35,6 +35,10 @@ class ProducerStateManager:
         self.states = states
         self.pending = PendingSnapshots()
         self._wall_offset_ms = wall_offset_ms
+
+    @property
+    def limits(self) -> ProducerLimits:
+        return self._context.config.producer_limits
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -77,10 +81,8 @@ class ProducerStateManager:
         outlive = [(who, state) for who, state in self.states.items() if state.batches[-1].last_offset < cut]
         now_ms = max(state.updated_ms for _, state in self.states.items())
         self.states = producer_snapshots.restore(
-            self._context.directory, self._segments.present, cut, now_ms, self._wall_offset_ms
-        )
-        for who, state in outlive:
-            self.states.put(who, state)
+            self._context.directory, self._segments.present, cut, now_ms, self._wall_offset_ms, self.limits
+        ).merged(outlive)
 
     # -- before records go --------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class ProducerStateManager:
             offset = kept.base_offset
             theirs = source._on_file(offset)
             try:
-                self._write(offset, _later(self._states_below(segments[:below], offset), theirs))
+                self._write(offset, _later(self._states_below(segments[:below], offset), theirs.items()))
             except OSError as error:
                 raise self._context.fail_unless_passing(error) from error
             kept.producers_told = kept.producers_kept = True
@@ -125,7 +127,7 @@ class ProducerStateManager:
         directory, start_offset = self._context.directory, self._segments.present[0].base_offset
         try:
             _, states = producer_snapshots.latest(
-                directory, start_offset, offset, _newest_ms(self.states), self._wall_offset_ms
+                directory, start_offset, offset, _newest_ms(self.states), self._wall_offset_ms, limits=self.limits
             )
         except OSError as error:
             raise self._context.refusal(error) from error
@@ -160,29 +162,31 @@ class ProducerStateManager:
         that is torn or cannot be read, the copy of a log that moved), what is in memory of its batches below the
         offset. Raises `OSError`."""
         present = self.states.copy()
-        states = ProducerStates()
+        states = ProducerStates(self.limits)
         try:
             if segments:
                 states = producer_snapshots.restore(
-                    self._context.directory, segments, offset, _newest_ms(present), self._wall_offset_ms
+                    self._context.directory, segments, offset, _newest_ms(present), self._wall_offset_ms, self.limits
                 )
         except (CorruptBatchError, OSError) as error:
             if isinstance(error, OSError) and not is_unreadable(error):
                 raise
-        in_memory = ProducerStates()
-        for producer_id, state in present.items():
-            if below := tuple(batch for batch in state.batches if batch.last_offset < offset):
-                in_memory.put(producer_id, replace(state, batches=below))
+        in_memory = (
+            (producer_id, replace(state, batches=below))
+            for producer_id, state in present.items()
+            if (below := tuple(batch for batch in state.batches if batch.last_offset < offset))
+        )
         return _later(states, in_memory)
 
 
-def _later(states: ProducerStates, others: ProducerStates) -> ProducerStates:
+def _later(states: ProducerStates, others: Iterable[tuple[int, ProducerState]]) -> ProducerStates:
     """`states`, with those of the others that know of later batches, or of more."""
-    for producer_id, other in others.items():
+    later = []
+    for producer_id, other in others:
         known = states.get(producer_id)
         if known is None or _extent(known) < _extent(other):
-            states.put(producer_id, other)
-    return states
+            later.append((producer_id, other))
+    return states.merged(later)
 
 
 def _extent(state: ProducerState) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class Truncation:
         cache = LeaderEpochCache() if epochs is None else epochs
         self._epochs.replace(cache, cache.latest_epoch)
         self._epochs.forget_filed()
-        self._producer_state.states = ProducerStates() if producers is None else producers
+        self._producer_state.states = ProducerStates(self._producer_state.limits) if producers is None else producers
         self._offsets.restart_at(offset)
 
     def restart_segments_at(self, base_offset: int, spared: int = NO_OFFSET) -> None:

@@ -29,7 +29,14 @@ from pathlib import Path
 
 from highwater.atomic_file import fsync_directory, fsync_file, replace_file, write_whole
 from highwater.log_storage.files.disk import is_unreadable
-from highwater.log_storage.producers.producer_states import MAX_SEQUENCE, ProducerBatch, ProducerState, ProducerStates
+from highwater.log_storage.producers.producer_states import (
+    MAX_SEQUENCE,
+    NO_LIMITS,
+    ProducerBatch,
+    ProducerLimits,
+    ProducerState,
+    ProducerStates,
+)
 from highwater.log_storage.segment.segment import Segment
 from highwater.records.header import crc32c
 from highwater.telemetry.log import get_logger
@@ -75,7 +82,7 @@ def encode(states: ProducerStates, wall_offset_ms: int, pause: Callable[[], None
     return _HEAD.pack(_VERSION, crc32c(content)) + content
 
 
-def decode(content: bytes, now_ms: int, wall_offset_ms: int) -> ProducerStates:
+def decode(content: bytes, now_ms: int, wall_offset_ms: int, limits: ProducerLimits = NO_LIMITS) -> ProducerStates:
     """Raises `SnapshotError`. No producer appended later than `now_ms`, whatever the clock was then."""
     if len(content) < _HEAD.size + _COUNT.size:
         raise SnapshotError(f"it has {len(content)} bytes")
@@ -88,7 +95,7 @@ def decode(content: bytes, now_ms: int, wall_offset_ms: int) -> ProducerStates:
     (count,) = _COUNT.unpack_from(body)
     if len(body) != _COUNT.size + count * _ENTRY.size:
         raise SnapshotError(f"{len(body)} bytes do not hold {count} entries")
-    states = ProducerStates()
+    states: dict[int, ProducerState] = {}
     for entry in _ENTRY.iter_unpack(body[_COUNT.size :]):
         producer_id, epoch, last_sequence, last_offset, delta, timestamp = entry[:6]
         first_sequence = last_sequence - delta
@@ -97,8 +104,8 @@ def decode(content: bytes, now_ms: int, wall_offset_ms: int) -> ProducerStates:
         batch = ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset)
         before = states.get(producer_id)
         batches = (batch,) if before is None or before.epoch != epoch else (*before.batches, batch)
-        states.put(producer_id, ProducerState(epoch, batches, min(timestamp - wall_offset_ms, now_ms)))
-    return states
+        states[producer_id] = ProducerState(epoch, batches, min(timestamp - wall_offset_ms, now_ms))
+    return ProducerStates(limits).merged(states.items())  # in order, whoever wrote the snapshot
 
 
 def path_of(directory: Path, offset: int) -> Path:
@@ -162,6 +169,8 @@ def latest(
     now_ms: int,
     wall_offset_ms: int,
     damaged: Callable[[int], None] = lambda _: None,
+    *,
+    limits: ProducerLimits = NO_LIMITS,
 ) -> tuple[int, ProducerStates]:
     """The last good snapshot from `start_offset`, where the log's batches begin, up to `end_offset`, and what is in it;
     `start_offset` and nothing where there is none. (From an earlier one on nobody can tell what came between.) Damaged
@@ -170,7 +179,7 @@ def latest(
         if start_offset <= offset <= end_offset:
             path = path_of(directory, offset)
             try:
-                return offset, decode(path.read_bytes(), now_ms, wall_offset_ms)
+                return offset, decode(path.read_bytes(), now_ms, wall_offset_ms, limits)
             except FileNotFoundError:  # needless by now, and removed beside this
                 continue
             except (SnapshotError, OSError) as error:
@@ -179,16 +188,21 @@ def latest(
                 _log.warning("%s is damaged and not used: %s", path, error)
                 damaged(offset)
                 path.unlink(missing_ok=True)
-    return start_offset, ProducerStates()
+    return start_offset, ProducerStates(limits)
 
 
 def restore(
-    directory: Path, segments: Sequence[Segment], end_offset: int, now_ms: int, wall_offset_ms: int
+    directory: Path,
+    segments: Sequence[Segment],
+    end_offset: int,
+    now_ms: int,
+    wall_offset_ms: int,
+    limits: ProducerLimits = NO_LIMITS,
 ) -> ProducerStates:
     """The producers of a log that ends at `end_offset`: the last snapshot, and the batches behind it.
 
     Raises `CorruptBatchError`, `OSError`."""
-    start, states = latest(directory, segments[0].base_offset, end_offset, now_ms, wall_offset_ms)
+    start, states = latest(directory, segments[0].base_offset, end_offset, now_ms, wall_offset_ms, limits=limits)
     replay(states, segments, start, now_ms)
     return states
 

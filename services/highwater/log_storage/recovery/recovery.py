@@ -20,6 +20,7 @@ from highwater.log_storage.files.disk import Disk
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.producers import producer_snapshots
+from highwater.log_storage.producers.producer_states import ProducerLimits
 from highwater.log_storage.recovery.interrupted_swaps import finish_interrupted
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.segment import Segment
@@ -82,7 +83,16 @@ def open_log(
     trusted = segments[:first_unflushed]
     for segment in trusted:
         segment.mark_sealed()
-    walk = _Walk(directory, known, first_offset, now_ms, wall_offset_ms, scanned or _nobody_asks, tail_lost)
+    walk = _Walk(
+        directory,
+        known,
+        first_offset,
+        now_ms,
+        wall_offset_ms,
+        scanned or _nobody_asks,
+        tail_lost,
+        config.producer_limits,
+    )
     try:
         walk.trust(trusted)
         walk.check(segments, first_unflushed)
@@ -97,7 +107,9 @@ def open_log(
         known_to = max(log_end_offset, log_start_offset)  # what was below the log start was committed
         if known_to < walk.producers_from:  # the log has been cut below the snapshot
             producer_snapshots.remove_above(directory, known_to)
-            walk.producers = producer_snapshots.restore(directory, segments, known_to, now_ms, wall_offset_ms)
+            walk.producers = producer_snapshots.restore(
+                directory, segments, known_to, now_ms, wall_offset_ms, config.producer_limits
+            )
         epochs = walk.epoch_cache(trusted, log_end_offset)
     except CorruptBatchError as error:
         raise _lost(f"{directory} is damaged below the recovery point: {error}") from None
@@ -184,6 +196,7 @@ class _Walk:
         wall_offset_ms: int,
         scanned: Callable[[int], None],
         tail_lost: Callable[[str], None] | None,
+        limits: ProducerLimits,
     ) -> None:
         self._known = known
         self._now_ms = now_ms
@@ -192,7 +205,7 @@ class _Walk:
         self._directory = directory
         # The last snapshot, to which the batches behind it are added.
         self.producers_from, self.producers = producer_snapshots.latest(
-            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, self._snapshot_damaged
+            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, self._snapshot_damaged, limits=limits
         )
         self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
