@@ -46,6 +46,7 @@ from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
+from highwater.rpc.server import ServerLimits
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -121,7 +122,13 @@ class ReplicaManagerService:
             now_ms=_monotonic_ms,
             supervisor=self._supervisor,
         )
-        self.servers = ListenerServers(settings.listeners, settings.advertised_listeners, settings.health_listen)
+        self.servers = ListenerServers(
+            settings.listeners,
+            settings.advertised_listeners,
+            settings.health_listen,
+            ServerLimits(settings.socket_request_max_bytes, settings.max_open_calls, settings.max_connections),
+            trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
+        )
         self.liveness = Liveness(
             self.replica_manager,
             self._store,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
+from highwater.rpc.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import check_advertised, check_inter_broker_name, inter_broker_name, parse_listeners
 from highwater.rpc.settings import LogDefaultsSettings, LogStorageUserSettings, OptionalAddress, ReplicationSettings
 
@@ -29,6 +30,10 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     replica_lag_time_max_ms: int = Field(10_000, ge=1)
     queued_max_requests: int = Field(500, ge=1)
     queued_max_request_bytes: int = Field(256 << 20, ge=1 << 20)
+    socket_request_max_bytes: int = Field(MAX_MESSAGE_BYTES, ge=1 << 20, le=MAX_MESSAGE_BYTES)
+    max_open_calls: int = Field(10_000, ge=1)
+    max_connections: int = Field(2**31 - 2, ge=1, le=2**31 - 2)
+    """These three of each listener that clients use."""
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     auto_create_topics_enable: bool = False
@@ -59,6 +64,14 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     def _known(cls, value: str, info: ValidationInfo) -> str:
         if "listeners" in info.data:
             check_inter_broker_name(info.data["listeners"], value)
+        return value
+
+    @field_validator("socket_request_max_bytes")
+    @classmethod
+    def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
+        largest = info.data.get("message_max_bytes", 0)
+        if value <= largest:
+            raise ValueError(f"a batch may have {largest} bytes (message.max.bytes), and its request more than that")
         return value
 
     @property

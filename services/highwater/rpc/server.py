@@ -9,14 +9,14 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from highwater.errors import UserError
-from highwater.rpc.channel import COMMON_OPTIONS
+from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.malloc import keep_freed_memory
 
 LIVE = "live"
@@ -31,7 +31,33 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
+    # gRPC would widen the window of every stream to what the fastest connection has moved: of a stream that nobody
+    # reads it then holds four times what `lookahead_bytes` says, and of hundreds of them gigabytes.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_concurrent_streams", 1_000),  # one connection does not take all the calls that there may be
 )
+
+
+class ServerLimits(NamedTuple):
+    """Bounds of the memory that a server's requests take, which gRPC holds before anybody knows of them: `max_calls` of
+    `max_message_bytes` each. A larger message, and a call too many, is RESOURCE_EXHAUSTED, and not read. A connection
+    too many is closed."""
+
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_calls: int | None = None
+    max_connections: int = 2**31 - 2  # the highest number that gRPC takes
+
+    @property
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        return (
+            *((name, value) for name, value in SERVER_OPTIONS if name != _RECEIVE_LIMIT),
+            (_RECEIVE_LIMIT, self.max_message_bytes),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+        )
+
+
+_RECEIVE_LIMIT = "grpc.max_receive_message_length"
+NO_LIMITS = ServerLimits()
 
 
 class AddressInUseError(Exception):
@@ -79,8 +105,11 @@ class RpcServer:
         health: Health | None = None,
         health_listen: str = "",
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        limits: ServerLimits = NO_LIMITS,
     ) -> None:
-        self.grpc = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(
+            interceptors=interceptors, options=limits.options, maximum_concurrent_rpcs=limits.max_calls
+        )
         self.addresses: list[str] = []
         self._listen = list(listen)
         self._health = health or Health()

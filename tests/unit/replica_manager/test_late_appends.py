@@ -96,7 +96,9 @@ class Log:
 class Leader:
     """Broker 1, which leads the one partition; broker 2 follows. Fences are answered when the test says so."""
 
-    def __init__(self, log: Log, *, min_insync_replicas: int = 2, max_waits: int = 100) -> None:
+    def __init__(
+        self, log: Log, *, min_insync_replicas: int = 2, max_waits: int = 100, max_requests: int = 1_000
+    ) -> None:
         self.log = log
         self.now_ms = 0
         self.fences: deque[Fence] = deque()
@@ -118,7 +120,9 @@ class Leader:
             now_ms=lambda: self.now_ms,
         )
         self.replica_manager._publish_soon = lambda: None  # type: ignore[method-assign]
-        self.produce_handler = ProduceHandler(self.replica_manager, COUNTED, max_requests=1_000, max_bytes=1 << 30)
+        self.produce_handler = ProduceHandler(
+            self.replica_manager, COUNTED, max_requests=max_requests, max_bytes=1 << 30
+        )
         self.answers: dict[bytes, list[ProduceResult]] = {}
         self.hosted: HostedPartition = self.replica_manager.host(KEY, "t", {})
         self.hosted.partition.brokers_changed(LiveBrokers({1: 101, 2: 102}), 0)

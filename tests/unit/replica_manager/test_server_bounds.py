@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_late_appends import KEY, Leader, Log, batch
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
@@ -29,6 +30,7 @@ from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
+from highwater.rpc.partition_keys import to_key
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
 
@@ -93,6 +95,47 @@ async def test_a_producer_that_reads_no_responses_is_not_read_for_ever(replica_m
     assert taken <= 1 + MAX_REQUESTS + 1
     assert [(await anext(responses)).correlation_id for _ in range(100)] == list(range(2, 102))
     await responses.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_stream_is_not_read_while_log_storage_has_as_much_as_it_may_have() -> None:
+    """What would be refused stays with its sender, and costs the broker no memory."""
+    leader = Leader(log := Log(), max_requests=2)
+    taken = 0
+
+    async def requests() -> AsyncIterator[broker_pb2.ProduceRequest]:
+        nonlocal taken
+        for number in range(6):
+            taken += 1
+            part = broker_pb2.ProducePartition(partition=to_key(KEY), records=batch(number))
+            yield broker_pb2.ProduceRequest(correlation_id=number, acks=1, partitions=[part])
+
+    nothing: Any = None
+    servicer = BrokerServicer(
+        leader.replica_manager,
+        leader.produce_handler,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        cluster_id=lambda: "",
+        listener=INTERNAL,
+    )
+    answered: list[broker_pb2.ProduceResponse] = []
+
+    async def answers() -> None:
+        async for response in servicer.ProduceStream(requests(), nothing):
+            answered.append(response)
+
+    reading = asyncio.create_task(answers())
+    for expected in (2, 4, 6):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (taken, len(answered)) == (expected, expected - 2)
+        log.answer_all()
+    async with asyncio.timeout(5):
+        await reading
+    assert [response.results[0].error.code for response in answered] == [ErrorCode.NONE] * 6
 
 
 async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: ReplicaManager) -> None:

@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.rpc.channel import open_channel
-from highwater.rpc.server import AddressInUseError, RpcServer
+from highwater.rpc.server import AddressInUseError, RpcServer, ServerLimits
 
 NAME = "highwater.v1.LogStorage"
 
@@ -109,5 +109,30 @@ async def test_an_rpc_that_is_not_served_is_unimplemented() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await fetcher_pb2_grpc.FetcherStub(channel).SetThrottle(fetcher_pb2.SetThrottleRequest())
             assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)
+
+
+async def test_a_message_too_large_and_a_call_or_connection_too_many_are_refused(tmp_path: Path) -> None:
+    server = RpcServer([f"unix:{tmp_path}/s"], limits=ServerLimits(1 << 20, max_calls=2, max_connections=1))
+    await server.start([NAME])
+    try:
+        async with open_channel(server.addresses[0]) as channel, open_channel(server.addresses[0]) as another:
+            stub = health_pb2_grpc.HealthStub(channel)
+            await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Check(health_pb2.HealthCheckRequest(service="x" * (1 << 20)), timeout=10)
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+            for watch in watches:
+                await watch.read()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await health_pb2_grpc.HealthStub(another).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            for watch in watches:
+                watch.cancel()
     finally:
         await server.stop(0)

@@ -18,6 +18,7 @@ before `submit` returns, so requests keep the order in which they are submitted.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ Done = Callable[[Sequence[ProduceResult]], None]
 
 
 class ProduceHandler:
-    """At most `max_requests` requests, and `max_bytes` of their records, are with log-storage; what is above is
-    OVERLOADED at once, before anything is written. What waits for followers holds no records: the purgatory bounds it.
+    """At most `max_requests` requests, and `max_bytes` of their records, are with log-storage. While there are so many
+    streams are not read (`room`); what comes all the same is OVERLOADED at once, before anything is written. What waits
+    for followers holds no records: the purgatory bounds it.
     """
 
     def __init__(
@@ -82,7 +84,13 @@ class ProduceHandler:
         self._max_bytes = max_bytes
         self._requests = 0
         self._bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._coming = 0  # partitions that will wait for followers once log-storage has answered
+
+    async def room(self) -> None:
+        """Returns once another request may be taken: its sender is to hold it until then."""
+        await self._has_room.wait()
 
     def submit(
         self, acks: int, timeout_ms: int, parts: Sequence[ProducePart], done: Done, *, until_done: bool = False
@@ -99,6 +107,8 @@ class ProduceHandler:
             return
         self._requests += 1
         self._bytes += size
+        if self._full:
+            self._has_room.clear()
         deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
         if until_done:
@@ -167,6 +177,12 @@ class ProduceHandler:
         """log-storage has answered for all of it."""
         self._requests -= 1
         self._bytes -= request.size
+        if not self._full:
+            self._has_room.set()
+
+    @property
+    def _full(self) -> bool:
+        return self._requests >= self.max_requests or self._bytes >= self._max_bytes
 
     def responded(self, request: _Request) -> None:
         self._metrics.produce.observe(time.perf_counter() - request.taken_s)

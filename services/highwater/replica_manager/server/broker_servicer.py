@@ -117,10 +117,17 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         async def read() -> None:
             nonlocal open_requests, ended, failure
             try:
-                async for request in request_iterator:
+                requests = aiter(request_iterator)
+                while True:
+                    await self._produce_handler.room()
+                    try:
+                        request = await anext(requests)
+                    except StopAsyncIteration:
+                        return
                     await room.acquire()
                     open_requests += 1
                     self._submit(request, respond)
+                    del request  # the records are counted from here on
             except Exception as error:  # a request without its answer would be waited for: the stream ends
                 failure = error
             finally:

@@ -7,18 +7,29 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from highwater.rpc.listeners import advertised_addresses
-from highwater.rpc.server import Health, RpcServer
+from highwater.rpc.server import NO_LIMITS, Health, RpcServer, ServerLimits
 
 
 class ListenerServers:
     """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name. Health
-    checks and reflection are answered by all, and at `health_listen` (empty: none)."""
+    checks and reflection are answered by all, and at `health_listen` (empty: none). `limits` are those of each listener
+    that clients use; `trusted` names the one that they do not (empty: there is none)."""
 
-    def __init__(self, listeners: Mapping[str, str], advertised: Mapping[str, str], health_listen: str) -> None:
+    def __init__(
+        self,
+        listeners: Mapping[str, str],
+        advertised: Mapping[str, str],
+        health_listen: str,
+        limits: ServerLimits = NO_LIMITS,
+        trusted: str = "",
+    ) -> None:
         self._listeners = dict(listeners)
         self._advertised = dict(advertised)
         self._health = Health()
-        self._servers = {name: RpcServer([address], health=self._health) for name, address in listeners.items()}
+        self._servers = {
+            name: RpcServer([address], health=self._health, limits=NO_LIMITS if name == trusted else limits)
+            for name, address in listeners.items()
+        }
         self._health_servers = [RpcServer([health_listen], health=self._health)] if health_listen else []
 
     def __getitem__(self, name: str) -> RpcServer:
