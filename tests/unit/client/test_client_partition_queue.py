@@ -20,7 +20,12 @@ from highwater.client.producer.partition_queue import (
     RetryPolicy,
 )
 from highwater.errors import ErrorCode
-from highwater.log_storage.producers.producer_states import Duplicate, ProducerStates
+from highwater.log_storage.producers.producer_states import (
+    NO_LIMITS,
+    Duplicate,
+    ProducerLimits,
+    ProducerStates,
+)
 from highwater.records import BatchHeader
 
 NEVER = 10**12
@@ -36,12 +41,21 @@ def batch_of(name: int, records: int = 1, created_ms: float = 0) -> ProducerBatc
 
 
 class Log:
-    """Log-storage's treatment of a batch (RULES 6.1), by header alone."""
+    """Log-storage's treatment of a batch (RULES 6.1, 6.4), by header alone. `names` are those of our producer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ProducerLimits = NO_LIMITS) -> None:
         self.names: list[bytes] = []
-        self.producers = ProducerStates()
+        self.producers = ProducerStates(limits)
         self.end_offset = 0
+        self.now_ms = 0
+        self.refused = 0
+
+    def crowd(self, producer_id: int) -> None:
+        """Another producer appends its first batch and is not seen again."""
+        if self.producers.admits({producer_id}, self.now_ms):
+            header = BatchHeader(0, 49, 0, 2, 0, 0, 0, 0, 0, producer_id, 0, 0, 1)
+            self.producers.update(header, self.end_offset, self.now_ms)
+            self.end_offset += 1
 
     def append(self, sent: Sent) -> ProduceAnswer:
         header = BatchHeader(
@@ -52,8 +66,11 @@ class Log:
             return ProduceAnswer(ErrorCode.NONE, base_offset=checked.base_offset)
         if checked is not ErrorCode.NONE:
             return ProduceAnswer(checked)
+        if not self.producers.admits({sent.producer_id}, self.now_ms):
+            self.refused += 1
+            return ProduceAnswer(ErrorCode.OVERLOADED)
         base = self.end_offset
-        self.producers.update(header, base)
+        self.producers.update(header, base, self.now_ms)
         self.names.append(sent.name)
         self.end_offset += sent.records
         return ProduceAnswer(ErrorCode.NONE, base_offset=base)
@@ -72,9 +89,12 @@ class Sent:
         self.sequence = batch.wire_sequence
 
 
-def run(chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float) -> tuple[Log, list[ProducerBatch]]:
-    """Plays one history until every batch is settled. Faults grow rarer, so that it ends."""
-    queue, log = queue_of(timeout_ms=timeout_ms), Log()
+def run(
+    chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float, limits: ProducerLimits = NO_LIMITS
+) -> tuple[Log, list[ProducerBatch]]:
+    """Plays one history until every batch is settled. Faults grow rarer, so that it ends. Where there are `limits`,
+    others use the log that are more than it knows of."""
+    queue, log = queue_of(timeout_ms=timeout_ms), Log(limits)
     stream: deque[Sent] = deque()  # requests on the way, in order
     strays: list[Sent] = []  # of broken streams: they may still arrive
     answers: list[tuple[Sent, ProduceAnswer]] = []  # in any order
@@ -82,6 +102,9 @@ def run(chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float
     now_ms = 0.0
     for step in range(20_000):
         now_ms += 1
+        log.now_ms = step
+        if limits is not NO_LIMITS and chance.random() < 0.5:
+            log.crowd((1 << 50) + step)
         fault_rate = 0.5 * max(0.0, 1 - step / 2000)
         queue.expire(now_ms)
         if len(made) < batches and chance.random() < 0.5:
@@ -125,6 +148,21 @@ def run(chance: random.Random, *, batches: int, zombies: bool, timeout_ms: float
 @given(st.integers(0, 1 << 32))
 def test_every_batch_is_in_the_log_once_and_in_order(seed: int) -> None:
     log, made = run(random.Random(seed), batches=30, zombies=True, timeout_ms=NEVER)
+    assert_once_and_in_order(log, made)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_so_it_is_where_more_producers_come_than_the_log_knows_of(seed: int) -> None:
+    """Longer than the limit says nobody sends a batch again, nor does one arrive that was on the way."""
+    limits = ProducerLimits(3, idle_ms=400)
+    log, made = run(random.Random(seed), batches=30, zombies=True, timeout_ms=NEVER, limits=limits)
+    assert log.names == [b"%d" % number for number in range(30)]
+    assert all(batch.delivery.error is None for batch in made)
+    assert len(log.producers) <= 3
+
+
+def assert_once_and_in_order(log: Log, made: list[ProducerBatch]) -> None:
     assert log.names == [b"%d" % number for number in range(30)]
     offset = 0
     for batch in made:
