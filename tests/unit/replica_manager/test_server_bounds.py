@@ -27,6 +27,7 @@ from highwater.replica_manager.requests.fetch import (
 )
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
+from highwater.replica_manager.server.fetch_stream import MAX_FETCH_PARTITIONS, fetch_refusal
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
@@ -165,6 +166,15 @@ async def test_a_stream_whose_request_cannot_be_taken_ends(replica_manager: Repl
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         async with asyncio.timeout(5):
             await anext(servicer.ProduceStream(requests(), nothing))
+
+
+def test_a_fetch_of_more_partitions_than_any_broker_has_is_refused() -> None:
+    """What is made of them takes many times the memory of the request."""
+    part = broker_pb2.FetchPartition(fetch_offset=1)
+    request = broker_pb2.FetchRequest(partitions=[part] * MAX_FETCH_PARTITIONS)
+    assert fetch_refusal(request, INTERNAL) == ""
+    request.partitions.append(part)
+    assert "100001 partitions" in fetch_refusal(request, INTERNAL)
 
 
 def too_early() -> FetchParams:
