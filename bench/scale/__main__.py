@@ -1,6 +1,6 @@
 """How the cost of a cluster grows with its partitions and its clients: `make bench-scale`.
 
-    python -m bench.scale [--kafka] [--only scale_latency,...] [--partitions 300] [--window 30]
+    python -m bench.scale [--kafka] [--only scale_latency,...] [--partitions 300] [--window 30] [--rounds 20]
 
 scale_latency     a lone record's p50 beside 3,000 idle partitions, over that with none
 scale_create      a topic of 100 partitions: the last of 9,000 partitions over the first
@@ -46,7 +46,7 @@ GROWING = (
 )
 OF_KAFKA = GROWING[:5]
 BUSY_LOAD = 0.5
-FIGURE_TIMEOUT_S = 1800
+FIGURE_TIMEOUT_S = 3600
 """Of one figure, with all the partitions that have to be made for it. Each wait in it has a shorter one of its own."""
 
 
@@ -128,19 +128,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="some of the figures, separated by commas")
     parser.add_argument("--partitions", type=int, help="of every figure, instead of its own number")
     parser.add_argument("--window", type=float, default=30, help="seconds of idling, and of many clients' work")
+    parser.add_argument("--rounds", type=int, default=1, help="of scale_stopped and scale_starved; the longest counts")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else list(DEFAULT_PARTITIONS)
     if unknown := [figure for figure in wanted if figure not in DEFAULT_PARTITIONS]:
         parser.error(f"--only {','.join(unknown)}: the figures are {','.join(DEFAULT_PARTITIONS)}")
     if arguments.partitions is not None and arguments.partitions < 3:
         parser.error(f"--partitions {arguments.partitions}: a broker leads a third of them: at least 3")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: at least 1")
     script = peer_script()
     if arguments.kafka and script is None:
         print(NO_PEER, file=sys.stderr)
         return 1
     if (load := os.getloadavg()[0]) > BUSY_LOAD:
         say(f"this machine is not idle (load {load:.1f}): what else it does is in the figures")
-    sizes = Sizes.of(arguments.partitions, arguments.window)
+    sizes = Sizes.of(arguments.partitions, arguments.window, arguments.rounds)
     ours, theirs = Measured(), Measured()
     ours.measure(lambda data: HighwaterScale(data, sizes), [figure for figure in GROWING if figure in wanted])
     for figure in ("scale_produce", "scale_clients"):

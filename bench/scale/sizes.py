@@ -36,12 +36,14 @@ class Sizes:
     """How long what idles is looked at, and many clients work."""
     settle_s: float = 10.0
     """After the last partition is made, before anything is measured beside it."""
+    bent_rounds: int = 1
+    """How often a cluster is kept from its work; the longest that it took to get up counts."""
 
     @classmethod
-    def of(cls, partitions: int | None, window_s: float) -> Sizes:
+    def of(cls, partitions: int | None, window_s: float, bent_rounds: int = 1) -> Sizes:
         """`partitions` for every figure; None: each at its own."""
         sizes = DEFAULT_PARTITIONS if partitions is None else dict.fromkeys(DEFAULT_PARTITIONS, partitions)
-        return cls(sizes, window_s)
+        return cls(sizes, window_s, bent_rounds=bent_rounds)
 
 
 def new_topics(have: int, want: int) -> list[tuple[str, int]]:
