@@ -1,30 +1,35 @@
-"""The fetcher's process: the production `Follower` of each partition, and the streams of `replica_fetcher.py`
-with leaders and with the own log-storage."""
+"""The fetcher's process: the production `FetcherManager` and `Follower` of each partition, and the streams of
+`replica_fetcher.py` with leaders and with the own log-storage."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
+from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
+from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.follower.named_places import NamedPlaces, NamedRequest
+from highwater.fetcher.wire import from_following
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.replicas.following import Following
+from highwater.replica_manager.replicas.following import Followed
 from highwater.replica_manager.requests.fetch import FetchedPart
+from highwater.v1 import replica_control_pb2
 
 from .fetch_stream import FetchStreamServer
+from .following_stream import FollowingStream
+from .history import InvariantError
 from .network import Stream
 from .scheduler import Future, Process
 from .storage import LogStorage
 
 if TYPE_CHECKING:
-    from .replica_manager import ReplicaManagerProcess
     from .world import Node, World
 
 APPENDS_IN_FLIGHT = 2
@@ -47,14 +52,14 @@ class Fetcher(Process):
         super().__init__(world.scheduler, node.broker_id, f"fetcher {node.broker_id}")
         self.world = world
         self.node = node
-        self.broker_epoch = -1
-        self.incremental = node.broker_id not in world.settings.previous_version  # as follower (RULES 4.10)
-        self.followers: dict[PartitionKey, Follower] = {}
-        self._leader_streams: dict[int, LeaderStream] = {}
-        self._homes: dict[PartitionKey, int] = {}
+        # As follower (RULES 4.10), and as the one who watches what to follow (RULES 4.12).
+        self.incremental = node.broker_id not in world.settings.previous_version
+        self.manager: FetcherManager[LeaderStream] = FetcherManager(
+            partial(LeaderStream, self), 1, world.settings.fetch_backoff_ms, lambda: self.now_ms
+        )
         self.stream: Stream | None = None
         self._sent: deque[tuple[LeaderStream, Sequence[tuple[Follower, act.Append]]]] = deque()
-        self._watched: ReplicaManagerProcess | None = None
+        self._watched: FollowingStream | None = None
         self.storage_reachable = False
         self.after(1, self._watch)
         self.spawn(self._follow_storage())
@@ -68,71 +73,56 @@ class Fetcher(Process):
                 await storage.ended
                 await self.sleep(1)
                 self.storage_reachable = False
-                self._reopen_sessions()
+                self.manager.reopen_sessions()
             await self.sleep(100)
-
-    def _reopen_sessions(self) -> None:
-        for leader_stream in self._leader_streams.values():
-            leader_stream.open_session()
 
     def standing(self) -> str:
         """What stands here although nothing is asked for any more."""
         if self._sent:
             return f"{self.name} waits for {len(self._sent)} appends"
-        for leader_stream in self._leader_streams.values():
+        for leader_stream in self.manager.fetchers.values():
             if leader_stream.appends_in_flight:
                 return f"{self.name} holds {leader_stream.appends_in_flight} appends"
-        for key, follower in self.followers.items():
+        for key, follower in self.manager.followers.items():
             if follower.lag:
                 return f"{self.name} is behind by {follower.lag} in {key}"
         return ""
 
-    # WatchFollowing: the whole of it, the newest only, while the replica-manager lives.
+    # WatchFollowing, while the replica-manager lives.
 
     def _watch(self) -> None:
         manager = self.node.manager
         if manager is None or not manager.alive or not self.node.serving:
             self.after(100, self._watch)
             return
-        self._watched = manager
         stream = Stream(self.world.network, self, manager, lambda: self.after(100, self._watch), lambda: None)
-        manager.watch_following(lambda: self._publish(stream, manager))
+        self._watched = manager.watch_following(stream, self._take, takes_changes=self.incremental)
 
-    def _publish(self, stream: Stream, manager: ReplicaManagerProcess) -> None:
-        current = manager.replica_manager.following.current
-        if current is not None:
-            stream.to_client(self._apply, current)
+    def _take(
+        self, stream: Stream, message: replica_control_pb2.Following, whole: Mapping[PartitionKey, Followed]
+    ) -> None:
+        for leader_stream in self.manager.take(from_following(message)):
+            leader_stream.end()
+        self._check_followed(message.log_storage_incarnation, whole)
+        assert self._watched is not None
+        stream.to_server(self._watched.taken)
 
-    def _apply(self, following: Following) -> None:
-        for key in [key for key in self.followers if key not in following.partitions]:
-            del self.followers[key]
-            self._leader_streams[self._homes.pop(key)].remove(key)
-        if following.broker_epoch != self.broker_epoch:
-            self.broker_epoch = following.broker_epoch
-            self._reopen_sessions()  # RULES 4.1
-        for key, followed in following.partitions.items():
-            self._place(key, followed, following.log_storage_incarnation)
-        busy = set(self._homes.values())
-        for leader in [leader for leader in self._leader_streams if leader not in busy]:
-            self._leader_streams.pop(leader).stop()
-
-    def _place(self, key: PartitionKey, followed: Any, incarnation: str) -> None:
-        follower = self.followers.get(key)
-        if follower is None:
-            follower = self.followers[key] = Follower(key, followed.topic, self.world.settings.fetch_backoff_ms)
-        to = act.Followed(followed.leader, followed.leader_epoch, followed.unclean_epoch, incarnation)
-        actions = follower.follow(to, self.now_ms)
-        before = self._homes.get(key)
-        if before != followed.leader:
-            if before is not None:
-                self._leader_streams[before].remove(key)
-            self._homes[key] = followed.leader
-            actions = actions or follower.moved()
-            if followed.leader not in self._leader_streams:
-                self._leader_streams[followed.leader] = LeaderStream(self, followed.leader)
-            self._leader_streams[followed.leader].add(follower)
-        self._leader_streams[followed.leader].changed(follower)
-        self._leader_streams[followed.leader].perform([(follower, action) for action in actions])
+    def _check_followed(self, incarnation: str, whole: Mapping[PartitionKey, Followed]) -> None:
+        """However it was told, what is followed is what the replica-manager says (RULES 4.12)."""
+        wanted = {
+            key: (
+                LeaderEndpoint(each.leader_address, each.leader_broker_epoch),
+                act.Followed(each.leader, each.leader_epoch, each.unclean_epoch, incarnation),
+            )
+            for key, each in whole.items()
+        }
+        followed = {
+            key: (leader_stream.leader, follower.followed)
+            for leader_stream in self.manager.fetchers.values()
+            for key, follower in leader_stream.followers.items()
+        }
+        if followed != wanted or followed.keys() != self.manager.followers.keys():
+            raise InvariantError("following", f"{self.name} follows {followed}, and should follow {wanted}")
 
     # log-storage
 
@@ -172,7 +162,7 @@ class Fetcher(Process):
         sent, self._sent = self._sent, deque()
         for leader_stream, appends in sent:
             leader_stream.appended(appends, None)
-        self._reopen_sessions()
+        self.manager.reopen_sessions()
 
     def call(self, method: str, *args: Any) -> Future:
         node = self.node
@@ -184,10 +174,11 @@ class Fetcher(Process):
 class LeaderStream:
     """What `ReplicaFetcher` is: the partitions of one leader, over one stream at a time."""
 
-    def __init__(self, owner: Fetcher, leader: int) -> None:
+    def __init__(self, owner: Fetcher, identity: FetcherId, leader: LeaderEndpoint) -> None:
         self._owner = owner
-        self._leader = leader
-        self._followers: dict[PartitionKey, Follower] = {}
+        self._leader = identity.leader
+        self.leader = leader
+        self.followers: dict[PartitionKey, Follower] = {}
         self._rotation = FetchOrder()
         self._places = NamedPlaces()
         self._incremental = self._left_some = False  # as the leader's latest answer says
@@ -202,10 +193,10 @@ class LeaderStream:
         self._stopped = False
         self._sessions = 0
         self._broker_epoch = -1
-        self.open_session()
 
-    def open_session(self) -> None:
+    def open_session(self, broker_epoch: int) -> None:
         self._sessions += 1
+        self._broker_epoch = broker_epoch
         if self._stream is not None:
             self._stream.close(0)
         self._asked.clear()
@@ -226,7 +217,6 @@ class LeaderStream:
         self._asked.clear()
         self._places.open(self._rotation)
         self._incremental = self._left_some = False
-        self._broker_epoch = owner.broker_epoch
         self._server = FetchStreamServer(manager, partial(self._received, session))
         self._stream = Stream(owner.world.network, owner, manager, partial(self._broke, session), self._server.closed)
         self._server.stream = self._stream
@@ -238,14 +228,17 @@ class LeaderStream:
             self._asked.clear()
             self._owner.after(FIRST_RECONNECT_MS, self._connect, session)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        self.end()
+
+    def end(self) -> None:
         self._stopped = True
-        self._followers.clear()
+        self.followers.clear()
         if self._stream is not None:
             self._stream.close(0)
 
     def add(self, follower: Follower) -> None:
-        self._followers[follower.key] = follower
+        self.followers[follower.key] = follower
         self._rotation.add(follower.key)
         self.changed(follower)
 
@@ -261,7 +254,7 @@ class LeaderStream:
         self._set_timer(follower)
 
     def remove(self, key: PartitionKey) -> None:
-        self._followers.pop(key, None)
+        self.followers.pop(key, None)
         self._rotation.remove(key)
         self._places.removed(key)
         self._has_more.discard(key)
@@ -300,7 +293,7 @@ class LeaderStream:
         return said
 
     def _position(self, key: PartitionKey) -> act.FetchPosition | None:
-        follower = self._followers.get(key)
+        follower = self.followers.get(key)
         return None if follower is None else follower.position()
 
     def _is_answered_at_once(self) -> bool:
@@ -318,7 +311,7 @@ class LeaderStream:
         steps: list[Step] = []
         for part in results:
             key = part.key
-            follower, position = self._followers.get(key), self._places.asked(key)
+            follower, position = self.followers.get(key), self._places.asked(key)
             if follower is None or position is None:
                 continue  # RULES 4.7
             fetched = None
@@ -346,7 +339,7 @@ class LeaderStream:
             steps += [(follower, action) for action in follower.fetched(answer, now_ms)]
             self.changed(follower)
         for key in list(self._marks_behind):
-            follower = self._followers[key]
+            follower = self.followers[key]
             steps += [(follower, action) for action in follower.take_marks()]
         self.perform(steps)
 
@@ -376,7 +369,7 @@ class LeaderStream:
         now_ms = self._owner.now_ms
         steps: list[Step] = []
         for index, (follower, append) in enumerate(appends):
-            if self._followers.get(follower.key) is not follower:
+            if self.followers.get(follower.key) is not follower:
                 continue
             if answers is None:
                 actions = follower.outcome_unknown(append.generation, "broken", now_ms)
@@ -393,7 +386,7 @@ class LeaderStream:
 
     async def _fence(self, follower: Follower, fence: act.Fence) -> None:
         answered = await self._owner.call("on_fence", Role.FOLLOWER, "", follower.key, fence.leader_epoch)
-        if self._followers.get(follower.key) is not follower:
+        if self.followers.get(follower.key) is not follower:
             return
         now_ms = self._owner.now_ms
         if answered is None:
@@ -416,7 +409,7 @@ class LeaderStream:
             (cut.expected_log_end_offset, cut.expected_last_epoch),
             isinstance(cut, act.TruncateFullyAndStartAt),
         )
-        if self._followers.get(follower.key) is not follower:
+        if self.followers.get(follower.key) is not follower:
             return
         now_ms = self._owner.now_ms
         if answered is None:
@@ -431,7 +424,7 @@ class LeaderStream:
             self._owner.after(max(1, follower.retry_at_ms - self._owner.now_ms), self._tick, follower)
 
     def _tick(self, follower: Follower) -> None:
-        if self._followers.get(follower.key) is follower and follower.retry_at_ms is not None:
+        if self.followers.get(follower.key) is follower and follower.retry_at_ms is not None:
             actions = follower.tick(self._owner.now_ms)
             self.changed(follower)
             self.perform([(follower, action) for action in actions])

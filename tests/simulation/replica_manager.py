@@ -28,6 +28,7 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchHandler
 
 from .etcd import Compare, Put
+from .following_stream import Deliver, FollowingStream
 from .history import InvariantError
 from .network import Stream
 from .replica_control import Control
@@ -305,7 +306,7 @@ class ReplicaManagerProcess(Process):
         self.replica_manager = SimulatedReplicaManager(self, world.settings.partition, world.settings.cache_batches)
         self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.produces: set[int] = set()  # that are not answered yet
-        self._watchers: list[Callable[[], None]] = []  # fetchers that watch what to follow
+        self._watchers: list[FollowingStream] = []
         self.spawn(self.control.start())
 
     async def etcd(self, what: Callable[..., Any], *args: Any) -> Any:
@@ -343,13 +344,16 @@ class ReplicaManagerProcess(Process):
 
     # WatchFollowing
 
-    def watch_following(self, changed: Callable[[], None]) -> None:
-        self._watchers.append(changed)
-        changed()
+    def watch_following(self, stream: Stream, deliver: Deliver, *, takes_changes: bool) -> FollowingStream:
+        watcher = FollowingStream(self, stream, deliver, takes_changes=takes_changes)
+        self._watchers = [each for each in self._watchers if not each.is_over]
+        self._watchers.append(watcher)
+        watcher.changed()
+        return watcher
 
     def following_published(self) -> None:
-        for changed in self._watchers:
-            changed()
+        for watcher in self._watchers:
+            watcher.changed()
 
     # Metadata and InitProducerId have no decisions worth simulating; this is what a client's Metadata request sees.
 

@@ -10,7 +10,7 @@ from highwater.fetcher.follower.actions import (
     FetchPosition,
     Followed,
 )
-from highwater.fetcher.follower.following import FollowedPartition, Following, LeaderEndpoint
+from highwater.fetcher.follower.following import FollowedPartition, Following, LeaderEndpoint, Registration
 from highwater.model.partition import PartitionKey
 from highwater.records import CorruptBatchError, iter_batches
 from highwater.rpc.errors import from_proto
@@ -19,24 +19,24 @@ from highwater.v1 import broker_pb2, replica_control_pb2
 
 
 def from_following(message: replica_control_pb2.Following) -> Following:
-    """A partition without a leader to fetch from is left out."""
+    """A partition without a leader to fetch from is not followed: in a whole it is left out, of changes removed."""
+    partitions, removed = {}, list(map(from_key, message.removed))
+    for each in message.partitions:
+        key = from_key(each.partition)
+        if each.leader < 0 or not each.leader_address:
+            removed.append(key)
+            continue
+        partitions[key] = FollowedPartition(
+            each.topic,
+            LeaderEndpoint(each.leader_address, each.leader_broker_epoch),
+            Followed(each.leader, each.leader_epoch, each.unclean_epoch, message.log_storage_incarnation),
+        )
     return Following(
         message.broker_id,
-        message.broker_epoch,
-        {
-            from_key(partition.partition): FollowedPartition(
-                partition.topic,
-                LeaderEndpoint(partition.leader_address, partition.leader_broker_epoch),
-                Followed(
-                    partition.leader,
-                    partition.leader_epoch,
-                    partition.unclean_epoch,
-                    message.log_storage_incarnation,
-                ),
-            )
-            for partition in message.partitions
-            if partition.leader >= 0 and partition.leader_address
-        },
+        Registration(message.broker_epoch, message.log_storage_incarnation),
+        partitions,
+        message.changes,
+        tuple(removed) if message.changes else (),
     )
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.fetcher.fetcher_manager import FetcherManager
+from highwater.fetcher.fetcher_manager import ChangesOfAnotherError, FetcherManager
 from highwater.fetcher.follower.actions import Action, Fence, FenceAnswer, Followed
 from highwater.fetcher.follower.follower import Follower, FollowerState
-from highwater.fetcher.follower.following import FetcherId, FollowedPartition, Following, LeaderEndpoint, fetcher_id_of
+from highwater.fetcher.follower.following import (
+    FetcherId,
+    FollowedPartition,
+    Following,
+    LeaderEndpoint,
+    Registration,
+    fetcher_id_of,
+)
 from highwater.model.log_state import LogState
 from highwater.model.partition import PartitionKey
 
@@ -65,12 +73,14 @@ class Managed:
         broker_epoch: int = 7,
         leader_epoch: int = 5,
         leader_broker_epoch: int = 3,
+        changes: bool = False,
+        removed: Sequence[int] = (),
     ) -> None:
         """`partitions` are (partition, leader, leader's address)."""
         await self.manager.apply(
             Following(
                 3,
-                broker_epoch,
+                Registration(broker_epoch, "a"),
                 {
                     key(partition): FollowedPartition(
                         "flights",
@@ -79,6 +89,8 @@ class Managed:
                     )
                     for partition, leader, address in partitions
                 },
+                changes,
+                tuple(map(key, removed)),
             )
         )
 
@@ -191,6 +203,60 @@ async def test_a_new_broker_epoch_reopens_every_session() -> None:
     assert managed.manager.broker_epoch == 9
 
 
+async def test_changes_leave_what_they_do_not_name_as_it_is() -> None:
+    managed = Managed()
+    await managed.follow((0, 1, "one"), (1, 2, "two"), (2, 1, "one"))
+    managed.fence_all()
+    kept = managed.manager.followers[key(2)].position()
+    await managed.follow((3, 2, "two"), changes=True, removed=[0, 77])
+    assert managed.placement() == {1: {2}, 2: {1, 3}}
+    assert managed.manager.followers[key(2)].position() == kept
+    assert [fetcher.sessions for fetcher in managed.opened] == [[7], [7]]
+    await managed.follow(changes=True, removed=[2])
+    assert managed.placement() == {2: {1, 3}}
+    assert managed.opened[0].stopped
+
+
+async def test_a_partition_that_was_stopped_in_between_is_begun_anew() -> None:
+    managed = Managed()
+    await managed.follow((0, 1, "one"), (1, 1, "one"))
+    managed.fence_all()
+    before = managed.manager.followers[key(0)]
+    await managed.follow((0, 1, "one"), changes=True, removed=[0])
+    after = managed.manager.followers[key(0)]
+    assert after is not before
+    assert after.acked_offset is None
+    assert managed.placement() == {1: {0, 1}}
+    assert len(managed.opened) == 1
+
+
+async def test_a_leader_that_registered_anew_takes_what_is_not_named_with_it() -> None:
+    """A leader has one address; a connection to an earlier one would stay for ever."""
+    managed = Managed()
+    await managed.follow((0, 1, "one"), (1, 1, "one"), (2, 2, "two"))
+    managed.fence_all()
+    await managed.follow((0, 1, "one"), leader_broker_epoch=8, changes=True)
+    assert managed.placement() == {1: {0, 1}, 2: {2}}
+    assert [(fetcher.leader.broker_epoch, fetcher.stopped) for fetcher in managed.opened] == [
+        (3, True),
+        (3, False),
+        (8, False),
+    ]
+    assert managed.manager.followers[key(1)].acked_offset == 10
+
+
+async def test_changes_to_what_was_never_told_are_refused() -> None:
+    """The stream that they come in is broken off, and the next begins with the whole (RULES 4.12)."""
+    managed = Managed()
+    with pytest.raises(ChangesOfAnotherError):
+        await managed.follow((0, 1, "one"), changes=True)
+    await managed.follow((0, 1, "one"))
+    with pytest.raises(ChangesOfAnotherError):
+        await managed.follow((1, 1, "one"), changes=True, broker_epoch=8)
+    assert managed.placement() == {1: {0}}
+    assert managed.manager.broker_epoch == 7
+
+
 async def test_following_nothing_stops_everything() -> None:
     managed = Managed()
     await managed.follow((0, 1, "one"), (1, 2, "two"))
@@ -233,21 +299,32 @@ async def test_partitions_are_spread_over_the_configured_number_of_fetchers() ->
 _LEADERS = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(1, 3), st.sampled_from(["x", "y"])), max_size=6)
 
 
-@given(messages=st.lists(_LEADERS, max_size=8))
+@given(messages=st.lists(st.tuples(st.booleans(), _LEADERS), max_size=8))
 async def test_any_sequence_of_messages_ends_where_the_last_one_says(
-    messages: list[dict[int, tuple[int, str]]],
+    messages: list[tuple[bool, dict[int, tuple[int, str]]]],
 ) -> None:
+    """Told as a whole, or as what has changed since the one before."""
     managed = Managed(fetchers=2)
-    for epoch, message in enumerate(messages):
+    before: dict[int, tuple[int, str]] = {}
+    for number, (whole, message) in enumerate(messages):
         # One leader has one address.
         addresses = dict(message.values())
-        wanted = [(partition, leader, addresses[leader]) for partition, (leader, _) in message.items()]
-        await managed.follow(*wanted, leader_epoch=epoch)
+        wanted = {partition: (leader, addresses[leader]) for partition, (leader, _) in message.items()}
+        if whole or number == 0:
+            await managed.follow(*((partition, *where) for partition, where in wanted.items()))
+        else:
+            await managed.follow(
+                *((partition, *where) for partition, where in wanted.items() if before.get(partition) != where),
+                changes=True,
+                removed=sorted(before.keys() - wanted.keys()),
+            )
+        before = wanted
         placed = {
             (key.partition, identity.leader, fetcher.leader.address)
             for identity, fetcher in managed.manager.fetchers.items()
             for key in fetcher.partitions
         }
-        assert placed == set(wanted)
+        assert placed == {(partition, *where) for partition, where in wanted.items()}
+        assert managed.manager.followers.keys() == {key(partition) for partition in wanted}
         assert all(fetcher.partitions for fetcher in managed.manager.fetchers.values())
         assert {id(f) for f in managed.manager.fetchers.values()} == {id(f) for f in managed.opened if not f.stopped}

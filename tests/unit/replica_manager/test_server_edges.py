@@ -16,7 +16,6 @@ from highwater.records import Codec, Record, encode_columns, encode_rows, iter_b
 from highwater.records.varint import encode_unsigned_varint
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
 from highwater.replica_manager.partition.topic_config import TopicConfig, parse
-from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
 from highwater.replica_manager.replicas.hosted_partition import tail_batches
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.requests.batch_check import check
@@ -221,20 +220,7 @@ def test_an_address_of_an_earlier_registration_does_not_replace_a_later_one() ->
     assert {broker.address for broker in cache.brokers.values()} == {"new:1", "two:1"}
 
 
-# Following and sessions
-
-
-async def test_a_watcher_gets_the_latest_and_then_each_change() -> None:
-    watch = FollowingWatch()
-    first = Following(5, "one", {})
-    second = Following(5, "one", {KEY: Followed("orders", 1, "b1:1", 4, 0, -1)})
-    watch.publish(Following(4, "one", {}))
-    watch.publish(first)
-    seen = watch.watch()
-    assert await anext(seen) == first
-    watch.publish(first)  # no change
-    watch.publish(second)
-    assert await anext(seen) == second
+# Sessions
 
 
 def test_the_newest_stream_takes_a_session_over() -> None:

@@ -28,6 +28,13 @@ class LeaderEndpoint(NamedTuple):
     broker_epoch: int
 
 
+class Registration(NamedTuple):
+    """What this broker is registered with: sessions and offsets are of one (RULES 4.1)."""
+
+    broker_epoch: int
+    log_storage_incarnation: str
+
+
 @dataclass(frozen=True, slots=True)
 class FollowedPartition:
     topic: str
@@ -37,11 +44,13 @@ class FollowedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """One WatchFollowing message: the whole of what to follow."""
+    """One WatchFollowing message: the whole of what to follow, or what has changed of it (RULES 4.12)."""
 
     broker_id: int
-    broker_epoch: int
+    registration: Registration
     partitions: Mapping[PartitionKey, FollowedPartition]
+    changes: bool = False  # `partitions` are those that changed; False: they are all
+    removed: tuple[PartitionKey, ...] = ()  # followed no more, before `partitions` is taken
 
 
 def fetcher_id_of(key: PartitionKey, leader: int, fetchers: int) -> FetcherId:

@@ -20,7 +20,8 @@ from highwater.replica_manager.partition.topic_config import TopicConfig, parse
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.due_partitions import DuePartitions
-from highwater.replica_manager.replicas.following import Followed, Following, FollowingWatch
+from highwater.replica_manager.replicas.followed_partitions import FollowedPartitions
+from highwater.replica_manager.replicas.following_watch import FollowingWatch
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
 from highwater.replica_manager.replicas.metadata_cache import Endpoint, MetadataCache
@@ -101,7 +102,7 @@ class ReplicaManager:
         self._report_offline_logs = report_offline_logs
         self._log_storage_incarnation = ""
         self._live = act.LiveBrokers()
-        self._follows: dict[PartitionKey, tuple[str, act.Follow]] = {}
+        self._followed = FollowedPartitions()
         self._publishing = False
 
     # What the requests ask
@@ -183,10 +184,10 @@ class ReplicaManager:
                     leaderships.note(INFO, "leadership over", self._named(hosted, leader_epoch))
                     hosted.interrupted()
                 case act.Follow():
-                    self._follows[hosted.key] = (hosted.topic, action)
+                    self._followed.follow(hosted.key, hosted.topic, action)
                     self._publish_soon()
                 case act.StopFollowing():
-                    if self._follows.pop(hosted.key, None) is not None:
+                    if self._followed.stop(hosted.key):
                         self._publish_soon()
                 case act.LogStartRaised():
                     hosted.log_start_raised()
@@ -358,19 +359,8 @@ class ReplicaManager:
         self._publishing = False
         if self.broker_epoch is None:
             return  # the fetcher's sessions would be refused: what it had stands until there is a new broker epoch
-        partitions = {}
-        for key, (topic, follow) in self._follows.items():
-            leader = self.metadata.brokers.get(follow.leader)
-            if leader is not None:
-                partitions[key] = Followed(
-                    topic,
-                    follow.leader,
-                    leader.address,
-                    leader.broker_epoch,
-                    follow.leader_epoch,
-                    follow.unclean_epoch,
-                )
-        self.following.publish(Following(self.broker_epoch, self._log_storage_incarnation, partitions))
+        changes = self._followed.take_changes(self.metadata.brokers)
+        self.following.publish(self.broker_epoch, self._log_storage_incarnation, changes)
 
     def _publish_soon(self) -> None:
         if not self._publishing:

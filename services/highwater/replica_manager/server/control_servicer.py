@@ -8,7 +8,6 @@ from typing import Any
 import grpc.aio
 
 from highwater.metadata.schema.models import PartitionState, VersionedState
-from highwater.replica_manager.replicas.following import Following
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.control import Control
@@ -18,6 +17,7 @@ from highwater.replica_manager.requests.instructions import (
     Sender,
     StopInstruction,
 )
+from highwater.replica_manager.server.following_messages import to_following
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_grpc
@@ -86,8 +86,9 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
     async def WatchFollowing(
         self, request: replica_control_pb2.WatchFollowingRequest, context: Context
     ) -> AsyncIterator[replica_control_pb2.Following]:
-        async for following in self._replica_manager.following.watch():
-            yield _following(self._replica_manager.broker_id, following)
+        watch = self._replica_manager.following.watch(takes_changes=request.takes_changes)
+        async for following in watch:
+            yield to_following(self._replica_manager.broker_id, following)
 
     def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
         """Those that are not known from etcd yet: every instruction names all brokers."""
@@ -133,24 +134,4 @@ def _outcome(outcome: InstructionOutcome) -> replica_control_pb2.InstructionResu
         tail=replica_control_pb2.LogTail(last_epoch=outcome.last_epoch, log_end_offset=outcome.log_end_offset),
         log_offline=outcome.log_offline,
         log_damaged=outcome.log_damaged,
-    )
-
-
-def _following(broker_id: int, following: Following) -> replica_control_pb2.Following:
-    return replica_control_pb2.Following(
-        broker_id=broker_id,
-        broker_epoch=following.broker_epoch,
-        log_storage_incarnation=following.log_storage_incarnation,
-        partitions=[
-            replica_control_pb2.FollowedPartition(
-                topic=followed.topic,
-                partition=to_key(key),
-                leader=followed.leader,
-                leader_address=followed.leader_address,
-                leader_broker_epoch=followed.leader_broker_epoch,
-                leader_epoch=followed.leader_epoch,
-                unclean_epoch=followed.unclean_epoch,
-            )
-            for key, followed in following.partitions.items()
-        ],
     )
