@@ -11,6 +11,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.schema.models import BrokerRegistration, LiveBroker
 from highwater.model.partition import PartitionKey
+from highwater.replica_manager.membership.strays import FIRST_PAUSE_MS
 from highwater.replica_manager.partition.actions import Instruction
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint
 
@@ -471,7 +472,10 @@ class Control:
             else:
                 replica_manager.evict(stop.key)
         doomed = [stop.key for stop in stops if stop.delete_log and stop.key not in outcomes]
-        reply((ErrorCode.NONE, {**outcomes, **await self.purge(doomed)}))
+        purged = await self.purge(doomed)
+        if ErrorCode.LOG_STORAGE_ERROR in purged.values():
+            self.owner.spawn(self._delete_strays())
+        reply((ErrorCode.NONE, {**outcomes, **purged}))
 
     # Deleting logs (RULES 9.3)
 
@@ -494,10 +498,15 @@ class Control:
         return outcomes
 
     async def _delete_strays(self) -> None:
+        """Where some remain it is tried again, as `Strays` does (RULES 9.2)."""
         described = await self.owner.storage_client.call("on_describe")
+        remain = described is None
         if described is not None:
             hosted = list(self.owner.replica_manager.hosted)
-            await self.purge([*(key for key, _ in described[2] if key not in hosted), *hosted])
+            outcomes = await self.purge([*(key for key, _ in described[2] if key not in hosted), *hosted])
+            remain = ErrorCode.LOG_STORAGE_ERROR in outcomes.values()
+        if remain:
+            self.owner.after(FIRST_PAUSE_MS, lambda: self.owner.spawn(self._delete_strays()))
 
 
 def _live(entry: Entry) -> LiveBroker:

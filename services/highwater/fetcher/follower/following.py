@@ -29,7 +29,7 @@ class LeaderEndpoint(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """What this broker is registered with: sessions and offsets are of one (RULES 4.1)."""
+    """Names a registration of this broker: sessions and offsets are of one (RULES 4.1)."""
 
     broker_epoch: int
     log_storage_incarnation: str

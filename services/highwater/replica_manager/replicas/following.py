@@ -1,4 +1,4 @@
-"""What this broker's fetcher should be following, as it is told to it: all of it, or what has changed (RULES 4.12)."""
+"""The values in which a broker's fetcher is told what to follow: all of it, or what has changed (RULES 4.12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is followed, in the order in which it changed, and each watcher's place in it (RULES 4.12). Pure.
+"""The partitions that are followed, in the order in which they changed, and a watcher's place in it (RULES 4.12). Pure.
 
 Every change goes to the end, and a partition is there once, with the latest of it. A watcher keeps the version that it
 has been told: what lies behind it is news to it, merged already, however long it has not read. So nothing is kept for a

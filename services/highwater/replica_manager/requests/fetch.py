@@ -233,6 +233,8 @@ class FetchHandler:
         early = [i for i, verdict in enumerate(params.verdicts) if verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH]
         if session is None or not early or params.wait.ended:  # ended: by a newer request, which has been noted since
             return False
+        if not self._replica_manager.sessions.is_newest(session):
+            return False  # RULES 4.2: what it says counts no more
         verdicts = list(params.verdicts)
         for index in early:
             verdicts[index] = self._note(session, params.parts[index])

@@ -1,4 +1,4 @@
-"""What is to be followed, as a message to the broker's fetcher."""
+"""The message that tells the broker's fetcher what to follow."""
 
 from __future__ import annotations
 
