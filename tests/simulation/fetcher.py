@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.fetcher.fetcher_manager import FetcherManager
+from highwater.fetcher.fetcher_manager import ChangesOfAnotherError, FetcherManager
 from highwater.fetcher.follower import actions as act
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
@@ -101,7 +101,11 @@ class Fetcher(Process):
     def _take(
         self, stream: Stream, message: replica_control_pb2.Following, whole: Mapping[PartitionKey, Followed]
     ) -> None:
-        for leader_stream in self.manager.take(from_following(message)):
+        try:
+            stopped = self.manager.take(from_following(message))
+        except ChangesOfAnotherError as error:
+            raise InvariantError("following", f"{self.name}: {error}") from error
+        for leader_stream in stopped:
             leader_stream.end()
         self._check_followed(message.log_storage_incarnation, whole)
         assert self._watched is not None

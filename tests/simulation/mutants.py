@@ -36,6 +36,8 @@ from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.replica import Replica
 from highwater.replica_manager.replicas import hosted_partition
 from highwater.replica_manager.replicas.damaged_logs import DamagedLogs
+from highwater.replica_manager.replicas.following import Following
+from highwater.replica_manager.replicas.following_log import FollowingLog
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
@@ -47,6 +49,7 @@ from .settings import Settings, drain_alone, draw
 from .world import STEPS
 
 real_start_following = Partition._start_following
+real_since, real_publish = FollowingLog.since, FollowingLog.publish
 
 Patches = Callable[[], list[Any]]
 
@@ -487,6 +490,26 @@ def _lost_watches(settings: Settings) -> None:
     _weights(settings, change_configuration=1, lose_watch=2, kill_broker=0.1)
 
 
+# 4.12
+
+
+def _removals_untold() -> list[Any]:
+    def since(self: FollowingLog, version: int, *, whole: bool = False) -> Following | None:
+        following = real_since(self, version, whole=whole)
+        return following if following is None else replace(following, removed=())
+
+    return [patch.object(FollowingLog, "since", since)]
+
+
+def _carried_over() -> list[Any]:
+    def publish(self: FollowingLog, broker_epoch: int, incarnation: str, changes: Any) -> None:
+        if self._registration is not None:
+            self._registration = (broker_epoch, incarnation)
+        real_publish(self, broker_epoch, incarnation, changes)
+
+    return [patch.object(FollowingLog, "publish", publish)]
+
+
 # 7.2
 
 
@@ -598,6 +621,10 @@ MUTANTS = (
     Mutant("a place answered before its request", "4.10", _answered_too_early, ("liveness",), _pipelined),
     Mutant("growth that no session hears of", "4.10", _grown_in_silence, ("liveness", "produce"), _sessions),
     Mutant("a silent member that has to name again", "4.11", _heard_by_name_alone, ("liveness",), _sessions),
+    Mutant(
+        "a partition followed no more that no fetcher hears of", "4.12", _removals_untold, ("following",), _elections
+    ),
+    Mutant("changes told across a registration", "4.12", _carried_over, ("following",), _restarts),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
 )
 
