@@ -15,3 +15,7 @@ class FetcherMetrics:
         self.max_lag = metrics.gauge(
             "max_lag_records", "The largest lag behind a leader's high watermark over all partitions"
         )
+        self.held_bytes = metrics.gauge(
+            "fetch_held_bytes",
+            "Bytes granted to requests at leaders, and of data that log-storage has not answered for",
+        )

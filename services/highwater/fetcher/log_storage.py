@@ -33,7 +33,8 @@ class LogStorage:
     """`address` is `host:port` or `unix:/path`. Connects, and connects again, by itself; `lost` is called whenever the
     connection breaks. Calls raise `StorageUnavailableError` where they are not answered.
 
-    How much may be under way at once is for the fetchers to bound (`replica_fetcher.APPENDS_IN_FLIGHT` each).
+    How much may be under way at once is for the fetchers to bound (`replica_fetcher.APPENDS_IN_FLIGHT` each, and
+    `FetchBudget` together).
     """
 
     def __init__(

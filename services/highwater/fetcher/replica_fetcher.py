@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 from highwater.errors import ErrorCode
+from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import (
     Action,
@@ -56,8 +57,9 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc
 logger = get_logger("fetcher.replica_fetcher")
 partition_lines = SummedLog(logger)
 
-APPENDS_IN_FLIGHT = 2  # with data, of one fetcher: what bounds its memory, at replica.fetch.response.max.bytes each
+APPENDS_IN_FLIGHT = 2  # with data, of one fetcher; what bounds the memory of all is `FetchBudget`
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
+UNDER_WAY = APPENDS_IN_FLIGHT + REQUESTS_IN_FLIGHT
 FIRST_RECONNECT_MS = 100
 LAST_RECONNECT_MS = 1_000
 FIRST_OVERDUE_MS = 1_500  # beyond what the leader may hold a fetch
@@ -69,10 +71,12 @@ Step = tuple[Follower, Action]
 class _Asked:
     correlation_id: int
     answered_at_once: bool  # the leader had more when it was sent
+    granted: int  # of the budget, for its response
 
 
 class ReplicaFetcher:
-    """`now_ms` is the monotonic clock. The leader's endpoint is the same for the fetcher's whole life (RULES 4.9)."""
+    """`now_ms` is the monotonic clock, `budget` all fetchers' own; None: this one's alone. The leader's endpoint is the
+    same for the fetcher's whole life (RULES 4.9)."""
 
     def __init__(
         self,
@@ -83,8 +87,11 @@ class ReplicaFetcher:
         metrics: FetcherMetrics,
         now_ms: Callable[[], int],
         *,
+        budget: FetchBudget | None = None,
         supervisor: TaskSupervisor | None = None,
     ) -> None:
+        self._budget = budget or FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
+        self._budget.join()
         self._supervisor = supervisor or TaskSupervisor()
         self.identity = identity
         self.leader = leader
@@ -143,6 +150,8 @@ class ReplicaFetcher:
             self._timer.cancel()
         self._followers.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._forget_requests()
+        self._budget.leave()
         await self._link.close()
 
     def add(self, follower: Follower) -> None:
@@ -203,7 +212,7 @@ class ReplicaFetcher:
             await asyncio.gather(before, return_exceptions=True)
         while True:
             await self._log_storage.reachable.wait()
-            self._asked.clear()
+            self._forget_requests()
             self._places.open(self._fetch_order)
             self._incremental = self._leader_left_some = False
             reason = ""
@@ -225,6 +234,7 @@ class ReplicaFetcher:
                 logger.exception("session failed %s", pairs(leader=self.identity.leader))
             finally:
                 self.connected = False
+                self._forget_requests()
             pause_ms = self._reconnect_ms
             self._reconnect_ms = min(2 * pause_ms, LAST_RECONNECT_MS)
             logger.info(
@@ -234,6 +244,11 @@ class ReplicaFetcher:
                 ),
             )
             await asyncio.sleep(pause_ms / 1000)
+
+    def _forget_requests(self) -> None:
+        """Nobody takes an answer to them any more."""
+        self._budget.give_back(sum(asked.granted for asked in self._asked))
+        self._asked.clear()
 
     @property
     def _limit_ms(self) -> int:
@@ -272,9 +287,10 @@ class ReplicaFetcher:
         self._acked_since_asked = False
         if said is None:
             return None
-        self._last_correlation_id += 1
-        self._asked.append(_Asked(self._last_correlation_id, answered_at_once))
         settings = self._settings
+        self._last_correlation_id += 1
+        granted = self._budget.grant(settings.replica_fetch_response_max_bytes, more=answered_at_once)
+        self._asked.append(_Asked(self._last_correlation_id, answered_at_once, granted))
         return broker_pb2.FetchRequest(
             correlation_id=self._last_correlation_id,
             client_id=f"fetcher-{settings.broker_id}-{self.identity.fetcher_id}",
@@ -283,7 +299,7 @@ class ReplicaFetcher:
             ),
             max_wait_ms=settings.replica_fetch_wait_max_ms,
             min_bytes=settings.replica_fetch_min_bytes,
-            max_bytes=settings.replica_fetch_response_max_bytes,
+            max_bytes=granted,
             partitions=[
                 to_fetch_partition(key, position, settings.replica_fetch_max_bytes)
                 for key, position in said.named.items()
@@ -304,7 +320,7 @@ class ReplicaFetcher:
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:
             raise StreamEndedError(f"the leader answered request {response.correlation_id} out of turn")
-        self._asked.popleft()
+        self._budget.give_back(self._asked.popleft().granted)
         error = from_proto(response.error)
         if error is not ErrorCode.NONE:
             raise StreamEndedError(f"the leader refuses the session: {error.name} {response.error.message}")
@@ -357,10 +373,13 @@ class ReplicaFetcher:
 
     def _append(self, appends: Sequence[tuple[Follower, Append]]) -> None:
         with_data = any(append.records is not None for _, append in appends)
+        size = sum(len(append.records) for _, append in appends if append.records is not None)
         self._appends_in_flight += with_data
+        self._budget.hold(size)
 
         def answered(answers: Sequence[LogAnswer] | None, reason: str) -> None:
             self._appends_in_flight -= with_data
+            self._budget.give_back(size)
             now_ms = self._now_ms()
             steps: list[Step] = []
             for index, (follower, append) in enumerate(appends):

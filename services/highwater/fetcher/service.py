@@ -8,13 +8,14 @@ import uuid
 import grpc
 import grpc.aio
 
+from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.follower import Follower, FollowerState
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
 from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
-from highwater.fetcher.replica_fetcher import ReplicaFetcher
+from highwater.fetcher.replica_fetcher import UNDER_WAY, ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import to_key
@@ -53,6 +54,7 @@ class FetcherService:
         # both are read again by whoever begins anew.
         self._supervisor = TaskSupervisor(self._counted.task_failures)
         self._log_storage = LogStorage(settings.log_storage, self._log_storage_lost, supervisor=self._supervisor)
+        self._budget = FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
         self.manager: FetcherManager[ReplicaFetcher] = FetcherManager(
             self._open_fetcher, settings.num_replica_fetchers, settings.replica_fetch_backoff_ms, monotonic_ms
         )
@@ -71,6 +73,7 @@ class FetcherService:
             self._log_storage,
             self._counted,
             monotonic_ms,
+            budget=self._budget,
             supervisor=self._supervisor,
         )
 
@@ -81,6 +84,7 @@ class FetcherService:
         """Raises `AddressInUseError`."""
         followers = self.manager.followers
         self._counted.max_lag.set_function(lambda: max((follower.lag for follower in followers.values()), default=0))
+        self._counted.held_bytes.set_function(lambda: self._budget.held)
         fetcher_pb2_grpc.add_FetcherServicer_to_server(
             FetcherServicer(self._settings.broker_id, self.manager), self._server.grpc
         )

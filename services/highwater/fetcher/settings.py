@@ -12,6 +12,7 @@ class FetcherSettings(InternalServiceSettings, LogStorageUserSettings):
     num_replica_fetchers: int = Field(1, ge=1)
     replica_fetch_max_bytes: int = Field(1 << 20, ge=1)
     replica_fetch_response_max_bytes: int = Field(10 << 20, ge=1)
+    replica_fetch_total_max_bytes: int = Field(128 << 20, ge=1)
     replica_fetch_wait_max_ms: int = Field(500, ge=1)
     replica_fetch_min_bytes: int = Field(1, ge=1)
     replica_fetch_backoff_ms: int = Field(1_000, ge=1)
