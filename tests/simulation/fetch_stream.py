@@ -17,6 +17,7 @@ from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRead, FetchRole
 from highwater.replica_manager.requests.session_fetch import SessionFetch
+from highwater.replica_manager.requests.session_roles import ReplicaRole
 
 from .scheduler import Future, Process
 
@@ -89,9 +90,8 @@ class FetchStreamServer:
             self._session = replica_manager.sessions.open(broker_id, broker_epoch, 0)
             replica_manager.session_opened(self._session)
             if incremental and self.owner.incremental:
-                self._incremental = SessionFetch(
-                    replica_manager, self._session, self.owner.fetch_handler.note_place, self._read_place, max_bytes=100
-                )
+                role = ReplicaRole(replica_manager, self._session, self.owner.fetch_handler.note_place)
+                self._incremental = SessionFetch(replica_manager, role, self._read_place, max_bytes=100)
         if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return

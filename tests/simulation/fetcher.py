@@ -14,9 +14,9 @@ from highwater.fetcher.follower import actions as act
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
-from highwater.fetcher.follower.named_places import NamedPlaces, NamedRequest
 from highwater.fetcher.wire import from_following
 from highwater.model.fence_role import Role
+from highwater.model.named_places import NamedPlaces, NamedRequest
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.following import Followed
 from highwater.replica_manager.requests.fetch import FetchedPart
@@ -184,7 +184,7 @@ class LeaderStream:
         self.leader = leader
         self.followers: dict[PartitionKey, Follower] = {}
         self._rotation = FetchOrder()
-        self._places = NamedPlaces()
+        self._places: NamedPlaces[act.FetchPosition] = NamedPlaces()
         self._incremental = self._left_some = False  # as the leader's latest answer says
         self._has_more: set[PartitionKey] = set()
         self._marks_behind: dict[PartitionKey, None] = {}
@@ -284,7 +284,7 @@ class LeaderStream:
                 self._owner.incremental,
             )
 
-    def _next_request(self) -> NamedRequest | None:
+    def _next_request(self) -> NamedRequest[act.FetchPosition] | None:
         if self._asked:
             if len(self._asked) >= REQUESTS_IN_FLIGHT or not (
                 self._acked_since_asked or self._places.joined(self._position)

@@ -39,11 +39,11 @@ from highwater.fetcher.follower.actions import (
 from highwater.fetcher.follower.fetch_order import FetchOrder
 from highwater.fetcher.follower.follower import Follower
 from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
-from highwater.fetcher.follower.named_places import NamedPlaces
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.settings import FetcherSettings
 from highwater.fetcher.wire import from_fetch_result, to_fetch_partition
 from highwater.log_storage_client.values import StorageUnavailableError
+from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
 from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, drive_stream
 from highwater.rpc.channel import ReplaceableChannel, open_channel
@@ -105,7 +105,7 @@ class ReplicaFetcher:
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}
         self._fetch_order = FetchOrder()
-        self._places = NamedPlaces()
+        self._places: NamedPlaces[FetchPosition] = NamedPlaces()
         self._incremental = False  # the leader remembers what it was told in this session
         self._leader_left_some = False  # its latest response had not room for all
         # Those of the followers of which it says so: a round goes over these alone.

@@ -6,7 +6,7 @@ import pytest
 
 from highwater.fetcher.follower.actions import FetchPosition
 from highwater.fetcher.follower.fetch_order import FetchOrder
-from highwater.fetcher.follower.named_places import NamedPlaces
+from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
 
 A, B = (PartitionKey(letter * 16, 0) for letter in (b"a", b"b"))
@@ -21,7 +21,7 @@ class Session:
 
     def __init__(self) -> None:
         self.positions: dict[PartitionKey, FetchPosition | None] = {A: at(10), B: at(20)}
-        self.places = NamedPlaces()
+        self.places: NamedPlaces[FetchPosition] = NamedPlaces()
         self.places.open(self.positions)
 
     def move(self, key: PartitionKey, position: FetchPosition | None) -> None:

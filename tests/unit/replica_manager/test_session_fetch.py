@@ -27,6 +27,7 @@ from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
+from highwater.replica_manager.requests.session_roles import ReplicaRole
 from highwater.telemetry.metrics import Metrics
 
 EPOCH = 5
@@ -69,7 +70,8 @@ class Leader:
                 self.lead(number)
         handler = FetchHandler(self.replica_manager, ReplicaManagerMetrics(Metrics("test")), max_bytes=1_000)
         session = self.replica_manager.sessions.open(2, 102, 0)
-        self.fetch = SessionFetch(self.replica_manager, session, handler.note_place, self._read, max_bytes=1_000)
+        role = ReplicaRole(self.replica_manager, session, handler.note_place)
+        self.fetch = SessionFetch(self.replica_manager, role, self._read, max_bytes=1_000)
 
     def hosted(self, number: int) -> HostedPartition:
         return self.replica_manager.hosted[key(number)]

@@ -146,7 +146,7 @@ class HostedPartition:
         for wait in self._purgatory.consumers.grown(self.key, offset, _ENOUGH_BYTES):
             wait.wake()
         for session in self._purgatory.sessions.of(self.key):
-            session.marks_moved(self.key)
+            session.high_watermark_advanced(self.key, offset)
 
     def wake_all(self) -> None:
         for wait in (

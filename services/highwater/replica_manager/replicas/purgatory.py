@@ -226,10 +226,10 @@ class Purgatory:
     """All that waits on this broker."""
 
     def __init__(self, *, max_produces: int, max_fetches: int) -> None:
-        """`max_produces` counts partitions, `max_fetches` requests of either kind."""
+        """`max_produces` counts partitions, `max_fetches` requests of either kind, and consumers' sessions."""
         self.produces: ProducePurgatory[WaitingProduce] = ProducePurgatory(max_produces)
         self.replicas: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the log end to move
-        self.sessions = SessionWaits()  # replicas' that name what has changed alone; bounded by the brokers' fetchers
+        self.sessions = SessionWaits(max_fetches)  # that name what has changed alone
         self.consumers: FetchPurgatory[WaitingFetch] = FetchPurgatory(max_fetches)  # for the high watermark to move
 
     @property

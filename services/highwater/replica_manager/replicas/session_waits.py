@@ -1,4 +1,4 @@
-"""The incremental sessions of replicas' fetchers, by the partitions that they ask for (RULES 4.10).
+"""The incremental sessions of fetchers and consumers, by the partitions that they ask for (RULES 4.10).
 
 Pure. A session asks for a partition until it is answered or forgets it, over as many requests as that takes.
 """
@@ -17,23 +17,38 @@ class SessionWait(Protocol):
     def grown(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
         """The log grew by about so many bytes, to `end_offset`."""
 
-    def marks_moved(self, key: PartitionKey) -> None:
-        """The high watermark advanced."""
+    def high_watermark_advanced(self, key: PartitionKey, offset: int) -> None:
+        """To `offset`."""
 
     def changed(self, key: PartitionKey) -> None:
         """It is led here from now on, or no more."""
 
     def log_start_raised(self, key: PartitionKey) -> None:
-        """Followers are told at once, that they may follow it."""
+        """Followers are told at once, that they may follow it, and consumers whose offset is gone."""
 
 
 _NOBODY: tuple[SessionWait, ...] = ()
 
 
 class SessionWaits:
-    def __init__(self) -> None:
+    """Replicas' sessions are bounded by the brokers' fetchers, consumers' by `max_consumers`."""
+
+    def __init__(self, max_consumers: int) -> None:
         self._by_key: dict[PartitionKey, dict[SessionWait, None]] = {}
         self.waiting = 0  # sessions with a request that waits
+        self._max_consumers = max_consumers
+        self._consumers = 0
+
+    def open_consumers(self) -> bool:
+        """Counts a consumer's session; False: there are as many as may be."""
+        if self._consumers >= self._max_consumers:
+            return False
+        self._consumers += 1
+        return True
+
+    def close_consumers(self) -> None:
+        """A session that was counted is over."""
+        self._consumers -= 1
 
     def add(self, key: PartitionKey, session: SessionWait) -> None:
         self._by_key.setdefault(key, {})[session] = None

@@ -209,14 +209,23 @@ class FetchHandler:
         return FetchRead(parts, complete or total >= min(max(params.min_bytes, 0), limit), awaited)
 
     async def read_place(
-        self, hosted: HostedPartition, part: FetchPart, admitted: FetchedPart, max_bytes: int
+        self,
+        hosted: HostedPartition,
+        part: FetchPart,
+        admitted: FetchedPart,
+        max_bytes: int,
+        *,
+        role: FetchRole = FetchRole.REPLICA,
+        accepts_columns: bool = True,
     ) -> tuple[FetchedPart, int]:
-        """Reads for a replica's incremental session; the bytes of what was found come with it."""
+        """Reads for an incremental session; the bytes of what was found come with it."""
         found = admitted
         if not self._from_cache(hosted, part, found, max_bytes):
-            found = await self._from_log_storage(FetchRole.REPLICA, hosted, part, admitted, max_bytes)
+            found = await self._from_log_storage(role, hosted, part, admitted, max_bytes)
+        if found.pieces and not accepts_columns:
+            found.error, found.pieces = rows_before_columns(found.pieces)
         size_bytes = size_of(found.pieces)
-        self._metrics.fetched_bytes[FetchRole.REPLICA.value].inc(size_bytes)
+        self._metrics.fetched_bytes[role.value].inc(size_bytes)
         return found, size_bytes
 
     @staticmethod
@@ -252,7 +261,7 @@ class FetchHandler:
             case FetchRole.REPLICA:
                 return for_replica(part, hosted.partition, params.verdicts[index])
             case FetchRole.CONSUMER:
-                return _for_consumer(part, hosted.partition)
+                return for_consumer(part, hosted.partition)
             case FetchRole.DEBUG:
                 return _for_debug(part, hosted.partition)
 
@@ -312,7 +321,7 @@ def for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) ->
     )
 
 
-def _for_consumer(part: FetchPart, partition: Partition) -> FetchedPart:
+def for_consumer(part: FetchPart, partition: Partition) -> FetchedPart:
     error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
     message = ""
     if error is ErrorCode.OFFSET_OUT_OF_RANGE:

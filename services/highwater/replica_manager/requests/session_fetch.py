@@ -1,4 +1,4 @@
-"""A replica's incremental session: what its fetcher has named, and the answers to its requests (RULES 4.10, 4.11).
+"""An incremental session: what its reader has named, and the answers to its requests (RULES 4.10, 4.11, 4.12).
 
 A request names what has changed, and stands for all that was named before it; an answer tells what has changed. What
 neither side has to say costs nothing: partitions tell the session when they move, and an answer looks at those alone.
@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict
-from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import (
@@ -21,38 +19,17 @@ from highwater.replica_manager.requests.fetch import (
     FetchedPart,
     FetchParams,
     FetchPart,
-    for_replica,
 )
+from highwater.replica_manager.requests.session_roles import Place, SessionRole
 
-Note = Callable[[FetchSession, FetchPart], FetchVerdict]
+_ENOUGH_BYTES = 1 << 62
 Read = Callable[[HostedPartition, FetchPart, FetchedPart, int], Awaitable[tuple[FetchedPart, int]]]
-
-
-class _Place:
-    """One partition as the session's fetcher named it last. It is answered with data, an error or a divergence once:
-    after that the fetcher names another, or forgets the partition."""
-
-    __slots__ = ("again", "leadership", "part", "request", "told", "used_up", "verdict")
-
-    def __init__(self, request: int, part: FetchPart, verdict: FetchVerdict, leadership: Leadership | None) -> None:
-        self.request = request  # that named it: the answers to those before it say nothing of it
-        self.part = part
-        self.verdict = verdict
-        # That took it. What another one knows, be it under the same leader epoch, does not come from this place.
-        self.leadership = leadership
-        self.told: tuple[int, int] | None = None  # high watermark and log start, since it was named
-        self.again = False  # it came too early, and may be taken now
-        self.used_up = False  # answered with data
-
-    @property
-    def refused(self) -> bool:
-        return self.verdict.error is not ErrorCode.NONE or self.verdict.diverging is not None
 
 
 class _Found(NamedTuple):
     """The findings of one look at what has moved."""
 
-    parts: list[tuple[_Place, FetchedPart]]  # with batches, an error or a divergence
+    parts: list[tuple[Place, FetchedPart]]  # with batches, an error or a divergence
     unread: list[PartitionKey]  # there is more to read than the answer has room for
     complete: bool
 
@@ -66,18 +43,15 @@ class SessionAnswer(NamedTuple):
 
 
 class SessionFetch:
-    """`note` takes what a place acknowledges and says what the leader makes of it; `read` finds its batches (their
-    bytes too), at least one whole. Bounded by the partitions that are hosted here, and those of one request."""
+    """`read` finds the batches of a place (their bytes too), at least one whole. Bounded by the partitions that are
+    hosted here, and those of the requests without an answer."""
 
-    def __init__(
-        self, replica_manager: ReplicaManager, session: FetchSession, note: Note, read: Read, *, max_bytes: int
-    ) -> None:
+    def __init__(self, replica_manager: ReplicaManager, role: SessionRole, read: Read, *, max_bytes: int) -> None:
         self._replica_manager = replica_manager
-        self._session = session
-        self._note = note
+        self._role = role
         self._read = read
         self._max_bytes = max_bytes
-        self._places: dict[PartitionKey, _Place] = {}
+        self._places: dict[PartitionKey, Place] = {}
         # To be looked at for the next answer, in this order: who has waited longest comes first (RULES 4.8).
         self._moved: dict[PartitionKey, None] = {}
         # Of these at most high watermark and log start are to be told, with whichever answer is the next.
@@ -98,32 +72,25 @@ class SessionFetch:
             self._drop(key)
         for part in params.parts:
             self._name(part)
-        # Now, as what this request has dropped does not stand in it.
-        if self._session.requested(self._replica_manager.now_ms(), self._replica_manager.settings.session_silent_ms):
-            self._replica_manager.session_liveness_changed(self._session)
+        self._role.requested()
 
     def _name(self, part: FetchPart) -> None:
         key = part.key
-        verdict = self._note(self._session, part)
-        hosted = self._replica_manager.hosted.get(key)
-        leadership = hosted.partition.leadership if hosted is not None else None
-        place = _Place(self._taken, part, verdict, leadership)
+        place = Place(self._taken, part)
+        has_answer = self._role.named(place)
         if key not in self._places:
             self._replica_manager.purgatory.sessions.add(key, self)
         self._places[key] = place
         self._early.pop(key, None)
-        if place.refused or verdict.log_end_offset > part.fetch_offset:
+        if has_answer:
             self._moved.setdefault(key)
         else:
             self._moved.pop(key, None)
             self._marks[key] = None
 
     def _drop(self, key: PartitionKey) -> None:
-        """From here on no request says anything of it (RULES 4.11)."""
         self._forget(key)
-        hosted = self._replica_manager.hosted.get(key)
-        if hosted is not None:
-            self._replica_manager.perform(hosted, hosted.partition.unnamed(self._session))
+        self._role.unnamed(key)
 
     def _forget(self, key: PartitionKey) -> None:
         if self._places.pop(key, None) is not None:
@@ -133,11 +100,23 @@ class SessionFetch:
     def close(self) -> None:
         for key in list(self._places):
             self._forget(key)
+        self._role.closed()
 
     # What partitions tell
 
     def grown(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
         """The log grew by about so many bytes, to `end_offset`."""
+        if not self._role.below_high_watermark:
+            self._may_read(key, end_offset, size_bytes)
+
+    def high_watermark_advanced(self, key: PartitionKey, offset: int) -> None:
+        """To be told with the next answer, which does not wait for that: it waits for what may be read."""
+        if key in self._places:
+            self._marks[key] = None
+            if self._role.below_high_watermark:
+                self._may_read(key, offset, _ENOUGH_BYTES)  # by how many it grew is not known: it is looked at
+
+    def _may_read(self, key: PartitionKey, end_offset: int, size_bytes: int) -> None:
         place = self._places.get(key)
         if place is None or place.used_up or place.part.fetch_offset >= end_offset:
             return
@@ -145,11 +124,6 @@ class SessionFetch:
         self._missing_bytes -= size_bytes
         if self._missing_bytes <= 0 and self._answering is not None:
             self._answering.wait.wake()
-
-    def marks_moved(self, key: PartitionKey) -> None:
-        """Its high watermark or log start: to be told with the next answer, which does not wait for that."""
-        if key in self._places:
-            self._marks[key] = None
 
     def changed(self, key: PartitionKey) -> None:
         """It is led here from now on, or no more."""
@@ -161,10 +135,12 @@ class SessionFetch:
                 self._answering.wait.wake()
 
     def log_start_raised(self, key: PartitionKey) -> None:
-        """To be told at once."""
+        """To be told at once: to a follower in any case, to a consumer where its offset is gone."""
         if key in self._places:
             self._marks[key] = None
-            if self._answering is not None:
+            if self._role.below_high_watermark:
+                self.changed(key)
+            elif self._answering is not None:
                 self._answering.wait.end()
 
     # Answers
@@ -196,7 +172,7 @@ class SessionFetch:
         budget = limit = self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
         self._missing_bytes = 0
         moved, self._moved = self._moved, {}
-        parts: list[tuple[_Place, FetchedPart]] = []
+        parts: list[tuple[Place, FetchedPart]] = []
         unread: list[PartitionKey] = []
         complete = not self._answered
         for key in moved:
@@ -207,13 +183,13 @@ class SessionFetch:
                 self._moved.setdefault(key)
                 continue
             hosted = self._replica_manager.hosted.get(key)
-            if place.verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH:
-                if not self._leads_by_now(place):
+            if self._role.is_early(place):
+                if not self._role.leads_by_now(place):
                     self._early[key] = None
                     continue
                 self._early.pop(key, None)
                 complete = True
-            found = _admitted(place, hosted)
+            found = self._role.admitted(place)
             fails = found.error is not ErrorCode.NONE or found.diverging is not None
             if not fails:
                 self._marks[key] = None
@@ -237,16 +213,6 @@ class SessionFetch:
         self._missing_bytes += params.min_bytes - total
         return _Found(parts, unread, complete or total >= min(max(params.min_bytes, 0), limit))
 
-    def _leads_by_now(self, place: _Place) -> bool:
-        """Takes again what came too early, and returns whether it is answered otherwise now: a follower may hear of a
-        new leader before the leader does, and its place waits for that as for data, instead of backing off."""
-        if place.again and self._replica_manager.sessions.is_newest(self._session):
-            place.again = False
-            place.verdict = self._note(self._session, place.part)
-            hosted = self._replica_manager.hosted.get(place.part.key)
-            place.leadership = hosted.partition.leadership if hosted is not None else None
-        return place.verdict.error is not ErrorCode.UNKNOWN_LEADER_EPOCH
-
     def _put_back(self, keys: Iterable[PartitionKey]) -> None:
         """They have not had their turn: they stay in front of what moved since."""
         self._moved = {**dict.fromkeys(keys), **self._moved}
@@ -259,7 +225,7 @@ class SessionFetch:
                 place.used_up = True
                 results.append(self._told(part))
         for key in list(self._early):
-            results.append(self._told(_admitted(self._places[key], self._replica_manager.hosted.get(key))))
+            results.append(self._told(self._role.admitted(self._places[key])))
         marks, self._marks = self._marks, {}
         for key in marks:
             named = self._places.get(key)
@@ -268,7 +234,7 @@ class SessionFetch:
             if named.request > self._answered:
                 self._marks[key] = None
                 continue
-            part = _admitted(named, self._replica_manager.hosted.get(key))
+            part = self._role.admitted(named)
             if named.told != (part.high_watermark, part.log_start_offset):
                 named.told = (part.high_watermark, part.log_start_offset)
                 results.append(self._told(part))
@@ -282,14 +248,3 @@ class SessionFetch:
         if part.error is not ErrorCode.NONE or part.diverging is not None:
             self._drop(part.key)
         return part
-
-
-def _admitted(place: _Place, hosted: HostedPartition | None) -> FetchedPart:
-    """The answer about one partition before anything is read: error, offsets, and how far a replica may read."""
-    verdict, refused = place.verdict, place.refused
-    if hosted is None:
-        error = verdict.error if refused else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return FetchedPart(place.part.key, error)
-    if not refused and hosted.partition.leadership is not place.leadership:
-        return FetchedPart(place.part.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    return for_replica(place.part, hosted.partition, verdict)

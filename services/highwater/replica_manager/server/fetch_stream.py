@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from highwater.errors import ErrorCode
+from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.requests.session_fetch import SessionFetch
+from highwater.replica_manager.requests.session_roles import ConsumerRole, ReplicaRole
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
@@ -33,14 +36,15 @@ class FetchStream:
         self._replica_manager = replica_manager
         self._fetch_handler = fetch_handler
         self._listener = listener
-        self._session: Any = None
-        self._incremental: SessionFetch | None = None  # a replica's session that names what has changed alone
+        self._opened = False
+        self._session: FetchSession | None = None  # a replica's
+        self._incremental: SessionFetch | None = None  # of a reader that names what has changed alone
         self._waiting: deque[tuple[int, FetchParams | bytes]] = deque()
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
         self._answering: FetchParams | None = None
         self._ended = False
-        # What a consumer was told last of each partition: it is told again only what changed.
+        # What a consumer that names all was told last of each partition: it is told again only what changed.
         self._told: dict[Any, tuple[int, int]] = {}
 
     async def read(self, requests: AsyncIterator[broker_pb2.FetchRequest]) -> None:
@@ -68,36 +72,53 @@ class FetchStream:
         if params is None:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
+        if not self._continues(request, params.role):
+            self._ended = True
+            return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
         if params.role is FetchRole.REPLICA:
-            role = request.replica
-            if self._session is None:
-                self._session = self._replica_manager.sessions.open(role.broker_id, role.broker_epoch, role.fetcher_id)
-                self._replica_manager.session_opened(self._session)
-                if request.incremental:
-                    handler = self._fetch_handler
-                    self._incremental = SessionFetch(
-                        self._replica_manager,
-                        self._session,
-                        handler.note_place,
-                        handler.read_place,
-                        max_bytes=handler.max_bytes,
-                    )
-            elif (role.broker_id, role.broker_epoch, role.fetcher_id, request.incremental) != self._session_name():
-                self._ended = True
-                return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
+            assert self._session is not None
             if not self._replica_manager.sessions.is_newest(self._session):
                 self._ended = True
                 return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
             params.session = self._session
-            if self._incremental is not None:
-                self._incremental.take(params, map(from_key, request.forgotten))
-            else:
-                self._fetch_handler.note_follower(params)
+        if self._incremental is not None:
+            self._incremental.take(params, map(from_key, request.forgotten))
+        elif params.role is FetchRole.REPLICA:
+            self._fetch_handler.note_follower(params)
         return params
 
-    def _session_name(self) -> tuple[int, int, int, bool]:
-        session = self._session
-        return (session.broker_id, session.broker_epoch, session.fetcher_id, self._incremental is not None)
+    def _continues(self, request: broker_pb2.FetchRequest, role: FetchRole) -> bool:
+        """Opens what the stream's first request asks for; tells of the others whether they are of the same session."""
+        if not self._opened:
+            self._opened = True
+            self._open(request, role)
+        if role is FetchRole.REPLICA:
+            of_session = (request.replica.broker_id, request.replica.broker_epoch, request.replica.fetcher_id)
+            session = self._session
+            if session is None or of_session != (session.broker_id, session.broker_epoch, session.fetcher_id):
+                return False
+            return request.incremental == (self._incremental is not None)
+        # Where a consumer's session could not be opened, its requests are taken for the whole.
+        return self._session is None and (self._incremental is None or request.incremental)
+
+    def _open(self, request: broker_pb2.FetchRequest, role: FetchRole) -> None:
+        replica_manager, handler = self._replica_manager, self._fetch_handler
+        if role is FetchRole.REPLICA:
+            replica = request.replica
+            self._session = replica_manager.sessions.open(replica.broker_id, replica.broker_epoch, replica.fetcher_id)
+            replica_manager.session_opened(self._session)
+            if request.incremental:
+                replica_role = ReplicaRole(replica_manager, self._session, handler.note_place)
+                self._incremental = SessionFetch(
+                    replica_manager, replica_role, handler.read_place, max_bytes=handler.max_bytes
+                )
+        elif role is FetchRole.CONSUMER and request.incremental and replica_manager.purgatory.sessions.open_consumers():
+            read = functools.partial(
+                handler.read_place, role=role, accepts_columns=broker_pb2.PAYLOAD_COLUMNS in request.accepts
+            )
+            self._incremental = SessionFetch(
+                replica_manager, ConsumerRole(replica_manager), read, max_bytes=handler.max_bytes
+            )
 
     async def responses(self) -> AsyncIterator[bytes]:
         while True:

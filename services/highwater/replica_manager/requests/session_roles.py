@@ -1,0 +1,160 @@
+"""The two kinds of incremental sessions: a replica's and a consumer's (RULES 4.10, 4.12).
+
+What a session does is the same for both; a role says what becomes of a place, and how far it may be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from highwater.errors import ErrorCode
+from highwater.model.partition import PartitionKey
+from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict
+from highwater.replica_manager.partition.leadership import Leadership
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.requests.fetch import FetchedPart, FetchPart, for_consumer, for_replica
+
+Note = Callable[[FetchSession, FetchPart], FetchVerdict]
+
+
+class Place:
+    """One partition as the session's reader named it last. It is answered with data, an error or a divergence once:
+    after that the reader names another, or forgets the partition."""
+
+    __slots__ = ("again", "leadership", "part", "request", "told", "used_up", "verdict")
+
+    def __init__(self, request: int, part: FetchPart) -> None:
+        self.request = request  # that named it: the answers to those before it say nothing of it
+        self.part = part
+        self.told: tuple[int, int] | None = None  # high watermark and log start, since it was named
+        self.used_up = False  # answered with data
+        # Of a replica's place: what the leader made of it, and the leadership that did. What another one knows, be it
+        # under the same leader epoch, does not come from this place.
+        self.verdict: FetchVerdict | None = None
+        self.leadership: Leadership | None = None
+        self.again = False  # it came too early, and may be taken now
+
+
+class SessionRole(Protocol):
+    below_high_watermark: bool  # what may be read ends there; False: at the log end
+
+    def requested(self) -> None:
+        """A request has been taken."""
+
+    def named(self, place: Place) -> bool:
+        """Takes what a place says, and returns whether the next answer has to look at it."""
+
+    def unnamed(self, key: PartitionKey) -> None:
+        """The session asks for it no more."""
+
+    def is_early(self, place: Place) -> bool:
+        """Tells whether it waits for a leadership of which its reader has heard before this broker."""
+
+    def leads_by_now(self, place: Place) -> bool:
+        """Takes again what came too early, and returns whether it is answered otherwise now."""
+
+    def admitted(self, place: Place) -> FetchedPart:
+        """The answer about one partition before anything is read: error, offsets, and how far it may be read."""
+
+    def closed(self) -> None:
+        """The session is over."""
+
+
+class ReplicaRole:
+    """A follower's fetcher: it reads to the log end, and what it names is acknowledged (RULES 4.1, 4.11). `note` takes
+    that and says what the leader makes of it."""
+
+    below_high_watermark = False
+
+    def __init__(self, replica_manager: ReplicaManager, session: FetchSession, note: Note) -> None:
+        self._replica_manager = replica_manager
+        self._session = session
+        self._note = note
+
+    def requested(self) -> None:
+        """Taken last, as what the request has dropped does not stand in it."""
+        if self._session.requested(self._replica_manager.now_ms(), self._replica_manager.settings.session_silent_ms):
+            self._replica_manager.session_liveness_changed(self._session)
+
+    def named(self, place: Place) -> bool:
+        verdict = self._take(place)
+        return _is_refused(verdict) or verdict.log_end_offset > place.part.fetch_offset
+
+    def _take(self, place: Place) -> FetchVerdict:
+        place.verdict = verdict = self._note(self._session, place.part)
+        hosted = self._replica_manager.hosted.get(place.part.key)
+        place.leadership = hosted.partition.leadership if hosted is not None else None
+        return verdict
+
+    def unnamed(self, key: PartitionKey) -> None:
+        """From here on no request says anything of it (RULES 4.11)."""
+        hosted = self._replica_manager.hosted.get(key)
+        if hosted is not None:
+            self._replica_manager.perform(hosted, hosted.partition.unnamed(self._session))
+
+    def is_early(self, place: Place) -> bool:
+        return place.verdict is not None and place.verdict.error is ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    def leads_by_now(self, place: Place) -> bool:
+        """A follower may hear of a new leader before the leader does, and its place waits for that as for data, instead
+        of backing off."""
+        if place.again and self._replica_manager.sessions.is_newest(self._session):
+            place.again = False
+            self._take(place)
+        return not self.is_early(place)
+
+    def admitted(self, place: Place) -> FetchedPart:
+        verdict, key = place.verdict, place.part.key
+        assert verdict is not None
+        hosted = self._replica_manager.hosted.get(key)
+        refused = _is_refused(verdict)
+        if hosted is None:
+            return FetchedPart(key, verdict.error if refused else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if not refused and hosted.partition.leadership is not place.leadership:
+            return FetchedPart(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return for_replica(place.part, hosted.partition, verdict)
+
+    def closed(self) -> None:
+        """The stream tells the broker: it is not only this session's."""
+
+
+class ConsumerRole:
+    """A consumer: it reads below the high watermark, from whoever leads under the epoch that it knows (RULES 5.7).
+    Nothing is remembered of what it was answered: each look asks the partition as it is."""
+
+    below_high_watermark = True
+
+    def __init__(self, replica_manager: ReplicaManager) -> None:
+        self._replica_manager = replica_manager
+
+    def requested(self) -> None:
+        """Nobody waits for a consumer."""
+
+    def named(self, place: Place) -> bool:
+        found = self.admitted(place)
+        return found.error is not ErrorCode.NONE or found.readable_end > place.part.fetch_offset
+
+    def unnamed(self, key: PartitionKey) -> None:
+        """The partition knows nothing of its consumers."""
+
+    def is_early(self, place: Place) -> bool:
+        """A consumer is told at once, and asks again."""
+        return False
+
+    def leads_by_now(self, place: Place) -> bool:
+        return True
+
+    def admitted(self, place: Place) -> FetchedPart:
+        key = place.part.key
+        hosted = self._replica_manager.hosted.get(key)
+        if hosted is None:
+            return FetchedPart(key, self._replica_manager.absent(key))
+        return for_consumer(place.part, hosted.partition)
+
+    def closed(self) -> None:
+        self._replica_manager.purgatory.sessions.close_consumers()
+
+
+def _is_refused(verdict: FetchVerdict) -> bool:
+    return verdict.error is not ErrorCode.NONE or verdict.diverging is not None
