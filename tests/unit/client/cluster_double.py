@@ -120,6 +120,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.awake = asyncio.Event()  # cleared: fetches, offsets and metadata get no answer until it is set
         self.awake.set()
         self.leads_anyway: dict[tuple[str, int], PartitionDouble] = {}  # a zombie's own log
+        self.remembers = True  # what streams say (RULES 4.12); False: it is of before that
         # What a test may look at.
         self.produce_requests: list[broker_pb2.ProduceRequest] = []
         self.fetch_requests: list[broker_pb2.FetchRequest] = []
@@ -238,6 +239,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Any
     ) -> AsyncIterator[broker_pb2.FetchResponse]:
         requests: deque[broker_pb2.FetchRequest] = deque()
+        places: dict[tuple[bytes, int], broker_pb2.FetchPartition] | None = None
         arrived = asyncio.Event()
         ended = False
 
@@ -261,6 +263,9 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
                     arrived.clear()
                     await arrived.wait()
                 request = requests.popleft()
+                if request.incremental and self.remembers:
+                    places = {} if places is None else places
+                    request = _whole(places, request)
                 loop = asyncio.get_running_loop()
                 deadline = loop.time() + request.max_wait_ms / 1000
                 while True:
@@ -269,6 +274,10 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
                         break
                     await self.cluster.wait_for_change(deadline - loop.time())
                 await self.awake.wait()
+                if places is not None:
+                    response.incremental = True
+                    for result in response.results:
+                        del places[result.partition.topic_id, result.partition.partition]
                 yield response
         finally:
             taking.cancel()
@@ -451,16 +460,34 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         return response
 
 
+def _whole(
+    places: dict[tuple[bytes, int], broker_pb2.FetchPartition], request: broker_pb2.FetchRequest
+) -> broker_pb2.FetchRequest:
+    """What a request of an incremental session stands for; `places` are those of before it, and then its own. The one
+    that waited longest comes first. What is answered with something says no more before it is named anew."""
+    for key in request.forgotten:
+        places.pop((key.topic_id, key.partition), None)
+    for item in request.partitions:
+        places[item.partition.topic_id, item.partition.partition] = item
+    whole = broker_pb2.FetchRequest()
+    whole.CopyFrom(request)
+    del whole.partitions[:]
+    whole.partitions.extend(places.values())
+    return whole
+
+
 class ClusterDouble:
     """An async context manager. Broker ids count from 1; controller 1 acts until a test says otherwise. Brokers forward
     administration; without `forwards` they are of before that, and there is a controller for each of them."""
 
-    def __init__(self, brokers: int = 1, *, forwards: bool = True) -> None:
+    def __init__(self, brokers: int = 1, *, forwards: bool = True, remembers: bool = True) -> None:
         self.forwards = forwards
         self.brokers = {
             broker_id: BrokerDouble(self, broker_id)  # type: ignore[abstract]  # gRPC answers UNIMPLEMENTED for the rest
             for broker_id in range(1, brokers + 1)
         }
+        for broker in self.brokers.values():
+            broker.remembers = remembers
         self.topics: dict[str, TopicDouble] = {}
         self.controller = 1
         self.acts = True  # False: no controller does

@@ -50,9 +50,10 @@ def fill(partition: PartitionDouble, first: int, count: int, batch: int = 50) ->
         assert partition.append(read_header(encoded), encoded)[0] is ErrorCode.NONE
 
 
-@pytest.fixture
-async def cluster() -> AsyncIterator[ClusterDouble]:
-    async with ClusterDouble(brokers=2) as running:
+@pytest.fixture(params=[True, False], ids=["remembering", "forgetful"])
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[ClusterDouble]:
+    """Brokers that know incremental sessions of consumers, and brokers of before that (RULES 4.12)."""
+    async with ClusterDouble(brokers=2, remembers=request.param) as running:
         running.create("t", 2)
         yield running
 

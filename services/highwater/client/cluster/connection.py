@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -99,7 +99,7 @@ class _Waiting(Generic[ResponseT]):
 
     sent_s: float
     on_answer: Callable[[ResponseT | HighwaterError], None]
-    partitions: Sequence[tuple[str, int]]
+    partitions: Iterable[tuple[str, int]]
 
 
 class RequestStream(Generic[RequestT, ResponseT]):
@@ -122,10 +122,10 @@ class RequestStream(Generic[RequestT, ResponseT]):
         self,
         request: RequestT,
         on_answer: Callable[[ResponseT | HighwaterError], None],
-        partitions: Sequence[tuple[str, int]] = (),
+        partitions: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Sets the request's correlation id and sends it after all earlier ones. `partitions`: (topic, partition) that
-        the broker is asked for as their leader."""
+        the broker is asked for as their leader; kept, not copied."""
         assert self.broken is None
         self._next_id += 1
         request.correlation_id = self._next_id

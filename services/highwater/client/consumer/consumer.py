@@ -14,7 +14,8 @@ from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.offset_lookup import lookup_offsets
 from highwater.client.consumer.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
 from highwater.client.consumer.fetch_buffer import FetchBuffer
-from highwater.client.consumer.fetcher import Fetcher, FetcherSettings
+from highwater.client.consumer.fetch_session import FetcherSettings
+from highwater.client.consumer.fetcher import Fetcher
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -168,7 +169,7 @@ class Consumer:
             info = self._cluster.metadata.topic(topic)
             if info is not None and len(info.partitions) > known:
                 self._add_partitions(topic, len(info.partitions))
-        self._fetcher.wake()
+        self._fetcher.metadata_changed()
 
     def _add_partitions(self, topic: str, total: int) -> None:
         """Adds partitions to a subscription. They begin with their first record, whatever `auto_offset_reset` says:
@@ -210,16 +211,16 @@ class Consumer:
     def pause(self, *partitions: Partition) -> None:
         """Hands out and fetches nothing of these until `resume`; what is buffered stays."""
         for buffer in self._buffers(partitions):
-            buffer.paused = True
+            buffer.pause()
 
     def resume(self, *partitions: Partition) -> None:
         for buffer in self._buffers(partitions):
-            buffer.paused = False
+            buffer.resume()
         self._changed.set()
         self._fetcher.wake()
 
     def _new_buffer(self, partition: TopicPartition, reset_timestamp: int | None) -> FetchBuffer:
-        buffer = FetchBuffer(partition, check_crcs=self._check_crcs)
+        buffer = FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs)
         if reset_timestamp is not None:
             buffer.reset(reset_timestamp)
         else:
@@ -328,7 +329,9 @@ class Consumer:
         while not found:
             if await self._next_ready(deadline) is None:
                 return found
-            for buffer in list(self._fetcher.buffers.values()):
+            for buffer in list(self._fetcher.ready.values()):
+                if len(found) >= limit:
+                    break
                 while len(found) < limit and buffer.ready:
                     try:
                         records, index = buffer.current()
@@ -355,7 +358,9 @@ class Consumer:
         while not found:
             if await self._next_ready(deadline) is None:
                 return []
-            for buffer in list(self._fetcher.buffers.values()):
+            for buffer in list(self._fetcher.ready.values()):
+                if left <= 0:
+                    break
                 while left > 0 and buffer.ready:
                     try:
                         columns = buffer.take_columns(left, include_headers=self._include_headers)
@@ -400,9 +405,10 @@ class Consumer:
         self._fetcher.wake()
         await asyncio.sleep(0)
         while True:
-            for buffer in self._fetcher.buffers.values():
+            for buffer in list(self._fetcher.ready.values()):
                 if buffer.ready:
                     return buffer
+                self._turn(buffer)
             remaining = deadline - monotonic()
             if remaining <= 0 or not self._running:
                 return None
@@ -417,11 +423,12 @@ class Consumer:
             return
 
     def _turn(self, buffer: FetchBuffer) -> None:
-        """Puts it at the end of the line, so that a full partition starves no other."""
-        buffers = self._fetcher.buffers
-        if buffers.get(buffer.partition) is buffer:
-            del buffers[buffer.partition]
-            buffers[buffer.partition] = buffer
+        """Puts it at the end of the line, so that a full partition starves no other; or out of it."""
+        ready = self._fetcher.ready
+        if ready.get(buffer.partition) is buffer:
+            del ready[buffer.partition]
+            if buffer.ready:
+                ready[buffer.partition] = buffer
 
 
 def _topic_name(topic: object) -> str:

@@ -7,6 +7,7 @@ under an earlier one is dropped, as is one whose offset is no longer the one to 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -32,8 +33,13 @@ class FetchedBatch:
 
 
 class FetchBuffer:
-    def __init__(self, partition: TopicPartition, *, check_crcs: bool = True) -> None:
+    """`on_change` is told what may make it ready, or have more fetched, or less."""
+
+    def __init__(
+        self, partition: TopicPartition, on_change: Callable[[FetchBuffer], None], *, check_crcs: bool = True
+    ) -> None:
         self.partition = partition
+        self._on_change = on_change
         self.topic_id: bytes | None = None  # of the only topic to read, where another one may have the same name by now
         self.until: int | None = None  # what stands at this offset or behind it is not fetched; None: there is no end
         self.generation = 0
@@ -48,7 +54,6 @@ class FetchBuffer:
         self.log_start_offset = -1
         self.highest_epoch = -1  # of the batches seen
         self.buffered_bytes = 0
-        self.last_data = 0  # when it last returned data, as a count: the others are served first (RULES 4.8)
         self._check_crcs = check_crcs
         self._batches: deque[FetchedBatch] = deque()
         self._decoded: tuple[FetchedBatch, Batch] | None = None  # the batch decoded last; some of it may be left
@@ -69,16 +74,27 @@ class FetchBuffer:
         """Goes on from `offset`; whatever was buffered, asked for or wrong is dropped."""
         self._drop()
         self.fetch_offset = self._next_position = offset
+        self._on_change(self)
 
     def reset(self, timestamp: int) -> None:
         """The position is looked up: the first offset at or after `timestamp`, or `EARLIEST_TIMESTAMP`, ..."""
         self._drop()
         self.fetch_offset = self._next_position = None
         self.reset_timestamp = timestamp
+        self._on_change(self)
 
     def fail(self, error: HighwaterError) -> None:
         """Ends the fetching until a seek; `error` is raised behind what is buffered."""
         self.error = error
+        self._on_change(self)
+
+    def pause(self) -> None:
+        self.paused = True
+        self._on_change(self)
+
+    def resume(self) -> None:
+        self.paused = False
+        self._on_change(self)
 
     def _drop(self) -> None:
         self.generation += 1
@@ -126,6 +142,21 @@ class FetchBuffer:
                 self.fetch_offset = header.next_offset
         except CorruptBatchError as error:
             self.error = self._corrupt(self.fetch_offset, error)
+        self._on_change(self)
+
+    def hold(self) -> None:
+        """Fetches no more before `release`, or a seek."""
+        self.busy = True
+        self._on_change(self)
+
+    def release(self) -> None:
+        self.busy = False
+        self._on_change(self)
+
+    def back_off(self, retry_at_ms: float) -> None:
+        self.failures += 1
+        self.retry_at_ms = retry_at_ms
+        self._on_change(self)
 
     # Handing out
 
@@ -230,6 +261,7 @@ class FetchBuffer:
     def _remove_first(self) -> None:
         fetched = self._batches.popleft()
         self.buffered_bytes -= fetched.header.size_bytes
+        self._on_change(self)
 
     def _corrupt(self, offset: int, error: CorruptBatchError) -> CorruptRecordError:
         topic, partition = self.partition

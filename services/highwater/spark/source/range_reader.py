@@ -75,7 +75,7 @@ class BatchConsumer(Consumer):
         """All that is buffered of every partition that has something. Raises as `poll`."""
         found: dict[TopicPartition, list[FetchedBatch]] = {}
         if await self._next_ready(monotonic() + timeout_ms / 1000) is not None:
-            for partition, buffer in self._fetcher.buffers.items():
+            for partition, buffer in list(self._fetcher.ready.items()):
                 while buffer.ready and (taken := buffer.take_encoded()) is not None:
                     found.setdefault(partition, []).append(taken[0])
         return found
