@@ -14,7 +14,7 @@ from highwater.model.partition import PartitionKey
 
 
 class Place(Protocol):
-    """Where a reader is in a partition. Equal are those of which a leader need not be told the other."""
+    """A reader's position in a partition. Equal are two of which a leader need not be told the other."""
 
     @property
     def generation(self) -> int:

@@ -120,7 +120,7 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
         self.awake = asyncio.Event()  # cleared: fetches, offsets and metadata get no answer until it is set
         self.awake.set()
         self.leads_anyway: dict[tuple[str, int], PartitionDouble] = {}  # a zombie's own log
-        self.remembers = True  # what streams say (RULES 4.12); False: it is of before that
+        self.remembers = True  # what streams say (RULES 4.13); False: it is of before that
         # What a test may look at.
         self.produce_requests: list[broker_pb2.ProduceRequest] = []
         self.fetch_requests: list[broker_pb2.FetchRequest] = []

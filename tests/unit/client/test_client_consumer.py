@@ -52,7 +52,7 @@ def fill(partition: PartitionDouble, first: int, count: int, batch: int = 50) ->
 
 @pytest.fixture(params=[True, False], ids=["remembering", "forgetful"])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[ClusterDouble]:
-    """Brokers that know incremental sessions of consumers, and brokers of before that (RULES 4.12)."""
+    """Brokers that know incremental sessions of consumers, and brokers of before that (RULES 4.13)."""
     async with ClusterDouble(brokers=2, remembers=request.param) as running:
         running.create("t", 2)
         yield running

@@ -308,6 +308,8 @@ class Cluster:
                 found.append(answer)
             elif not isinstance(answer, HighwaterError):
                 raise answer
+        if found:
+            self._on_change()
         return found
 
     async def answer_of_all_topics(self) -> MetadataAnswer:

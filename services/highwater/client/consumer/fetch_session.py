@@ -1,4 +1,4 @@
-"""A consumer's session with one leader: what it is asked for, and what the next request has to say (RULES 4.12).
+"""A consumer's session with one leader: what it is asked for, and what the next request has to say (RULES 4.13).
 
 A request names the partitions whose place has changed, and the leader remembers the others. One that does not know this
 is told all places in each request. One request waits at the leader; a second one is sent only to end its wait at once,
@@ -39,7 +39,7 @@ class FetcherSettings:
 
 
 class FetchPlace(NamedTuple):
-    """Where one partition is to be fetched from."""
+    """The point from which one partition is to be fetched."""
 
     generation: int
     leader_epoch: int
@@ -55,9 +55,11 @@ class FetchedPlace(NamedTuple):
     records: bytes  # those of `result`, which copies them each time
 
 
-class _Member(NamedTuple):
+@dataclass(slots=True)
+class _Member:
     buffer: FetchBuffer
     leader_epoch: int
+    high_watermark: int = -1  # as told in this stream, under this epoch: another leader's may be ahead of it
 
 
 class _Request(NamedTuple):
@@ -158,7 +160,7 @@ class FetchSession:
             forgotten=map(to_key, said.forgotten),
         )
         has_data_coming = self._left_some or any(
-            place.fetch_offset < self._members[key].buffer.high_watermark for key, place in said.named.items()
+            place.fetch_offset < self._members[key].high_watermark for key, place in said.named.items()
         )
         self._sent += 1
         request = _Request(self._sent, has_data_coming)
@@ -183,6 +185,8 @@ class FetchSession:
         self._places.open(self._members)
         self._partitions = dict.fromkeys(member.buffer.partition for member in self._members.values())
         self._departed.clear()
+        for member in self._members.values():
+            member.high_watermark = -1
         self._incremental = self._left_some = False
 
     # Answers
@@ -207,9 +211,11 @@ class FetchSession:
             records = result.records
             if from_proto(result.error) is not ErrorCode.NONE:
                 self._places.refused(key)
-            elif records:
-                self._places.returned_data(key)
-                self._members[key] = self._members.pop(key)
+            else:
+                member.high_watermark = result.high_watermark
+                if records:
+                    self._places.returned_data(key)
+                    self._members[key] = self._members.pop(key)
             yield FetchedPlace(member.buffer, place, result, records)
 
     def fail(self, error: HighwaterError) -> list[FetchBuffer]:

@@ -1,7 +1,7 @@
 """Keeps the buffers of a consumer filled: one FetchStream a leader, the next request sent while the last is decoded.
 
 As in the sender, one plain function (`_pass`) looks at what has changed, whenever something has: buffers tell of
-themselves. What has no traffic costs nothing (RULES 4.12).
+themselves. What has no traffic costs nothing (RULES 4.13).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEVER_MS = float("inf")
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known here of one partition, as of the last look at it."""
+    """The state of one partition, as of the last look at it."""
 
     fetched: tuple[FetchSession, PartitionKey] | None = None  # by whom, and under which key
     buffered_bytes: int = 0

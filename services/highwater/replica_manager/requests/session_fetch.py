@@ -1,4 +1,4 @@
-"""An incremental session: what its reader has named, and the answers to its requests (RULES 4.10, 4.11, 4.12).
+"""An incremental session: what its reader has named, and the answers to its requests (RULES 4.10, 4.11, 4.13).
 
 A request names what has changed, and stands for all that was named before it; an answer tells what has changed. What
 neither side has to say costs nothing: partitions tell the session when they move, and an answer looks at those alone.

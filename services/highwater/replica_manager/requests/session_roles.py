@@ -1,4 +1,4 @@
-"""The two kinds of incremental sessions: a replica's and a consumer's (RULES 4.10, 4.12).
+"""The two kinds of incremental sessions: a replica's and a consumer's (RULES 4.10, 4.13).
 
 What a session does is the same for both; a role says what becomes of a place, and how far it may be read.
 """
