@@ -347,6 +347,10 @@ async def test_a_stream_is_one_session(leader: Leader, open_stream: Callable[...
         broker_pb2.FetchRequest(replica=broker_pb2.ReplicaRole(broker_id=2, broker_epoch=102), incremental=True)
     )
     assert (await other.answer()).error.code == ErrorCode.INVALID_REQUEST
+    debugging = open_stream(leader, "INTERNAL")
+    await debugging.answers({0: 0})
+    debugging._requests.put_nowait(broker_pb2.FetchRequest(debug=broker_pb2.DebugRole(), incremental=True))
+    assert (await debugging.answer()).error.code == ErrorCode.INVALID_REQUEST
     third = open_stream(leader, "INTERNAL")
     third._requests.put_nowait(
         broker_pb2.FetchRequest(replica=broker_pb2.ReplicaRole(broker_id=2, broker_epoch=102), incremental=True)

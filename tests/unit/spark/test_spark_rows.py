@@ -90,7 +90,7 @@ def test_rows_of_kafkas_own_form() -> None:
 
 
 def test_a_buffer_hands_out_whole_batches() -> None:
-    buffer = FetchBuffer(TopicPartition("t", 0))
+    buffer = FetchBuffer(TopicPartition("t", 0), lambda _: None)
     buffer.seek(101)
     first = encode_columns(pa.table({"value": [b"a", b"b"]}), base_offset=100)
     second = encode_columns(pa.table({"value": [b"c"]}), base_offset=102)

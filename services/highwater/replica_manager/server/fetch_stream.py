@@ -98,8 +98,9 @@ class FetchStream:
             if session is None or of_session != (session.broker_id, session.broker_epoch, session.fetcher_id):
                 return False
             return request.incremental == (self._incremental is not None)
-        # Where a consumer's session could not be opened, its requests are taken for the whole.
-        return self._session is None and (self._incremental is None or request.incremental)
+        if self._session is None and self._incremental is None:
+            return True  # also where a consumer's session could not be opened: its requests are taken for the whole
+        return self._session is None and role is FetchRole.CONSUMER and request.incremental
 
     def _open(self, request: broker_pb2.FetchRequest, role: FetchRole) -> None:
         replica_manager, handler = self._replica_manager, self._fetch_handler
