@@ -255,7 +255,9 @@ class LogStorageService:
 
 def _has_chores(hosted: HostedLog) -> bool:
     log = hosted.log
-    return log is not None and (bool(log.segment_list.removable) or log.flusher.rolled)
+    if log is None or hosted.busy:  # while it is cut it may have no segment
+        return False
+    return bool(log.segment_list.removable) or log.flusher.rolled
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,23 @@ CLOSED_AT_ONCE = 8  # logs of one directory: their threads wait for the disk, wh
 CHECKPOINTS_S = 2.0  # for the checkpoints of what was closed in time
 
 _log = get_logger("log_storage.log_manager")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut that was begun: the log's offsets promise no more than it leaves, and nothing is gone. Whoever began it has
+    the log alone until it is finished, or withdrawn."""
+
+    hosted: HostedLog
+    offset: int  # the new log end
+    fully: bool  # everything goes, and the log starts anew there
+    to_checkpoint: bool  # after a crash the checkpoints must not speak for what is dropped: they are written first
+    log_start_before: int
+
+    def withdraw(self) -> None:
+        """The checkpoints could not be written: the log stays as it is."""
+        if self.fully:
+            self.hosted.online().offsets.log_start_offset = self.log_start_before
 
 
 class LogManager:
@@ -214,57 +232,61 @@ class LogManager:
 
     # -- truncation ---------------------------------------------------------------------------------------------------
 
-    def truncate(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
+    def begin_truncation(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> Cut:
         """Raises `LogError`: TRUNCATION_BELOW_HIGH_WATERMARK (RULES 4.4), LOG_STORAGE_ERROR, STORAGE_FULL."""
         log = hosted.online()
-        cut = log.truncation.cut_for(offset, unclean_epoch)
-        if log.offsets.promise_at_most(cut):
-            self._lower_checkpoints(hosted.log_dir)
-        log.truncation.truncate_to(cut)
+        return _begin_cut(hosted, log, log.truncation.cut_for(offset, unclean_epoch))
+
+    def begin_restart(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> Cut:
+        """Of TruncateFullyAndStartAt. Raises as `begin_truncation`."""
+        log = hosted.online()
+        log.truncation.check_restart_at(offset, unclean_epoch)
+        return _begin_restart(hosted, log, offset)
+
+    def lower_checkpoints(self, log_dir: LogDir) -> None:
+        """The checkpoints of a directory to disk, after cuts were begun in it. Raises `LogError` (LOG_STORAGE_ERROR,
+        STORAGE_FULL)."""
+        try:
+            self.logs.write_checkpoints(log_dir)
+        except OSError as error:
+            raise log_dir.disk.refusal(error, "cannot write a checkpoint") from error
+
+    def finish(self, cut: Cut) -> None:
+        """Cuts the log. Where the cut says so, the checkpoints must have been written since it was begun. Raises
+        `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        hosted, truncation = cut.hosted, cut.hosted.online().truncation
+        if cut.fully:
+            truncation.truncate_fully_and_start_at(cut.offset)
+        else:
+            truncation.truncate_to(cut.offset)
         hosted.uncleanable = ""
-        self.mover.cut_future(hosted, cut)
+        self.mover.cut_future(hosted, 0 if cut.fully else cut.offset)
+
+    def truncate(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
+        """Raises as `begin_truncation`."""
+        self._carry_out(self.begin_truncation(hosted, offset, unclean_epoch))
 
     def truncate_fully_and_start_at(self, hosted: HostedLog, offset: int, unclean_epoch: int) -> None:
-        """Raises `LogError`: as `truncate`."""
-        hosted.online().truncation.check_restart_at(offset, unclean_epoch)
-        self._restart_at(hosted, offset)
+        """Raises as `begin_restart`."""
+        self._carry_out(self.begin_restart(hosted, offset, unclean_epoch))
 
     def drop_damaged(self, hosted: HostedLog) -> None:
         """Drops the first segment that is known to be damaged and all behind it, whatever the high watermark (RULES
         7.6). Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
         log = hosted.online()
         damaged = log.damage.first_segment(log.segments)
-        if damaged is None:
-            return
-        cut = damaged.base_offset
-        if damaged is log.segments[0]:
-            self._restart_at(hosted, cut)
-            return
-        if log.offsets.promise_at_most(cut):
-            self._lower_checkpoints(hosted.log_dir)
-        log.truncation.truncate_to(cut)
-        hosted.uncleanable = ""
-        self.mover.cut_future(hosted, cut)
+        if damaged is not None:
+            begin = _begin_restart if damaged is log.segments[0] else _begin_cut
+            self._carry_out(begin(hosted, log, damaged.base_offset))
 
-    def _restart_at(self, hosted: HostedLog, offset: int) -> None:
-        log = hosted.online()
-        log.offsets.promise_at_most(offset)
-        # A crash on the way must find the new log start, or a log without segments would begin at the old one.
-        before, log.offsets.log_start_offset = log.log_start_offset, offset
-        try:
-            self._lower_checkpoints(hosted.log_dir)
-        except LogError:
-            log.offsets.log_start_offset = before
-            raise
-        log.truncation.truncate_fully_and_start_at(offset)
-        hosted.uncleanable = ""
-        self.mover.cut_future(hosted, 0)
-
-    def _lower_checkpoints(self, log_dir: LogDir) -> None:
-        try:
-            self.logs.write_checkpoints(log_dir)
-        except OSError as error:
-            raise log_dir.disk.refusal(error, "cannot write a checkpoint") from error
+    def _carry_out(self, cut: Cut) -> None:
+        if cut.to_checkpoint:
+            try:
+                self.lower_checkpoints(cut.hosted.log_dir)
+            except LogError:
+                cut.withdraw()
+                raise
+        self.finish(cut)
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
@@ -285,6 +307,17 @@ class LogManager:
             log.log_start.release_segments()
             _log.info("retention %s", pairs(log=hosted.directory.name, segments=count, log_start=log.log_start_offset))
         return count
+
+
+def _begin_cut(hosted: HostedLog, log: Log, offset: int) -> Cut:
+    return Cut(hosted, offset, False, log.offsets.promise_at_most(offset), log.log_start_offset)
+
+
+def _begin_restart(hosted: HostedLog, log: Log, offset: int) -> Cut:
+    log.offsets.promise_at_most(offset)
+    # A crash on the way must find the new log start, or a log without segments would begin at the old one.
+    before, log.offsets.log_start_offset = log.log_start_offset, offset
+    return Cut(hosted, offset, True, True, before)
 
 
 def _close_log(log: Log) -> None:

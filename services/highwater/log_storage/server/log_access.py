@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.scrubbing.segment_examiner import Inquest
+from highwater.log_storage.server.shared_write import SharedWrite
 from highwater.log_storage.thread_work import to_its_end
 from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskSupervisor
@@ -44,6 +45,7 @@ class LogAccess:
         self.fencing = asyncio.Lock()  # while fences are decided on and written; take it last
         self.lifecycle_lock = asyncio.Lock()  # while a log is made or deleted
         self._log_starts: dict[LogDir, asyncio.Semaphore] = {}  # before a log's `maintenance`
+        self._lowered: dict[LogDir, SharedWrite] = {}  # checkpoints, for the cuts in a directory
         self._under_way: set[asyncio.Future[Any]] = set()
         self._tasks = TaskSupervisor()
         self.inquest = Inquest(threads, manager.logs.count_offline, monotonic_ms)
@@ -101,6 +103,10 @@ class LogAccess:
     async def in_thread(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
         return await to_its_end(self.to_thread(function, *arguments))
 
+    async def wholly(self, work: Coroutine[Any, Any, None]) -> None:
+        """`work`, to its end: what a call has begun to do to a log is not left half done where its caller goes away."""
+        await to_its_end(self._noted(asyncio.ensure_future(work)))
+
     def to_thread(self, function: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
         return self._noted(asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments))
 
@@ -148,6 +154,16 @@ class LogAccess:
                     if log.log_start.must_sync(offset):
                         await self.sync_held(hosted, offset)
                     await self.in_thread(log.log_start.prepare, offset)
+
+    async def lower_checkpoints(self, log_dir: LogDir) -> None:
+        """As `LogManager.lower_checkpoints`, for all cuts that were begun in the directory when the write begins: a
+        checkpoint has a line for each of its logs, and thousands may be cut at once."""
+        shared = self._lowered.get(log_dir)
+        if shared is None:
+            shared = self._lowered[log_dir] = SharedWrite(
+                lambda: self.in_thread(self.manager.lower_checkpoints, log_dir)
+            )
+        await shared.written()
 
     async def checkpoint(self, log_dir: LogDir, name: str) -> None:
         try:

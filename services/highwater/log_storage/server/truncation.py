@@ -9,6 +9,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_manager import Cut
 from highwater.log_storage.server.conversions import Answering
 from highwater.log_storage.server.fences import admit, check_decided_on
 from highwater.log_storage.server.log_access import LogAccess
@@ -28,17 +29,17 @@ class Truncations:
     async def TruncateTo(
         self, request: log_storage_pb2.TruncateToRequest, context: Any
     ) -> log_storage_pb2.TruncateResponse:
-        return await self._cut(request, self._manager.truncate)
+        return await self._cut(request, self._manager.begin_truncation)
 
     async def TruncateFullyAndStartAt(
         self, request: log_storage_pb2.TruncateFullyAndStartAtRequest, context: Any
     ) -> log_storage_pb2.TruncateResponse:
-        return await self._cut(request, self._manager.truncate_fully_and_start_at)
+        return await self._cut(request, self._manager.begin_restart)
 
     async def _cut(
         self,
         request: log_storage_pb2.TruncateToRequest | log_storage_pb2.TruncateFullyAndStartAtRequest,
-        cut: Callable[[HostedLog, int, int], None],
+        begin: Callable[[HostedLog, int, int], Cut],
     ) -> log_storage_pb2.TruncateResponse:
         response = log_storage_pb2.TruncateResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
@@ -46,10 +47,21 @@ class Truncations:
             async with hosted.alone():
                 admit(hosted, Role.FOLLOWER, request.leader_epoch, self._incarnation)
                 check_decided_on(hosted.online(), request)
-                await self._access.in_thread(cut, hosted, request.offset, request.unclean_epoch)
+                await self._access.wholly(self._carry_out(lambda: begin(hosted, request.offset, request.unclean_epoch)))
                 if hosted.online().flusher.must_sync:  # the log end in the answer is taken for acknowledged (RULES 4.1)
                     await self._access.sync_held(hosted, hosted.online().log_end_offset)
         return response
+
+    async def _carry_out(self, begin: Callable[[], Cut]) -> None:
+        """Raises `LogError`."""
+        cut = await self._access.in_thread(begin)
+        if cut.to_checkpoint:
+            try:
+                await self._access.lower_checkpoints(cut.hosted.log_dir)
+            except LogError:
+                cut.withdraw()
+                raise
+        await self._access.in_thread(self._manager.finish, cut)
 
     async def DropDamaged(
         self, request: log_storage_pb2.DropDamagedRequest, context: Any
