@@ -60,6 +60,15 @@ class ErrorCode(IntEnum):
     INVALID_GROUP_ID = 47
     GROUP_AUTHORIZATION_FAILED = 48
     LISTENER_NOT_FOUND = 49
+    COORDINATOR_LOAD_IN_PROGRESS = 50
+    FENCED_MEMBER_EPOCH = 51
+    STALE_MEMBER_EPOCH = 52
+    UNRELEASED_INSTANCE_ID = 53
+    UNSUPPORTED_ASSIGNOR = 54
+    NON_EMPTY_GROUP = 55
+    GROUP_ID_NOT_FOUND = 56
+    GROUP_MAX_SIZE_REACHED = 57
+    GROUP_SUBSCRIBED_TO_TOPIC = 58
     STORAGE_FULL = 59
     UNKNOWN_FENCE = 60
     STALE_FENCE = 61
@@ -68,6 +77,10 @@ class ErrorCode(IntEnum):
     REPLICA_NOT_ASSIGNED = 64
     FETCH_SESSION_STALE = 65
     OVERLOADED = 66
+    OFFSET_METADATA_TOO_LARGE = 67
+    INVALID_REGULAR_EXPRESSION = 68
+    UNSTABLE_OFFSET_COMMIT = 69
+    FENCED_INSTANCE_ID = 70
 
     @property
     def retriable(self) -> bool:
@@ -103,12 +116,15 @@ _RETRIABLE = frozenset(
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.REBALANCE_IN_PROGRESS,
         ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.STALE_MEMBER_EPOCH,
         ErrorCode.STORAGE_FULL,
         ErrorCode.UNKNOWN_FENCE,
         ErrorCode.STALE_FENCE,
         ErrorCode.OFFSET_MISMATCH,
         ErrorCode.FETCH_SESSION_STALE,
         ErrorCode.OVERLOADED,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
     }
 )
 
@@ -163,6 +179,15 @@ _SENTENCES = {
     ErrorCode.INVALID_GROUP_ID: "no group may have that id: take another one",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "the group is not open to this user: ask who runs the cluster",
     ErrorCode.LISTENER_NOT_FOUND: "the leader lacks the listener of this connection: connect by one that all have",
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "the coordinator still reads what is kept of the group: try again in a moment",
+    ErrorCode.FENCED_MEMBER_EPOCH: "the member was fenced: drop its partitions, and join the group again",
+    ErrorCode.STALE_MEMBER_EPOCH: "the member epoch given is over: take the present one, and try again",
+    ErrorCode.UNRELEASED_INSTANCE_ID: "another member has the instance id: let it leave, or take another one",
+    ErrorCode.UNSUPPORTED_ASSIGNOR: "no assignor has that name: take uniform or range",
+    ErrorCode.NON_EMPTY_GROUP: "the group has members: stop them first",
+    ErrorCode.GROUP_ID_NOT_FOUND: "there is no group of that id: look for it in the list of groups",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the group has group.max.size members: raise that, or stop some",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "members of the group subscribe to the topic: stop them first",
     ErrorCode.STORAGE_FULL: "the log directory has no space, nothing was written: try again when it has some",
     ErrorCode.UNKNOWN_FENCE: "the log has no fence and takes no writes yet: fence it first",
     ErrorCode.STALE_FENCE: "the log is fenced for another leader epoch, role or start: read the present state",
@@ -171,6 +196,10 @@ _SENTENCES = {
     ErrorCode.REPLICA_NOT_ASSIGNED: "the broker is not assigned to the partition: it is to stop following it",
     ErrorCode.FETCH_SESSION_STALE: "a newer stream of this session is open: go on by that one",
     ErrorCode.OVERLOADED: "too much is under way here: try again after a short pause",
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: "the note beside an offset is above offset.metadata.max.bytes: write a shorter one",
+    ErrorCode.INVALID_REGULAR_EXPRESSION: "the pattern cannot be matched in bounded time, or is none: docs/groups.md has its syntax",
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction with an offset of the partition is open: try again in a moment",
+    ErrorCode.FENCED_INSTANCE_ID: "another member has the instance id now: run one process for each instance id",
 }
 
 

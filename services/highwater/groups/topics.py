@@ -1,0 +1,70 @@
+"""The cluster's topics as a coordinator sees them: their ids, partitions and racks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+from highwater.model.partition import PartitionKey
+
+
+@dataclass(frozen=True)
+class Topic:
+    """`racks` has for each partition the racks of its replicas; empty: none is known."""
+
+    topic_id: bytes
+    name: str
+    partitions: int
+    racks: tuple[frozenset[str], ...] = ()
+
+    @cached_property
+    def keys(self) -> tuple[PartitionKey, ...]:
+        return tuple(PartitionKey(self.topic_id, number) for number in range(self.partitions))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Another one whenever an assignment may have to be another one."""
+        text = "\x1f".join(["\x1e".join(sorted(racks)) for racks in self.racks])
+        return blake2b(
+            b"%s%s\0%d\0%s" % (self.topic_id, self.name.encode(), self.partitions, text.encode()), digest_size=16
+        ).digest()
+
+
+class TopicImage:
+    """All topics by name and by id. One for all shards of a broker; the server tells it what changes, then the shards
+    (`GroupShard.topics_changed`)."""
+
+    def __init__(self, topics: Iterable[Topic] = ()) -> None:
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self.version = 0  # counts the updates
+        self.update({topic.name: topic for topic in topics})
+
+    def update(self, changed: Mapping[str, Topic | None]) -> None:
+        """None: the topic was deleted."""
+        self.version += 1
+        for name, topic in changed.items():
+            before = self._by_name.pop(name, None)
+            if before is not None:
+                del self._by_id[before.topic_id]
+            if topic is not None:
+                self._by_name[name] = topic
+                self._by_id[topic.topic_id] = topic
+
+    def named(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def of_id(self, topic_id: bytes) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def hash_of(self, names: Iterable[str]) -> int:
+        """A signed 64-bit hash of those of the topics that exist; 0 for none of them, and practically never else."""
+        found = [self._by_name[name].digest for name in sorted(names) if name in self._by_name]
+        if not found:
+            return 0
+        return int.from_bytes(blake2b(b"".join(found), digest_size=8).digest(), "big", signed=True)
