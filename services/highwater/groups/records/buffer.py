@@ -24,7 +24,7 @@ class Writer:
     def __init__(self) -> None:
         self._out = bytearray()
 
-    def bytes(self) -> bytes:
+    def finished(self) -> bytes:
         return bytes(self._out)
 
     def int8(self, value: int) -> None:

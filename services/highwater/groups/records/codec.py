@@ -59,10 +59,10 @@ def encode(key: Key, value: Value | None, timestamp_ms: int) -> Record:
         else:
             out.string(field)
     if value is None:
-        return Record(out.bytes(), None, timestamp_ms)
+        return Record(out.finished(), None, timestamp_ms)
     body = Writer()
     value.encode(body)
-    return Record(out.bytes(), body.bytes(), timestamp_ms)
+    return Record(out.finished(), body.finished(), timestamp_ms)
 
 
 def decode(key: bytes, value: bytes | None) -> tuple[Key, Value | None] | None:

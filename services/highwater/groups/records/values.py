@@ -39,10 +39,7 @@ class OffsetCommitValue:
     topic_id: bytes = b""  # b"": not known
 
     def encode(self, out: Writer) -> None:
-        if self.expire_time_ms != -1:
-            version = 1
-        else:
-            version = 4 if self.topic_id else 3
+        version = 1 if self.expire_time_ms != -1 else 4 if self.topic_id else 3
         out.int16(version)
         out.int64(self.offset)
         if version >= 3:

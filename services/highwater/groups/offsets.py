@@ -1,0 +1,221 @@
+"""Committed offsets: keeping, telling, removing and expiring them (RULES 11.6, 11.10)."""
+
+from __future__ import annotations
+
+from highwater.errors import ErrorCode
+from highwater.groups.config import GroupConfig
+from highwater.groups.group import Group
+from highwater.groups.records.keys import GroupEpochKey, OffsetCommitKey, PatternKey, TargetEpochKey
+from highwater.groups.records.values import OffsetCommitValue
+from highwater.groups.requests import (
+    AlterOffsets,
+    CommitAnswer,
+    CommitOffsets,
+    DeleteAnswer,
+    DeleteGroup,
+    DeleteOffsets,
+    FetchAnswer,
+    FetchedOffset,
+    FetchOffsets,
+    NamedPartition,
+    OffsetToCommit,
+    Refusal,
+)
+from highwater.groups.sessions import Sessions, Timer, TimerKey, Timers
+from highwater.groups.state import ShardState
+from highwater.groups.topics import TopicImage
+from highwater.groups.validity import check_offset
+from highwater.model.partition import PartitionKey
+
+
+class Offsets:
+    def __init__(
+        self, state: ShardState, sessions: Sessions, timers: Timers, image: TopicImage, config: GroupConfig
+    ) -> None:
+        self._state = state
+        self._sessions = sessions
+        self._timers = timers
+        self._image = image
+        self._config = config
+
+    def commit(self, request: CommitOffsets, now_ms: int) -> CommitAnswer:
+        group = self._state.groups.get(request.group)
+        if request.member_id or request.member_epoch >= 0:
+            refusal = self._check_member(group, request.group, request.member_id, request.member_epoch)
+        elif group is not None and group.members:
+            refusal = Refusal(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"group {request.group!r} has members: a commit of nobody's is for a group without",
+            )
+        else:
+            refusal = None
+        if refusal is not None:
+            return CommitAnswer(refusal)
+        return self._keep(request.group, request.member_id, request.offsets, now_ms)
+
+    def alter(self, request: AlterOffsets, now_ms: int) -> CommitAnswer:
+        group = self._state.groups.get(request.group)
+        if group is not None and group.members:
+            return CommitAnswer(_not_empty(group))
+        return self._keep(request.group, "", request.offsets, now_ms)
+
+    def _keep(self, group_id: str, member_id: str, offsets: tuple[OffsetToCommit, ...], now_ms: int) -> CommitAnswer:
+        errors: list[Refusal | None] = []
+        for offset in offsets:
+            refusal = check_offset(offset, self._image, self._config.offset_metadata_max_bytes)
+            topic = self._image.named(offset.topic)
+            if refusal is None and topic is not None:
+                refusal = self._check_owner(group_id, member_id, PartitionKey(topic.topic_id, offset.partition))
+                if refusal is None:
+                    value = OffsetCommitValue(
+                        offset.offset, offset.leader_epoch, offset.metadata, now_ms, topic_id=topic.topic_id
+                    )
+                    self._state.emit(OffsetCommitKey(group_id, offset.topic, offset.partition), value, now_ms)
+            errors.append(refusal)
+        if group_id in self._state.groups:
+            self.watch(group_id, now_ms + self._config.offsets_retention_ms)
+        return CommitAnswer(errors=tuple(errors))
+
+    def _check_owner(self, group_id: str, member_id: str, key: PartitionKey) -> Refusal | None:
+        """A member's late commit must not put back what the next owner has committed."""
+        group = self._state.groups.get(group_id)
+        owner = group.owners.get(key, member_id) if group and member_id else member_id
+        if owner == member_id:
+            return None
+        return Refusal(ErrorCode.STALE_MEMBER_EPOCH, f"partition {key} is member {owner!r}'s now")
+
+    def _check_member(self, group: Group | None, group_id: str, member_id: str, epoch: int) -> Refusal | None:
+        """The member's epoch, or the one before it as long as the member may not have heard of the present one."""
+        member = group.members.get(member_id) if group else None
+        if member is None:
+            return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id!r} has no member {member_id!r}")
+        current = member.current
+        if epoch == current.epoch and epoch >= 0:
+            return None
+        session = self._sessions.get(group_id, member_id)
+        unheard = session is None or not session.acknowledged
+        if current.epoch >= 0 and epoch == current.previous_epoch and unheard:
+            return None
+        return Refusal(
+            ErrorCode.STALE_MEMBER_EPOCH,
+            f"member {member_id!r} is at epoch {current.epoch}, not {epoch}: try with that",
+        )
+
+    def fetch(self, request: FetchOffsets) -> FetchAnswer:
+        group = self._state.groups.get(request.group)
+        if request.member_id or request.member_epoch >= 0:
+            refusal = self._check_member(group, request.group, request.member_id, request.member_epoch)
+            if refusal is not None:
+                return FetchAnswer(refusal)
+        offsets = group.offsets if group else {}
+        partitions = sorted(offsets) if request.partitions is None else request.partitions
+        return FetchAnswer(
+            offsets=tuple(FetchedOffset(each, self._valid(each, offsets.get(each))) for each in partitions)
+        )
+
+    def _valid(self, partition: NamedPartition, found: OffsetCommitValue | None) -> OffsetCommitValue | None:
+        """An offset of a topic that was deleted says nothing of another one of its name."""
+        topic = self._image.named(partition.topic)
+        if found is None or not found.topic_id or topic is None or topic.topic_id == found.topic_id:
+            return found
+        return None
+
+    def delete(self, request: DeleteOffsets, now_ms: int) -> DeleteAnswer:
+        group = self._state.groups.get(request.group)
+        if group is None:
+            return DeleteAnswer(_no_group(request.group))
+        errors: list[Refusal | None] = []
+        for partition in request.partitions:
+            subscribed = group.members and group.subscribes_to(partition.topic)
+            if subscribed:
+                errors.append(
+                    Refusal(
+                        ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+                        f"members of group {request.group!r} subscribe to {partition.topic!r}: stop them first",
+                    )
+                )
+                continue
+            errors.append(None)
+            if partition in group.offsets:
+                self._state.emit(OffsetCommitKey(request.group, *partition), None, now_ms)
+        return DeleteAnswer(errors=tuple(errors))
+
+    def delete_group(self, request: DeleteGroup, now_ms: int) -> DeleteAnswer:
+        group = self._state.groups.get(request.group)
+        if group is None or group.is_void:
+            return DeleteAnswer(_no_group(request.group))
+        if group.members:
+            return DeleteAnswer(_not_empty(group))
+        self._remove(group, now_ms)
+        return DeleteAnswer()
+
+    def _remove(self, group: Group, now_ms: int) -> None:
+        """Tombstones for all that the log may have of it. The group's epoch goes last: a log that is cut before it has
+        a group that is empty, and is removed when that is due."""
+        for partition in list(group.offsets):
+            self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
+        for pattern in list(group.patterns):
+            self._state.emit(PatternKey(group.group_id, pattern), None, now_ms)
+        if group.epoch:
+            self._state.emit(TargetEpochKey(group.group_id), None, now_ms)
+            self._state.emit(GroupEpochKey(group.group_id), None, now_ms)
+        self._timers.cancel(TimerKey(Timer.OFFSETS, group.group_id))
+
+    def topic_deleted(self, group: Group, topic: str, now_ms: int) -> None:
+        for partition in [each for each in group.offsets if each.topic == topic]:
+            self._state.emit(OffsetCommitKey(group.group_id, *partition), None, now_ms)
+
+    # Expiry
+
+    def watch(self, group_id: str, at_ms: int) -> None:
+        """Looks at the group's offsets then, if no look is due before."""
+        key = TimerKey(Timer.OFFSETS, group_id)
+        due_ms = self._timers.get(key)
+        if due_ms is None or at_ms < due_ms:
+            self._timers.set(key, at_ms)
+
+    def first_expiry_ms(self, group: Group, now_ms: int) -> int | None:
+        """When an offset of the group may expire at the earliest, or the group itself; None: never, as it is."""
+        if not group.offsets:
+            return None if group.members else now_ms
+        subscribed = group.subscribed_topics() if group.members else frozenset[str]()
+        return min(self._expiry_ms(group, each, subscribed, now_ms) for each in group.offsets)
+
+    def _expiry_ms(
+        self, group: Group, partition: NamedPartition, subscribed: set[str] | frozenset[str], now_ms: int
+    ) -> int:
+        """The retention counts from the commit, and from the last change of members or subscriptions: a group that is
+        empty for a moment, or that subscribes to something else for one, loses nothing (RULES 11.10)."""
+        value = group.offsets[partition]
+        if partition.topic in subscribed:
+            return now_ms + self._config.offsets_retention_ms
+        if value.expire_time_ms != -1:
+            return value.expire_time_ms
+        return max(value.commit_time_ms, group.epoch_time_ms) + self._config.offsets_retention_ms
+
+    def expire(self, group_id: str, now_ms: int) -> None:
+        """Removes what has expired, and a group of which nothing is left."""
+        group = self._state.groups.get(group_id)
+        if group is None:
+            return
+        subscribed = group.subscribed_topics() if group.members else frozenset[str]()
+        for partition in list(group.offsets):
+            if self._expiry_ms(group, partition, subscribed, now_ms) <= now_ms:
+                self._state.emit(OffsetCommitKey(group_id, *partition), None, now_ms)
+        if not group.members and not group.offsets:
+            if not group.is_void:
+                self._remove(group, now_ms)
+            return
+        due_ms = self.first_expiry_ms(group, now_ms)
+        if due_ms is not None:
+            self.watch(group_id, max(due_ms, now_ms + self._config.retention_check_interval_ms))
+
+
+def _no_group(group_id: str) -> Refusal:
+    return Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+
+
+def _not_empty(group: Group) -> Refusal:
+    return Refusal(
+        ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id!r} has {len(group.members)} members: stop them first"
+    )
