@@ -28,6 +28,7 @@ ARROWS = {
     "replica_manager": frozenset({"log_storage_client", "metadata"}),
     "controller": frozenset({"metadata"}),
     "console": frozenset({"client"}),
+    "groups": frozenset[str](),
     "kube": frozenset({"client", "metadata", "log_storage.inspect"}),
     "spark": frozenset({"client", "console", "log_storage.inspect"}),
     # `highwater up` gives each service the settings that it knows.
@@ -45,6 +46,7 @@ ROOMS = {
     "fetcher": ("follower", OWN_FILES),
     "client": ("cluster", "producer", "consumer", "scan", "admin", "blocking", OWN_FILES),
     "metadata": ("store", "schema", "leases", "state", OWN_FILES),
+    "groups": ("records", "assignors", OWN_FILES),
     "controller": ("state_machines", "topics", "sending", "term", "administration", OWN_FILES),
     "spark": ("values", "options", "offsets", "progress", "worker", "source", "sink", OWN_FILES, "pipelines"),
     "spark/pipelines": (
@@ -56,6 +58,7 @@ ROOMS = {
 SHARED = {
     "client": {"exceptions", "notebook", "topic_partition"},
     "controller": {"settings"},
+    "groups": {"topics"},
     "log_storage": {"clock", "config", "errors", "fence", "thread_work", "throttle"},
     "spark": {"errors", "schema"},
 }
@@ -70,7 +73,7 @@ SIDE_BY_SIDE = {
 # Decisions: no I/O, no clock (docs/architecture.md).
 PURE = (
     *("model", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
-    *("controller/state_machines", "controller/topics"),
+    *("controller/state_machines", "controller/topics", "groups", "groups/records", "groups/assignors"),
 )
 IMPURE = {"aetcd", "asyncio", "grpc", "random", "socket", "time"}
 MOST_FILES = 16

@@ -1,4 +1,4 @@
-"""What a coordinator may be told: Kafka's settings, and their defaults."""
+"""A coordinator's settings, under Kafka's names, and their defaults."""
 
 from __future__ import annotations
 

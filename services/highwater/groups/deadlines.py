@@ -34,7 +34,7 @@ class Deadlines(Generic[K]):
         return self._at_ms.get(key)
 
     def next_ms(self) -> int | None:
-        """When to look again; nothing is due before."""
+        """The time to look again; nothing is due before."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ms: int) -> K | None:

@@ -75,7 +75,7 @@ class Group:
         return GroupState.STABLE
 
     def assignor(self, default: str) -> str:
-        """What most members name, by name where that is undecided."""
+        """The assignor that most members name; the first by name where that is undecided."""
         return min(self.assignors, key=lambda name: (-self.assignors[name], name), default=default)
 
     def topics_of(self, subscription: MemberSubscriptionValue) -> frozenset[str]:

@@ -224,7 +224,7 @@ class Membership:
 
 
 def _matters(before: MemberSubscriptionValue, after: MemberSubscriptionValue) -> bool:
-    """Whether the assignment may have to be another one."""
+    """Tells whether the assignment may have to be another one."""
     return replace(before, client_id="", client_host="", rebalance_timeout_ms=0) != replace(
         after, client_id="", client_host="", rebalance_timeout_ms=0
     )

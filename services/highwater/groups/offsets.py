@@ -175,7 +175,7 @@ class Offsets:
             self._timers.set(key, at_ms)
 
     def first_expiry_ms(self, group: Group, now_ms: int) -> int | None:
-        """When an offset of the group may expire at the earliest, or the group itself; None: never, as it is."""
+        """The earliest time at which an offset of the group may expire, or the group itself; None: never, as it is."""
         if not group.offsets:
             return None if group.members else now_ms
         subscribed = group.subscribed_topics() if group.members else frozenset[str]()

@@ -1,76 +1,261 @@
-"""Patterns of topics' names: regular expressions that match in bounded time (RULES 11.9). Pure.
+"""Patterns of topics' names: regular expressions that match in linear time (RULES 11.9). Pure.
 
-Python's `re` backtracks, and a pattern of a client runs on the coordinator's loop. So only what cannot blow up is
-taken: of the constructs that repeat, each may repeat one character, class or `.`; a group may be optional and no more;
-at most three repeat without or beyond a fixed number. No look-around, no references, no flags. Names are of 249
-characters at most, so a match takes some n³ steps at worst, and in practice n.
+A pattern of a client runs on the coordinator's loop, and Python's `re` backtracks: `(a|a)*b` takes it years. So a
+pattern is parsed here and becomes an automaton of one state for each character that it may match, which is in several
+states at once and reads a name once. Kafka's RE2/J has the same bound, and the same is left out of the syntax:
+look-around, and references to groups.
+
+    alternatives  = sequence { "|" sequence }
+    sequence      = { atom [ ( "*" | "+" | "?" | "{m}" | "{m,}" | "{m,n}" ) [ "?" ] ] }
+    atom          = "(" [ "?:" ] alternatives ")" | "[" [ "^" ] members "]" | "." | escape | character
+    escape        = "\\d" | "\\w" | "\\D" | "\\W" | "\\" character that is no letter or digit
+
+A pattern matches a name as a whole: "^" in front and "$" behind say nothing more, and are taken nowhere else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import string
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import TypeAlias
 
 MOST_CHARACTERS = 255
-MOST_REPETITIONS = 3
+MOST_STATES = 500  # with a{3} counted as aaa
+DEEPEST = 20  # groups within groups
+
+# What names of topics consist of (`model.topic_name`): nothing else need ever match.
+ALPHABET = frozenset(string.ascii_letters + string.digits + "._-")
+_CLASSES = {
+    "d": frozenset(string.digits),
+    "w": frozenset(string.ascii_letters + string.digits + "_"),
+    "D": ALPHABET - frozenset(string.digits),
+    "W": ALPHABET - frozenset(string.ascii_letters + string.digits + "_"),
+}
+_COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
 
 
 class PatternError(ValueError):
-    """A pattern that is no regular expression, or one that is not taken. The message says why, and what would be."""
+    """A pattern that is no regular expression, or one that is not taken. The message says why."""
+
+
+class Pattern:
+    """An automaton without empty moves: state n stands for the n-th character of the pattern that was matched last.
+    Sets of states are the bits of an int."""
+
+    __slots__ = ("_first", "_follow", "_last", "_matched", "_nullable")
+
+    def __init__(self, nullable: bool, first: int, last: int, follow: list[int], matched: dict[str, int]) -> None:
+        self._nullable = nullable
+        self._first = first  # states that a name may begin in
+        self._last = last  # states that it may end in
+        self._follow = follow  # by state: states that may come next
+        self._matched = matched  # by character: states that stand for it
+
+    def matches(self, name: str) -> bool:
+        if not name:
+            return self._nullable
+        states = self._first & self._matched.get(name[0], 0)
+        for character in name[1:]:
+            following = 0
+            while states:
+                state = states & -states
+                following |= self._follow[state.bit_length() - 1]
+                states ^= state
+            states = following & self._matched.get(character, 0)
+        return bool(states & self._last)
 
 
 @lru_cache(maxsize=1024)
-def compile_pattern(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> Pattern:
     """Raises `PatternError`."""
     if len(pattern) > MOST_CHARACTERS:
-        raise PatternError(f"a pattern of {len(pattern)} characters: {MOST_CHARACTERS} are the most")
-    _check(pattern)
-    try:
-        return re.compile(pattern, re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise PatternError(f"the pattern {pattern!r} is no regular expression: {error}") from error
+        raise PatternError(f"the pattern has {len(pattern)} characters: {MOST_CHARACTERS} are the most")
+    return _Parser(pattern).parsed()
 
 
 def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that the pattern matches as a whole. Raises `PatternError`."""
-    matches = compile_pattern(pattern).fullmatch
-    return frozenset(name for name in names if matches(name) is not None)
+    """Those of the names that the pattern matches. Raises `PatternError`."""
+    matches = compile_pattern(pattern).matches
+    return frozenset(name for name in names if matches(name))
 
 
-_TOKEN = re.compile(
-    r"""
-    (?P<escape>\\.)
-    | (?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])
-    | (?P<special>\(\?(?!:))
-    | (?P<open>\((?:\?:)?)
-    | (?P<close>\))
-    | (?P<repeat>[*+?]|\{\d*,?\d*\})
-    | (?P<other>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+# Whether it matches the empty name, and the states that what it matches may begin and end in.
+_Part: TypeAlias = tuple[bool, int, int]
+# Adds a part's states to the automaton; twice makes them twice, which is how a{2} is made.
+_Maker: TypeAlias = Callable[[], _Part]
+_NOTHING: _Part = (True, 0, 0)
 
 
-def _check(pattern: str) -> None:
-    before, repetitions = "", 0
-    for token in _TOKEN.finditer(pattern):
-        kind, text = token.lastgroup or "", token[0]
-        if kind == "special":
-            raise PatternError(
-                f"the pattern {pattern!r} has a group that begins with '(?': only '(' and '(?:' are taken"
-            )
-        if kind == "escape" and text[1].isdigit():
-            raise PatternError(f"the pattern {pattern!r} refers to a group ({text}): references are not taken")
-        if kind == "repeat":
-            if before == "repeat":
-                if text != "?":
-                    raise PatternError(f"the pattern {pattern!r} repeats what repeats already ({text})")
-                continue  # a lazy repetition matches the same names
-            if text != "?":
-                if before == "close":
-                    raise PatternError(f"the pattern {pattern!r} repeats a group ({text}): only '?' may follow ')'")
-                repetitions += not re.fullmatch(r"\{\d+\}", text)
-        before = kind
-    if repetitions > MOST_REPETITIONS:
-        raise PatternError(f"the pattern {pattern!r} repeats in {repetitions} places: {MOST_REPETITIONS} are the most")
+class _Parser:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        self._depth = 0
+        self._follow: list[int] = []
+        self._sets: list[frozenset[str]] = []
+
+    def parsed(self) -> Pattern:
+        if self._peek() == "^":
+            self._at += 1
+        maker = self._alternatives()
+        if self._pattern[self._at :] == "$":
+            self._at += 1
+        if self._at < len(self._pattern):
+            raise self._error(f"{self._peek()!r} is not expected")
+        nullable, first, last = maker()
+        matched: dict[str, int] = {}
+        for state, characters in enumerate(self._sets):
+            for character in characters:
+                matched[character] = matched.get(character, 0) | 1 << state
+        return Pattern(nullable, first, last, self._follow, matched)
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]
+
+    def _error(self, why: str) -> PatternError:
+        return PatternError(f"the pattern {self._pattern!r} cannot be taken: {why}, at character {self._at + 1}")
+
+    # The syntax
+
+    def _alternatives(self) -> _Maker:
+        makers = [self._sequence()]
+        while self._peek() == "|":
+            self._at += 1
+            makers.append(self._sequence())
+        return makers[0] if len(makers) == 1 else lambda: self._either([maker() for maker in makers])
+
+    def _sequence(self) -> _Maker:
+        makers: list[_Maker] = []
+        while self._peek() not in ("", "|", ")") and self._pattern[self._at :] != "$":
+            makers.append(self._repeated(self._atom()))
+        return lambda: self._in_order(makers)
+
+    def _repeated(self, maker: _Maker) -> _Maker:
+        found = _COUNT.match(self._pattern, self._at)
+        if found:
+            least = int(found[1])
+            most = least if found[2] is None else int(found[3]) if found[3] else None
+            self._at = found.end()
+            if most is not None and most < least:
+                raise self._error(f"{found[0]} has no number")
+        elif self._peek() in ("*", "+", "?"):
+            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[self._peek()]
+            self._at += 1
+        else:
+            return maker
+        if self._peek() == "?":
+            self._at += 1  # a lazy repetition matches the same names
+        if self._peek() in ("*", "+", "?", "{"):
+            raise self._error("it repeats what repeats already")
+        return lambda: self._times(maker, least, most)
+
+    def _atom(self) -> _Maker:
+        character = self._peek()
+        self._at += 1
+        if character == "(":
+            return self._group()
+        if character == "[":
+            characters = self._members()
+        elif character == ".":
+            characters = ALPHABET
+        elif character == "\\":
+            characters = self._escaped()
+        elif character in "*+?{}]^$":
+            self._at -= 1
+            raise self._error(f"{character!r} is not expected")
+        else:
+            characters = frozenset(character)
+        return lambda: self._state(characters)
+
+    def _group(self) -> _Maker:
+        if self._peek() == "?":
+            if self._pattern[self._at : self._at + 2] != "?:":
+                raise self._error("of the groups that begin with '(?' only '(?:' is taken")
+            self._at += 2
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise self._error(f"more than {DEEPEST} groups within one another")
+        maker = self._alternatives()
+        if self._peek() != ")":
+            raise self._error("a ')' is missing")
+        self._at += 1
+        self._depth -= 1
+        return maker
+
+    def _escaped(self) -> frozenset[str]:
+        character = self._peek()
+        if character not in _CLASSES and (not character or character.isalnum()):
+            raise self._error(f"'\\{character}' is not taken")
+        self._at += 1
+        return _CLASSES.get(character, frozenset(character))
+
+    def _members(self) -> frozenset[str]:
+        inverted = self._peek() == "^"
+        self._at += inverted
+        found: set[str] = set()
+        begin = self._at
+        while self._peek() != "]" or self._at == begin:
+            one = self._member()
+            if self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] not in ("", "]"):
+                self._at += 1
+                other = self._member()
+                if len(one) != 1 or len(other) != 1 or min(one) > min(other):
+                    raise self._error("a range that is none")
+                one = frozenset(each for each in ALPHABET if min(one) <= each <= min(other))
+            found |= one
+        self._at += 1
+        return ALPHABET - found if inverted else frozenset(found)
+
+    def _member(self) -> frozenset[str]:
+        character = self._peek()
+        if not character:
+            raise self._error("a ']' is missing")
+        self._at += 1
+        return self._escaped() if character == "\\" else frozenset(character)
+
+    # The automaton
+
+    def _state(self, characters: frozenset[str]) -> _Part:
+        if len(self._sets) == MOST_STATES:
+            raise self._error(f"more than {MOST_STATES} characters, with what is repeated counted as often")
+        self._sets.append(characters)
+        self._follow.append(0)
+        bit = 1 << len(self._sets) - 1
+        return (False, bit, bit)
+
+    def _may_follow(self, last: int, first: int) -> None:
+        while last:
+            state = last & -last
+            self._follow[state.bit_length() - 1] |= first
+            last ^= state
+
+    def _in_order(self, makers: Iterable[_Maker]) -> _Part:
+        nullable, first, last = _NOTHING
+        for maker in makers:
+            next_nullable, next_first, next_last = maker()
+            self._may_follow(last, next_first)
+            first |= next_first if nullable else 0
+            last = next_last | (last if next_nullable else 0)
+            nullable = nullable and next_nullable
+        return (nullable, first, last)
+
+    @staticmethod
+    def _either(parts: Iterable[_Part]) -> _Part:
+        nullable, first, last = False, 0, 0
+        for part in parts:
+            nullable, first, last = nullable or part[0], first | part[1], last | part[2]
+        return (nullable, first, last)
+
+    def _times(self, maker: _Maker, least: int, most: int | None) -> _Part:
+        def optional() -> _Part:
+            return (True, *maker()[1:])
+
+        def endless() -> _Part:
+            _, first, last = maker()
+            self._may_follow(last, first)
+            return (True, first, last)
+
+        more = [endless] if most is None else [optional] * (most - least)
+        return self._in_order([maker] * least + more)

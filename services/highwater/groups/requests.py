@@ -1,4 +1,4 @@
-"""What is asked of a shard, and what it answers. Values alone: the server turns the stubs' messages into these."""
+"""The requests to a shard and its answers. Values alone: the server turns the stubs' messages into these."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NamedPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something was not done. `message` is a sentence that names the value."""
+    """The reason why something was not done. `message` is a sentence that names the value."""
 
     code: ErrorCode
     message: str
@@ -212,7 +212,8 @@ Answer: TypeAlias = SessionAnswer | CommitAnswer | FetchAnswer | DeleteAnswer | 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What a member is to be told on its session, if it has one that is open."""
+    """Tells a member something on its session, if one is open: the stream that is open when the outcome is made. What
+    was decided before a member came back on another stream is not told on that one (RULES 11.5)."""
 
     group: str
     member_id: str
@@ -221,7 +222,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one request or event.
+    """The result of one request or event.
 
     `records` go to the log in this order, and behind those of every earlier outcome of the shard. Answer and pushes
     leave once the high watermark has passed the record numbered `after`: the shard's records are numbered from 1 in the

@@ -92,7 +92,7 @@ class GroupShard:
         return self._outcome(request.group, self._answer(request, now_ms), now_ms, request)
 
     def tick(self, now_ms: int) -> Iterator[Outcome]:
-        """What is due at the time given, one thing at each step. The caller may handle requests between two steps."""
+        """Does what is due at the time given, one thing at each step. Requests may be handled between two steps."""
         while (due := self._timers.pop_due(now_ms)) is not None:
             match due.timer:
                 case Timer.SESSION:
@@ -104,7 +104,7 @@ class GroupShard:
             yield self._outcome(due.group, None, now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When `tick` is to be called next; nothing is due before. None: nothing ever is, as it is now."""
+        """The time to call `tick` next; nothing is due before. None: nothing ever is, as it is now."""
         return self._timers.next_ms()
 
     def topics_changed(self, names: Iterable[str], now_ms: int) -> Iterator[Outcome]:

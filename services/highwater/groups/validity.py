@@ -1,4 +1,4 @@
-"""What a request may hold: bounds and forms, checked before anything is decided. Each check answers None where all is
+"""The bounds and forms of requests, checked before anything is decided. Each check answers None where all is
 well."""
 
 from __future__ import annotations

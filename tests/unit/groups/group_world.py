@@ -62,11 +62,13 @@ class Client:
     reading: Partitions = NOTHING
     giving_up: Partitions = NOTHING
     connected: bool = False
+    stream: int = 0  # counts its streams
     outbox: deque[Heartbeat] = field(default_factory=deque)
     inbox: deque[SessionAnswer] = field(default_factory=deque)
 
     def connect(self) -> None:
         self.connected, self.seen = True, 0
+        self.stream += 1
         self.outbox.clear()
         self.inbox.clear()
         joins = self.epoch == 0
@@ -108,6 +110,7 @@ class World:
     def __init__(self, seed: int, clients: int = 20, config: GroupConfig | None = None) -> None:
         self.random = Random(seed)
         self.now_ms = 1_000_000
+        self.slow_answers = seed % 2 == 1  # then much is said while an assignment is on its way
         self.config = config or GroupConfig(session_timeout_ms=10_000, max_size=40)
         self.topics = {"a": topic("a", 12), "b": topic("b", 5)}
         self.image = TopicImage(self.topics.values())
@@ -115,7 +118,8 @@ class World:
         self.log: list[Record] = []
         self.base = 0  # records of the log that the shard has replayed
         self.committed = 0  # of the log
-        self.waiting: list[tuple[int, Client, Answer]] = []  # until the high watermark has passed a record of the log
+        # Until the high watermark has passed a record of the log: what is told, on the stream that was open then.
+        self.waiting: list[tuple[int, Client, int, Answer]] = []
         self.shard = load((), self.image, self.now_ms, self.config)
         self.clients = [
             Client(f"m{number:02}", f"i{number:02}" if number % 4 == 0 else "") for number in range(clients)
@@ -132,18 +136,18 @@ class World:
         self.log += outcome.records
         after = self.base + outcome.after if outcome.after else 0
         if client is not None and outcome.answer is not None:
-            self.waiting.append((after, client, outcome.answer))
+            self.waiting.append((after, client, client.stream, outcome.answer))
         for push in outcome.pushes:
             told = self.client(push.member_id)
             if told is not None:
-                self.waiting.append((after, told, push.answer))
+                self.waiting.append((after, told, told.stream, push.answer))
 
     def commit_log(self, upto: int) -> None:
         self.committed = max(self.committed, min(upto, len(self.log)))
         ready = [each for each in self.waiting if each[0] <= self.committed]
         self.waiting = [each for each in self.waiting if each[0] > self.committed]
-        for _, client, answer in ready:
-            if client.connected and isinstance(answer, SessionAnswer):
+        for _, client, stream, answer in ready:
+            if client.connected and client.stream == stream and isinstance(answer, SessionAnswer):
                 client.inbox.append(answer)
 
     def fail_over(self) -> None:
@@ -177,7 +181,7 @@ class World:
     def step(self) -> None:
         random = self.random
         client = random.choice(self.clients)
-        choice = random.random()
+        choice = random.random() if not self.slow_answers else random.choice([random.random(), 0, 0.65, 0.75])
         if choice < 0.25:
             if client.outbox:
                 self.deliver(client)
@@ -193,7 +197,7 @@ class World:
             self.commit_log(random.randint(self.committed, len(self.log)))
         elif choice < 0.8:
             if client.running and client.connected and client.epoch > 0:
-                client.say()
+                client.say(owned=random.choice([None, client.reading]))
         elif choice < 0.84:
             if client.running:
                 client.disconnect()

@@ -19,9 +19,10 @@ def indexes(shard: GroupShard) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_no_partition_is_owned_twice_and_all_are_owned_in_the_end(seed: int) -> None:
-    world = World(seed)
-    world.run(400)
+@pytest.mark.parametrize(("clients", "steps"), [(20, 500), (3, 300)])
+def test_no_partition_is_owned_twice_and_all_are_owned_in_the_end(seed: int, clients: int, steps: int) -> None:
+    world = World(seed, clients)
+    world.run(steps)
     group = world.shard.state.groups[GROUP]
     assert isinstance(group, Group)
     running = {client.member_id: client for client in world.clients if client.running}

@@ -21,7 +21,7 @@ async def test_every_call_is_unimplemented_in_a_sentence(tmp_path: Path) -> None
     await server.start([])
     try:
         async with open_channel(server.addresses[0]) as channel:
-            assert len(CALLS) == 8
+            assert len(CALLS) == 9
             for call in CALLS:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await channel.unary_unary(f"/highwater.v1.GroupCoordinator/{call}")(b"", timeout=5)

@@ -1,4 +1,4 @@
-"""How the partitions of a group's topics are shared out among its members: pure functions, `uniform` and `range`.
+"""The ways to share the partitions of a group's topics out among its members: pure functions, `uniform` and `range`.
 
 An assignor is given what each member subscribes to and had before, and answers with the whole target assignment: every
 partition of every topic that somebody subscribes to exactly once, and to a subscriber (RULES 11.8).

@@ -1,4 +1,4 @@
-"""What every assignor is given and answers."""
+"""The form of every assignor: subscribers and topics in, a target assignment out."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 
 
 class MemberState(IntEnum):
-    """Where a member is on its way to its target assignment (RULES 11.4). The numbers are Kafka's."""
+    """The place of a member on its way to its target assignment (RULES 11.4). The numbers are Kafka's."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
