@@ -1,7 +1,8 @@
 """Scenarios of consumer groups: the commands stand in the file, and what a coordinator does with them under each.
 
 A word is said by a member as a client would: it names the epoch and the assignment that it was told last, and what it
-has. `owns` says something else; `epoch` and `seen` make it lie. Pushes stand under the command that caused them. With HIGHWATER_REWRITE_SCENARIOS set, the files are rewritten with what is printed now.
+has. `owns` says something else; `epoch` and `seen` make it lie. Pushes stand under the command that caused them. With
+HIGHWATER_REWRITE_SCENARIOS set, the files are rewritten with what is printed now.
 """
 
 from __future__ import annotations

@@ -28,10 +28,8 @@ from highwater.groups.records.values import (
     TargetEpochValue,
     Value,
 )
-from highwater.groups.requests import LEAVING, GroupState, NamedPartition, Partitions
+from highwater.groups.requests import GroupState, NamedPartition, Partitions
 from highwater.model.partition import PartitionKey
-
-_LEFT = CurrentAssignmentValue(LEAVING, LEAVING, MemberState.STABLE, NOTHING, NOTHING)
 
 
 class Group:
@@ -108,7 +106,7 @@ class Group:
                 self._set_current(member_id, value)
             case CurrentAssignmentKey(_, member_id), None:
                 if member_id in self.members:
-                    self._set_current(member_id, _LEFT)
+                    self._set_current(member_id, NEW)
             case TargetAssignmentKey(_, member_id), TargetAssignmentValue():
                 self._set_target(member_id, value.partitions)
             case TargetAssignmentKey(_, member_id), None:

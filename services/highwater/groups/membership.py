@@ -123,7 +123,7 @@ class Membership:
         )
         current = member.current
         crossed = request.member_epoch == current.previous_epoch and not session.acknowledged
-        if current.epoch < 0 or (request.member_epoch != current.epoch and not crossed):
+        if current.epoch <= 0 or (request.member_epoch != current.epoch and not crossed):
             return _refused(
                 ErrorCode.FENCED_MEMBER_EPOCH,
                 f"member {member.member_id!r} is at epoch {current.epoch}, not {request.member_epoch}: join again",

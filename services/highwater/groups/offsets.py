@@ -90,11 +90,11 @@ class Offsets:
         if member is None:
             return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group_id!r} has no member {member_id!r}")
         current = member.current
-        if epoch == current.epoch and epoch >= 0:
+        if epoch == current.epoch and epoch > 0:
             return None
         session = self._sessions.get(group_id, member_id)
         unheard = session is None or not session.acknowledged
-        if current.epoch >= 0 and epoch == current.previous_epoch and unheard:
+        if current.epoch > 0 and epoch == current.previous_epoch and unheard:
             return None
         return Refusal(
             ErrorCode.STALE_MEMBER_EPOCH,

@@ -83,11 +83,9 @@ def test_patterns_of_every_form_match_as_pythons_do(pattern: str, names: list[st
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a|a)*b", "(a+)+b", "a?" * 120, "(a|a)" * 50 + "b", "(.*)*.*.*.*.*b", "(.?){500}b"]
+    "pattern", ["(a|a)*b", "(a+)+b", "a?" * 120, "(a|a)" * 50 + "b", "(.*)*.*.*.*.*b", "(.?){499}b"]
 )
 def test_no_pattern_takes_long(pattern: str) -> None:
-    if len(pattern) > 100 or "500" in pattern:
-        pattern = pattern.replace("500", "499")
     began = time.process_time()
     assert not matching(pattern, ["a" * 249] * 3)
     assert time.process_time() - began < 2
