@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import TypeVar
 
 from highwater.errors import ErrorCode
 from highwater.fetcher.fetch_budget import FetchBudget
@@ -57,6 +58,7 @@ from highwater.v1 import broker_pb2, broker_pb2_grpc
 logger = get_logger("fetcher.replica_fetcher")
 partition_lines = SummedLog(logger)
 
+MESSAGE_PARTITIONS = 250  # of one message to log-storage
 APPENDS_IN_FLIGHT = 2  # with data, of one fetcher; what bounds the memory of all is `FetchBudget`
 REQUESTS_IN_FLIGHT = 2  # one that waits and one that ends its wait
 UNDER_WAY = APPENDS_IN_FLIGHT + REQUESTS_IN_FLIGHT
@@ -65,6 +67,7 @@ LAST_RECONNECT_MS = 1_000
 FIRST_OVERDUE_MS = 1_500  # beyond what the leader may hold a fetch
 
 Step = tuple[Follower, Action]
+StepT = TypeVar("StepT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class ReplicaFetcher:
         self._wake.set()
 
     def perform(self, steps: Sequence[Step]) -> None:
-        """Sends what the followers ask for: all fences in one call, all appends in one request."""
+        """Sends what the followers ask for: fences in few calls, appends in few requests."""
         fences: list[tuple[Follower, Fence]] = []
         appends: list[tuple[Follower, Append]] = []
         for follower, action in steps:
@@ -198,11 +201,11 @@ class ReplicaFetcher:
                         action.message,
                         pairs(topic=follower.topic, partition=follower.key),
                     )
-        if appends:
-            self._append(appends)
-        if fences:
-            asked = [(follower, fence.generation) for follower, fence in fences]
-            self._call(functools.partial(self._fence, fences), asked)
+        for some in _in_pieces(appends):
+            self._append(some)
+        for piece in _in_pieces(fences):
+            asked = [(follower, fence.generation) for follower, fence in piece]
+            self._call(functools.partial(self._fence, piece), asked)
         self._wake.set()
 
     # The session with the leader.
@@ -492,6 +495,11 @@ class ReplicaFetcher:
             ),
             cause=action.error.name,
         )
+
+
+def _in_pieces(steps: Sequence[StepT]) -> Iterator[Sequence[StepT]]:
+    """Log-storage and this process work off a message in one turn of their event loops."""
+    return (steps[first : first + MESSAGE_PARTITIONS] for first in range(0, len(steps), MESSAGE_PARTITIONS))
 
 
 def _keep(keys: dict[PartitionKey, None], key: PartitionKey, is_one: bool) -> None:

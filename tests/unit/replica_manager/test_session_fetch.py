@@ -25,6 +25,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.requests import session_fetch
 from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
 from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
 from highwater.replica_manager.requests.session_roles import ReplicaRole
@@ -287,3 +288,37 @@ async def test_a_session_that_ends_leaves_nothing_behind(leader: Leader) -> None
     sessions = leader.replica_manager.purgatory.sessions
     assert not sessions._by_key
     assert sessions.waiting == 0
+
+
+async def test_marks_without_room_in_an_answer_are_in_the_next_which_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 2)
+    leader = Leader(partitions=5)
+    told = numbers(await leader.answers(leader.asks(dict.fromkeys(range(5), 0))))
+    for _ in range(2):
+        told += numbers(await leader.answers(leader.asks({})))
+    assert told == [0, 1, 2, 3, 4]
+    await leader.waits(leader.asks({}))
+
+
+async def test_data_without_room_in_an_answer_is_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_fetch, "TOLD_AT_ONCE", 2)
+    leader = Leader(partitions=5)
+    leader.max_bytes = 1_000
+    await leader.opened(dict.fromkeys(range(5), 0))
+    for _ in range(2):
+        await leader.answers(leader.asks({}))
+    for number in range(5):
+        leader.grow(number, 1)
+    answers = [await leader.answers(leader.asks({})) for _ in range(3)]
+    found = [[part.key.partition for part in answer.results if part.pieces] for answer in answers]
+    assert found == [[0, 1], [2, 3], [4]]
+    assert [answer.more for answer in answers] == [True, True, False]
+
+
+def test_a_request_is_taken_in_steps(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_fetch, "TAKEN_AT_ONCE", 2)
+    params = leader.asks({0: 0, 1: 0, 2: 0})
+    assert len(list(leader.fetch.taking(params, ()))) == 1
+    assert len(list(leader.fetch.taking(params, map(key, (0, 1, 2))))) == 2

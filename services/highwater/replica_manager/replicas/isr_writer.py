@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from logging import INFO
 
 from highwater.metadata.schema.cluster_view import versioned_state
 from highwater.metadata.schema.keys import Keys
@@ -19,15 +20,20 @@ from highwater.replica_manager.partition.actions import WriteIsr
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 
 logger = get_logger("replica_manager.isr_writer")
+partition_lines = SummedLog(logger)
 
 GATHER_S = 0.003
 TIMEOUT_S = 5.0
+# Proposals that are written, and settled, before others have a turn of the event loop.
+AT_ONCE = 480
 
 
 Settled = Callable[[PartitionKey, int, StateWriteResult], None]
 Seen = Callable[[PartitionKey, VersionedState], None]
+_Proposal = tuple[PartitionKey, str, WriteIsr, Settled]
 
 
 class IsrChanges:
@@ -97,27 +103,38 @@ class IsrChanges:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _write(self, proposals: Sequence[tuple[PartitionKey, str, WriteIsr, Settled]]) -> None:
-        broker_epoch = self._broker_epoch()
-        if broker_epoch is None:
-            results = [StateWriteResult(Outcome.UNAVAILABLE)] * len(proposals)
-        else:
+    async def _write(self, proposals: Sequence[_Proposal]) -> None:
+        """In pieces, one after the other. Where one has no outcome etcd is not asked for those behind it: their
+        partitions propose again."""
+        known = True
+        for first in range(0, len(proposals), AT_ONCE):
+            piece = proposals[first : first + AT_ONCE]
+            broker_epoch = self._broker_epoch() if known else None
+            if broker_epoch is None:
+                self._settle(piece, [StateWriteResult(Outcome.UNAVAILABLE)] * len(piece))
+                await asyncio.sleep(0)
+                continue
             changes = [
                 IsrChange(key, topic, action.state, action.compare_revision, action.broker_epochs)
-                for key, topic, action, _ in proposals
+                for key, topic, action, _ in piece
             ]
             try:
                 results = await self._writer.write(changes, broker_epoch, timeout_s=TIMEOUT_S)
             except StoreError as error:
                 logger.warning("ISR changes of unknown outcome: %s", pairs(partitions=len(changes), error=error))
-                results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
+                results, known = [StateWriteResult(Outcome.UNKNOWN)] * len(piece), False
             except Exception:  # a mistake of ours: loud, and what may have been written stays pending
                 logger.exception("ISR changes of unknown outcome: %s", pairs(partitions=len(changes)))
-                results = [StateWriteResult(Outcome.UNKNOWN)] * len(proposals)
+                results, known = [StateWriteResult(Outcome.UNKNOWN)] * len(piece), False
+            self._settle(piece, results)
+
+    def _settle(self, proposals: Sequence[_Proposal], results: Sequence[StateWriteResult]) -> None:
         for (key, topic, action, settled), result in zip(proposals, results, strict=True):
-            logger.info(
-                "ISR change %s",
+            partition_lines.note(
+                INFO,
+                "ISR change",
                 pairs(topic=topic, partition=key.partition, isr=action.state.isr, outcome=result.outcome.value),
+                cause=result.outcome.value,
             )
             self._metrics.isr_changes.labels(result.outcome.value).inc()
             try:

@@ -6,7 +6,8 @@ neither side has to say costs nothing: partitions tell the session when they mov
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
@@ -23,6 +24,10 @@ from highwater.replica_manager.requests.fetch import (
 from highwater.replica_manager.requests.session_roles import Place, SessionRole
 
 _ENOUGH_BYTES = 1 << 62
+# Thousands of partitions may move at once. So many are taken of a request before others have their turn of the event
+# loop, and so many told in one answer: leases are among what waits for it.
+TAKEN_AT_ONCE = 250
+TOLD_AT_ONCE = 1_000
 Read = Callable[[HostedPartition, FetchPart, FetchedPart, int], Awaitable[tuple[FetchedPart, int]]]
 
 
@@ -59,6 +64,7 @@ class SessionFetch:
         # Of a leader epoch that is not known here yet: answered with the others, or once this broker leads.
         self._early: dict[PartitionKey, None] = {}
         self._answering: FetchParams | None = None
+        self._untold = False  # marks that the latest answer had no room for: the next one does not wait
         self._missing_bytes = 0  # until those that wait are enough for an answer
         self._taken = 0  # requests
         self._answered = 0
@@ -67,11 +73,20 @@ class SessionFetch:
 
     def take(self, params: FetchParams, forgotten: Iterable[PartitionKey]) -> None:
         """Takes what a request tells, as soon as it comes in (RULES 4.1, 4.2)."""
+        for _ in self.taking(params, forgotten):
+            pass
+
+    def taking(self, params: FetchParams, forgotten: Iterable[PartitionKey]) -> Iterator[None]:
+        """The same, in steps: between two of them others may have their turn, as long as the session is the newest."""
         self._taken += 1
-        for key in forgotten:
+        for number, key in enumerate(forgotten, 1):
             self._drop(key)
-        for part in params.parts:
+            if number % TAKEN_AT_ONCE == 0:
+                yield
+        for number, part in enumerate(params.parts, 1):
             self._name(part)
+            if number % TAKEN_AT_ONCE == 0:
+                yield
         self._role.requested()
 
     def _name(self, part: FetchPart) -> None:
@@ -174,8 +189,13 @@ class SessionFetch:
         moved, self._moved = self._moved, {}
         parts: list[tuple[Place, FetchedPart]] = []
         unread: list[PartitionKey] = []
-        complete = not self._answered
-        for key in moved:
+        complete = not self._answered or self._untold
+        looking = iter(moved)
+        for key in looking:
+            if len(parts) >= TOLD_AT_ONCE:
+                unread += [key, *looking]
+                complete = True
+                break
             place = self._places.get(key)
             if place is None or place.used_up:
                 continue
@@ -227,7 +247,8 @@ class SessionFetch:
         for key in list(self._early):
             results.append(self._told(self._role.admitted(self._places[key])))
         marks, self._marks = self._marks, {}
-        for key in marks:
+        telling = iter(marks)
+        for key in islice(telling, TOLD_AT_ONCE):
             named = self._places.get(key)
             if named is None or named.used_up:
                 continue
@@ -238,6 +259,9 @@ class SessionFetch:
             if named.told != (part.high_watermark, part.log_start_offset):
                 named.told = (part.high_watermark, part.log_start_offset)
                 results.append(self._told(part))
+        left = dict.fromkeys(telling)
+        self._untold = bool(left)
+        self._marks = {**left, **self._marks}
         self._put_back(found.unread)
         return SessionAnswer(results, bool(found.unread))
 

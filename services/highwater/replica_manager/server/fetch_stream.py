@@ -51,7 +51,7 @@ class FetchStream:
         try:
             async for request in requests:
                 await self._room.acquire()
-                self._waiting.append((request.correlation_id, self._take(request)))
+                self._waiting.append((request.correlation_id, await self._take(request)))
                 if self._answering is not None:
                     self._answering.wait.end()
                 self._wake.set()
@@ -63,7 +63,7 @@ class FetchStream:
                 self._answering.wait.end()  # nobody waits for data on a stream that is being hung up
             self._wake.set()
 
-    def _take(self, request: broker_pb2.FetchRequest) -> FetchParams | bytes:
+    async def _take(self, request: broker_pb2.FetchRequest) -> FetchParams | bytes:
         refusal = fetch_refusal(request, self._listener)
         if refusal:
             self._ended = True
@@ -76,16 +76,24 @@ class FetchStream:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
         if params.role is FetchRole.REPLICA:
-            assert self._session is not None
-            if not self._replica_manager.sessions.is_newest(self._session):
-                self._ended = True
-                return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
+            if self._is_stale():
+                return self._stale(request)
             params.session = self._session
         if self._incremental is not None:
-            self._incremental.take(params, map(from_key, request.forgotten))
+            for _ in self._incremental.taking(params, map(from_key, request.forgotten)):
+                await asyncio.sleep(0)
+                if self._is_stale():  # opened meanwhile: nothing more is taken of this one
+                    return self._stale(request)
         elif params.role is FetchRole.REPLICA:
             self._fetch_handler.note_follower(params)
         return params
+
+    def _is_stale(self) -> bool:
+        return self._session is not None and not self._replica_manager.sessions.is_newest(self._session)
+
+    def _stale(self, request: broker_pb2.FetchRequest) -> bytes:
+        self._ended = True
+        return fetch_error(request, ErrorCode.FETCH_SESSION_STALE, "a newer stream of this session is open")
 
     def _continues(self, request: broker_pb2.FetchRequest, role: FetchRole) -> bool:
         """Opens what the stream's first request asks for; tells of the others whether they are of the same session."""

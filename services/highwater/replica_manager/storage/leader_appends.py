@@ -23,6 +23,8 @@ logger = get_logger("replica_manager.leader_appends")
 
 # Messages of about 250 KB moved most; a larger single batch is sent alone.
 MESSAGE_BYTES = 512 << 10
+# Both ends work off a message in one turn of their event loops.
+MESSAGE_APPENDS = 250
 RECONNECT_S = 0.05
 
 # Called once, with None where the outcome is not known; where it raises, once more with None.
@@ -104,7 +106,9 @@ class LeaderAppends:
             return None
         taken = [self._pending.popleft()]
         size = len(taken[0][0].records)
-        while self._pending and size + len(self._pending[0][0].records) <= MESSAGE_BYTES:
+        while (
+            self._pending and len(taken) < MESSAGE_APPENDS and size + len(self._pending[0][0].records) <= MESSAGE_BYTES
+        ):
             taken.append(self._pending.popleft())
             size += len(taken[-1][0].records)
         return _message(taken)
