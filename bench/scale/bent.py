@@ -20,6 +20,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.cluster_watch import watch_cluster
 from highwater.metadata.store.store import Store
 
+_TAKEN_AT_MOST_S = 60
 _LIST_S = 1.0  # between two listings of all partitions, which are work of their own
 
 
@@ -37,8 +38,9 @@ def standing_still(pids: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def cores_taken() -> Iterator[None]:
-    """A busy loop for each core, and one more."""
-    taking = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) + 1)]
+    """A busy loop for each core, and one more; each ends by itself where nobody is left to end it."""
+    busy = f"import time\nend = time.monotonic() + {_TAKEN_AT_MOST_S}\nwhile time.monotonic() < end: pass"
+    taking = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range((os.cpu_count() or 1) + 1)]
     try:
         yield
     finally:

@@ -490,6 +490,12 @@ def _lost_watches(settings: Settings) -> None:
     _weights(settings, change_configuration=1, lose_watch=2, kill_broker=0.1)
 
 
+def _lost_messages(settings: Settings) -> None:
+    _three(settings)
+    settings.fault_gap_ms, settings.loss = 150, 0.05
+    _weights(settings, change_configuration=2, part_from_controllers=1)
+
+
 # 4.12
 
 
@@ -608,7 +614,7 @@ MUTANTS = (
     Mutant(
         "a configuration found by re-listing told to nobody", "8.4", _relisted_in_silence, ("liveness",), _lost_watches
     ),
-    Mutant("metadata lost with an unanswered request", "8.10", _metadata_lost, ("liveness",), _lost_watches),
+    Mutant("metadata lost with an unanswered request", "8.10", _metadata_lost, ("liveness",), _lost_messages),
     Mutant("a failed disk believed under the same boot", "7.2", _believed_by_its_boot, ("1", "2"), _disks),
     Mutant("recovery that cuts without a word", "7.2", _believed_as_recovered, ("1", "2"), _disks),
     Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), _overridden),

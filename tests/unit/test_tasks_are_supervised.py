@@ -27,6 +27,8 @@ ALLOWED: dict[str, str] = {
     "log_storage_client/append_socket.py AppendConnection.run": "waited for; where it ends, the stream does",
     "log_storage/compaction/cleaner_worker.py CleanerWorker._start": "awaited where it is started, shielded",
     "log_storage/process.py serve": "waits for the signal, and for the start, whose error ends the process",
+    "log_storage/server/log_access.py LogAccess.wholly": "awaited where it is started, shielded",
+    "log_storage/server/shared_write.py SharedWrite.written": "awaited by all who ask for it, shielded",
     "log_storage/service.py LogStorageService.stop": "awaited; where a disk never answers, the process ends without it",
     "metadata/store/connections.py Connections._in_background": "whatever it raises is logged; gRPC's own pings remain",
     "metadata/leases/controller_election.py ControllerElection._try_to_win": "`lost` waits for it and logs its error",
