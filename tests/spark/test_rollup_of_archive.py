@@ -23,8 +23,8 @@ from highwater.client.blocking import Admin, Producer
 from highwater.errors import UserError
 from highwater.spark.pipelines import archive, rollup
 from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
-from highwater.spark.pipelines.archives import transactions_read
 from highwater.spark.pipelines.rollup import RollupOptions, TopicSink, run
+from highwater.spark.pipelines.rollups import transactions_read
 from highwater.spark.pipelines.rollups.transactions_read import TransactionsRead
 from highwater.spark.pipelines.running.query_run import run_query
 
