@@ -186,7 +186,7 @@ _SENTENCES = {
     ErrorCode.UNSUPPORTED_ASSIGNOR: "no assignor has that name: take uniform or range",
     ErrorCode.NON_EMPTY_GROUP: "the group has members: stop them first",
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no group of that id: look for it in the list of groups",
-    ErrorCode.GROUP_MAX_SIZE_REACHED: "the group has group.max.size members: raise that, or stop some",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the group has group.consumer.max.size members: raise that, or stop some",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "members of the group subscribe to the topic: stop them first",
     ErrorCode.STORAGE_FULL: "the log directory has no space, nothing was written: try again when it has some",
     ErrorCode.UNKNOWN_FENCE: "the log has no fence and takes no writes yet: fence it first",

@@ -11,7 +11,7 @@ class GroupConfig:
 
     session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
     heartbeat_interval_ms: int = 5_000  # group.consumer.heartbeat.interval.ms
-    max_size: int = 10_000  # group.max.size: members of a group
+    max_size: int = 10_000  # group.consumer.max.size: members of a group
     assignor: str = "uniform"  # where no member names one
     offset_metadata_max_bytes: int = 4096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 3_600_000  # offsets.retention.minutes

@@ -17,6 +17,7 @@ from highwater.metadata.state.cluster_watch import watch_brokers
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
+from highwater.replica_manager.coordination import group_coordinator
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.controlled_shutdown import await_release
 from highwater.replica_manager.membership.controller_client import ask_standing
@@ -36,10 +37,10 @@ from highwater.replica_manager.requests.delete_records import DeleteRecordsHandl
 from highwater.replica_manager.requests.fetch import FetchHandler
 from highwater.replica_manager.requests.offsets import OffsetsHandler
 from highwater.replica_manager.requests.produce import ProduceHandler
-from highwater.replica_manager.server import group_coordinator
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.control_servicer import ReplicaControlServicer
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
+from highwater.replica_manager.server.group_servicer import GroupServicer
 from highwater.replica_manager.server.listener_servers import ListenerServers
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.replica_manager.storage.fencer import Fencer
@@ -160,6 +161,9 @@ class ReplicaManagerService:
         )
         self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
         self._active_controller = ActiveControllerLookup(self._store, self._keys)
+        self.group_coordinator = group_coordinator(
+            settings, self.replica_manager, self._active_controller, self._metrics, self._supervisor
+        )
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
 
@@ -196,7 +200,7 @@ class ReplicaManagerService:
             ).add_to(server)
             forwarder = ControllerForwarder(forwarding, functools.partial(replica_manager.metadata.reached_by, name))
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
-            group_coordinator.add_to(server)
+            GroupServicer(self.group_coordinator, Listener(name, internal)).add_to(server)
         ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
         self._count()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
@@ -206,6 +210,7 @@ class ReplicaManagerService:
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
         replica_manager.appends.start()
+        self.group_coordinator.start()
         self.liveness.start()
         supervisor = self._supervisor
         # What only reads, reports or cleans up is begun anew. The watch reads everything again.
@@ -259,6 +264,7 @@ class ReplicaManagerService:
         await self.servers.set_serving(False)
         await self.liveness.stop(deregister=deregister)
         self.replica_manager.registration_lost()  # what waits is answered
+        self.group_coordinator.stop()
         await self._supervisor.stop()
         await self.servers.stop()
         await self._topic_creation.stop()

@@ -37,6 +37,17 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
     auto_create_topics_enable: bool = False
+    offsets_topic_num_partitions: int = Field(50, ge=1, le=10_000)
+    """What the topic has, where it is there already."""
+    offsets_topic_replication_factor: int = Field(3, ge=1)
+    """Where the cluster has fewer brokers, as many as it has."""
+    offsets_topic_segment_bytes: int = Field(100 << 20, ge=1 << 20)
+    offsets_retention_minutes: int = Field(10_080, ge=1)
+    offsets_retention_check_interval_ms: int = Field(600_000, ge=1)
+    offset_metadata_max_bytes: int = Field(4096, ge=0)
+    group_consumer_session_timeout_ms: int = Field(45_000, ge=1)
+    group_consumer_heartbeat_interval_ms: int = Field(5_000, ge=1, validate_default=True)
+    group_consumer_max_size: int = Field(10_000, ge=1)
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
     ready_max_wait_ms: int = Field(600_000, ge=0)
 

@@ -20,7 +20,7 @@ from highwater.controller.administration.configuration import Configuration
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.term.active_controller import ActiveController, Standing
-from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic
+from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic, refuse_internal
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
@@ -188,6 +188,9 @@ class Administration:
         cluster, this one or a successor's, which writes the missing states (RULES 9.1)."""
         unsettled: list[TopicAssignment] = []  # written, perhaps
         while True:
+            internal = refuse_internal(new.topic)
+            if internal is not None:
+                return TopicOutcome(new.topic, internal.error, internal.message)
             topic = self._cluster.topics.named(new.topic)
             if topic is None or topic.deletion is not None:
                 message = f"there is no topic {new.topic!r}"
@@ -242,6 +245,9 @@ class Administration:
         ]
 
     async def _mark(self, name: str, deadline: float) -> TopicOutcome:
+        internal = refuse_internal(name)
+        if internal is not None:
+            return TopicOutcome(name, internal.error, internal.message)
         topic = self._cluster.topics.named(name)
         unknown = TopicOutcome(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
         if topic is None:

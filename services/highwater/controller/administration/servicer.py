@@ -48,7 +48,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if administration is not None:
             try:
                 outcomes = await administration.create_topics(
-                    [wire.new_topic(each) for each in request.topics],
+                    [wire.new_topic(each, internal=request.internal) for each in request.topics],
                     validate_only=request.validate_only,
                     timeout_s=_timeout_s(request.timeout_ms),
                 )

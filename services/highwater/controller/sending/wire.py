@@ -106,13 +106,14 @@ def answers(
     return found
 
 
-def new_topic(message: controller_pb2.NewTopic) -> NewTopic:
+def new_topic(message: controller_pb2.NewTopic, *, internal: bool = False) -> NewTopic:
     return NewTopic(
         message.topic,
         message.partitions,
         message.replication_factor,
         dict(message.config),
         {each.partition: tuple(each.replicas) for each in message.assignment},
+        internal,
     )
 
 

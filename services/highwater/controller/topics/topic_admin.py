@@ -34,6 +34,7 @@ class NewTopic:
     replication_factor: int = DEFAULT
     config: Mapping[str, str] = field(default_factory=dict)
     assignment: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    internal: bool = False  # the cluster's own, which a broker asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Surroundings:
 
 def plan_topic(new: NewTopic, around: Surroundings, *, shift: int) -> tuple[tuple[int, ...], ...] | Refusal:
     """The new topic's assignment, preferred leaders first, or why there is none."""
-    refusal = _refuse_name(new.topic, around.topics)
+    refusal = _refuse_name(new, around.topics)
     if refusal is not None:
         return refusal
     problem = problem_with(new.config)
@@ -64,6 +65,8 @@ def plan_topic(new: NewTopic, around: Surroundings, *, shift: int) -> tuple[tupl
             ErrorCode.INVALID_PARTITIONS, f"topic {new.topic!r}: {partitions} partitions, must be 1 to {MAX_PARTITIONS}"
         )
     factor = around.default_replication_factor if new.replication_factor == DEFAULT else new.replication_factor
+    if new.internal:
+        factor = min(factor, len(around.brokers) + around.away)
     if factor < 1:
         return Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR, f"topic {new.topic!r}: replication factor {factor}, must be 1 or more"
@@ -89,13 +92,24 @@ def brokers_away(topic: str, factor: int, registered: int) -> Refusal:
     )
 
 
-def _refuse_name(topic: str, existing: Collection[str]) -> Refusal | None:
+def refuse_internal(topic: str) -> Refusal | None:
+    """Why a client may neither delete nor grow it."""
+    if not is_internal_topic(topic):
+        return None
+    return Refusal(
+        ErrorCode.INVALID_TOPIC,
+        f"topic {topic!r} is internal: names that begin with two underscores are for the cluster's own records",
+    )
+
+
+def _refuse_name(new: NewTopic, existing: Collection[str]) -> Refusal | None:
+    topic = new.topic
     if not is_legal_topic_name(topic):
         return Refusal(
             ErrorCode.INVALID_TOPIC,
             f"illegal topic name {topic!r}: use 1 to 249 letters, digits, '.', '_' and '-', and not '.' or '..' alone",
         )
-    if is_internal_topic(topic):
+    if is_internal_topic(topic) and not new.internal:
         return Refusal(
             ErrorCode.INVALID_TOPIC,
             f"topic name {topic!r} is reserved: names that begin with two underscores are for the cluster's own topics",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from types import MappingProxyType
@@ -65,6 +65,7 @@ class MetadataCache:
         self.controller_address = ""
         self.brokers: dict[int, Endpoint] = {}
         self.complete = False  # whether the controller has told of everything since this broker's start
+        self.listeners: list[Callable[[Collection[str]], None]] = []  # told the names of topics that changed or went
         self._reached_by: dict[str, dict[int, Endpoint]] = {}  # by listener, of `brokers` as they are
         self._topics: dict[bytes, CachedTopic] = {}
         self._ids: dict[str, bytes] = {}
@@ -103,9 +104,10 @@ class MetadataCache:
     def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one
         (RULES 1.3)."""
+        changed = {topic.topic for topic in topics}
         if full:
             self.complete = True
-            self._forget(set(self._topics) - {topic.topic_id for topic in topics})
+            changed |= self._forget(set(self._topics) - {topic.topic_id for topic in topics})
         for topic in topics:
             known = self._topics.get(topic.topic_id)
             # They stay where they are: a copy of all for each that changes would be a square of their number.
@@ -116,13 +118,18 @@ class MetadataCache:
                     partitions[number] = partition
             self._topics[topic.topic_id] = replace(topic, partitions=partitions)
             self._ids[topic.topic] = topic.topic_id
-        self._forget(set(deleted))
+        changed |= self._forget(set(deleted))
+        for listener in self.listeners:
+            listener(changed)
 
-    def _forget(self, topic_ids: set[bytes]) -> None:
+    def _forget(self, topic_ids: set[bytes]) -> set[str]:
+        names = set()
         for topic_id in topic_ids:
             gone = self._topics.pop(topic_id, None)
             if gone is not None and self._ids.get(gone.topic) == topic_id:
                 del self._ids[gone.topic]
+                names.add(gone.topic)
+        return names
 
     @property
     def topic_count(self) -> int:

@@ -80,6 +80,7 @@ class ReplicaManager:
         self.sessions = FetchSessions()
         self.due = DuePartitions()
         self.leadership_waits: set[DataWait] = set()  # woken when this broker begins to lead something
+        self.leadership_listeners: list[Callable[[HostedPartition], None]] = []  # told when it begins to lead, or ends
         self.broker_epoch: int | None = None  # None: not registered
         self.moved: set[PartitionKey] = set()  # led ones whose high watermark or leader epoch log-storage does not have
         self.purgatory = purgatory
@@ -183,6 +184,7 @@ class ReplicaManager:
                 case act.LeadershipInterrupted(leader_epoch):
                     leaderships.note(INFO, "leadership over", self._named(hosted, leader_epoch))
                     hosted.interrupted()
+                    self._tell_leadership(hosted)
                 case act.Follow():
                     self._followed.follow(hosted.key, hosted.topic, action)
                     self._publish_soon()
@@ -211,6 +213,11 @@ class ReplicaManager:
         self.moved.add(hosted.key)
         for wait in self.leadership_waits:
             wait.wake()
+        self._tell_leadership(hosted)
+
+    def _tell_leadership(self, hosted: HostedPartition) -> None:
+        for listener in self.leadership_listeners:
+            listener(hosted)
 
     def _append_unknown(self, hosted: HostedPartition, leader_epoch: int) -> None:
         self.perform(hosted, hosted.partition.append_unknown(leader_epoch, self.now_ms()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.model.partition import PartitionKey
+from highwater.model.topic_name import is_internal_topic
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
@@ -35,6 +36,9 @@ class DeleteRecordsHandler:
         hosted = self._replica_manager.hosted.get(key)
         if hosted is None:
             return DeletedRecords(key, self._replica_manager.absent(key))
+        if is_internal_topic(hosted.topic):
+            message = f"topic {hosted.topic!r} is internal: its records are the cluster's own"
+            return DeletedRecords(key, ErrorCode.INVALID_TOPIC, message)
         partition = hosted.partition
         if partition.leadership is None:
             return DeletedRecords(key, ErrorCode.NOT_LEADER_OR_FOLLOWER)

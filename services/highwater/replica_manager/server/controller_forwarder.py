@@ -112,6 +112,9 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def CreateTopics(
         self, request: controller_pb2.CreateTopicsRequest, context: Context
     ) -> controller_pb2.CreateTopicsResponse:
+        if request.internal:
+            message = "internal topics are made by brokers: leave `internal` out"
+            return controller_pb2.CreateTopicsResponse(error=to_proto(ErrorCode.INVALID_REQUEST, message))
         return await self._forward(
             lambda stub: stub.CreateTopics, request, controller_pb2.CreateTopicsResponse, context
         )

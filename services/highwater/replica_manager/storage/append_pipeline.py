@@ -9,6 +9,7 @@ it is never tried again blindly.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class _Item:
     records: bytes
     offsets: int  # how many offsets the batches span
     done: Callable[[AppendAnswer], None]
+    resend: bool
     expected_offset: int = -1
 
 
@@ -68,15 +70,26 @@ class AppendPipeline:
         self._stalled = False
         self._misses = 0
         self._closed = False
+        self._idle: asyncio.Future[None] | None = None  # done when nothing is outstanding; None: nobody waits for that
 
     @property
     def outstanding(self) -> int:
         return len(self._in_flight) + len(self._held) + len(self._missed)
 
-    def append(self, records: bytes, offsets: int, done: Callable[[AppendAnswer], None]) -> None:
+    async def idle(self) -> None:
+        """Returns when nothing is outstanding, or leadership is over."""
+        while self.outstanding:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def append(
+        self, records: bytes, offsets: int, done: Callable[[AppendAnswer], None], *, resend: bool = True
+    ) -> None:
         """`done` is called once, with a definite answer; where leadership ends first, with NOT_LEADER_OR_FOLLOWER (the
-        records may or may not be in the log then)."""
-        item = _Item(records, offsets, done)
+        records may or may not be in the log then). Without `resend` OFFSET_MISMATCH is an answer, too: the records are
+        of no use behind others than those that they were made for."""
+        item = _Item(records, offsets, done, resend)
         if self._closed:
             done(refused(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif self._stalled:
@@ -95,6 +108,7 @@ class AppendPipeline:
         self._held.clear()
         for item in outstanding:
             item.done(refused(ErrorCode.NOT_LEADER_OR_FOLLOWER, "leadership ended while the append was under way"))
+        self._tell_idle()
 
     def _transmit(self, item: _Item) -> None:
         if self._closed:  # by the send before this one, which found the stream broken
@@ -124,7 +138,10 @@ class AppendPipeline:
         if answer.error is ErrorCode.OFFSET_MISMATCH:
             if not self._count_miss(item):
                 return
-            self._missed.append(item)
+            if item.resend:
+                self._missed.append(item)
+            else:
+                item.done(answer)
         else:
             self._misses = 0
             item.done(answer)
@@ -132,6 +149,12 @@ class AppendPipeline:
             self._log_ended(answer)
         if self._stalled and not self._in_flight and not self._closed:
             self._resume()
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and not self.outstanding:
+            idle, self._idle = self._idle, None
+            idle.set_result(None)
 
     def _holds(self, item: _Item, answer: AppendAnswer) -> bool:
         """Tells whether nothing more is sent until all in flight is answered: those behind it expect another offset.

@@ -1,0 +1,245 @@
+"""The groups of one led partition of `__consumer_offsets` under one leadership: loaded, served, and loaded anew after
+an append that failed (RULES 11.2, 11.12)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from highwater.errors import ErrorCode
+from highwater.groups.config import GroupConfig
+from highwater.groups.records.buffer import UnreadableRecordError
+from highwater.groups.requests import Answer, Heartbeat, Outcome, Refusal, Request, SessionAnswer
+from highwater.groups.shard import GroupShard
+from highwater.records import CorruptBatchError
+from highwater.replica_manager.groups.member_streams import MemberStream, MemberStreams
+from highwater.replica_manager.groups.metrics import GroupMetrics
+from highwater.replica_manager.groups.pacing import Pace
+from highwater.replica_manager.groups.shard_log import ShardLog, ShardLogError
+from highwater.replica_manager.groups.topic_feed import TopicFeed
+from highwater.replica_manager.replicas.hosted_partition import HostedPartition
+from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.storage.append_pipeline import AppendPipeline
+from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
+
+logger = get_logger("replica_manager.groups")
+
+LOADS_AT_ONCE = 4
+RETRY_S = 0.2  # before it is read again where that failed
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """What all shards of a broker share. `now_ms` is the time of records; it never jumps."""
+
+    replica_manager: ReplicaManager
+    feed: TopicFeed
+    config: GroupConfig
+    metrics: GroupMetrics
+    supervisor: TaskSupervisor
+    now_ms: Callable[[], int]
+    loads: asyncio.Semaphore
+
+
+@dataclass(frozen=True)
+class _Serving:
+    shard: GroupShard
+    log: ShardLog
+
+
+class HostedShard:
+    """Under the leadership that `pipeline` stands for."""
+
+    def __init__(self, context: ShardContext, hosted: HostedPartition, pipeline: AppendPipeline) -> None:
+        self._context = context
+        self._hosted = hosted
+        self.pipeline = pipeline
+        self.streams = MemberStreams()
+        self._serving: _Serving | None = None
+        self._loading = True  # else, without `_serving`: it waits until records can be committed
+        self._writable = asyncio.Event()  # set once it was dropped, when records can be committed again
+        self._task = context.supervisor.run_forever(f"group-shard-{hosted.key.partition}", self._run)
+
+    @property
+    def shard(self) -> GroupShard | None:
+        """None while it is not served."""
+        return None if self._serving is None else self._serving.shard
+
+    def stop(self) -> None:
+        """Leadership is over."""
+        self._drop(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._task.cancel()
+
+    # Requests
+
+    def ask(self, request: Request, told: Callable[[Answer | Refusal], None]) -> None:
+        """`told` is called once, when the answer may leave."""
+        serving = self._serving
+        refusal = self.refusal()
+        if refusal is not None or serving is None:
+            told(refusal or self._not_served())
+            return
+        outcome = serving.shard.handle(request, self._context.now_ms())
+        self._carry_out(serving, outcome, told)
+
+    def heard(self, request: Heartbeat, stream: MemberStream) -> None:
+        """A word of a member on its stream, which is told the answer when that may leave."""
+        serving = self._serving
+        refusal = self.refusal()
+        if refusal is not None or serving is None:
+            stream.tell(SessionAnswer(error=refusal or self._not_served()))
+            return
+        outcome = serving.shard.handle(request, self._context.now_ms())
+        answer = outcome.answer
+        if not isinstance(answer, SessionAnswer):
+            self.streams.opened(request.group, request.member_id, stream)
+            self._carry_out(serving, outcome, None)
+            return
+        if answer.error is None:
+            self.streams.opened(request.group, request.member_id, stream)
+
+        def told(answer: Answer | Refusal) -> None:
+            stream.tell(answer if isinstance(answer, SessionAnswer) else SessionAnswer(error=_as_refusal(answer)))
+
+        self._carry_out(serving, outcome, told)
+
+    def refusal(self) -> Refusal | None:
+        """Why nothing can be asked now."""
+        if self._serving is None:
+            return self._not_served()
+        if self._serving.log.full:
+            return Refusal(
+                ErrorCode.OVERLOADED,
+                "too many answers of this coordinator wait for their records to be committed: try again",
+            )
+        return None
+
+    def _not_served(self) -> Refusal:
+        if self._hosted.pipeline is not self.pipeline:
+            return Refusal(ErrorCode.NOT_COORDINATOR, "this broker does not lead the group's partition any more")
+        if self._loading:
+            return Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the group is being read from the log: try again")
+        return Refusal(
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            "the group's records cannot be written now, too few replicas may be in sync: try again",
+        )
+
+    # Time and topics
+
+    async def tick(self, changed_topics: Collection[str]) -> None:
+        """What is due, and what follows from topics that are others now."""
+        serving = self._serving
+        if serving is None:
+            if not self._loading and self._new_log().takes_records:
+                self._writable.set()
+            return
+        if not serving.log.takes_records:
+            # Nothing can be decided. Members are given a whole session timeout when it can be.
+            serving.log.end(ErrorCode.NOT_ENOUGH_REPLICAS)
+            return
+        pace, now_ms = Pace(), self._context.now_ms()
+        if changed_topics:
+            await self._topics_changed(serving, changed_topics, pace)
+        due_ms = serving.shard.next_due_ms()
+        if due_ms is None or due_ms > now_ms:
+            return
+        for outcome in serving.shard.tick(now_ms):
+            self._carry_out(serving, outcome, None)
+            await pace.breathe()
+            if self._serving is not serving or serving.log.full:
+                return  # what is due stays so
+
+    async def _topics_changed(self, serving: _Serving, names: Collection[str], pace: Pace) -> None:
+        for outcome in serving.shard.topics_changed(names, self._context.now_ms()):
+            self._carry_out(serving, outcome, None)
+            await pace.breathe()
+            if self._serving is not serving:
+                return
+
+    def _carry_out(self, serving: _Serving, outcome: Outcome, told: Callable[[Answer | Refusal], None] | None) -> None:
+        serving.log.write(outcome.records)
+        self._context.metrics.count(outcome.records)
+        # The streams that are open now: what was decided before a member came back is not told on another (RULES 11.5).
+        pushes = [
+            (stream, push.answer)
+            for push in outcome.pushes
+            if (stream := self.streams.get(push.group, push.member_id)) is not None
+        ]
+        answer = outcome.answer
+        if answer is None and not pushes:
+            return
+
+        def committed(error: ErrorCode) -> None:
+            if error is ErrorCode.NONE:
+                for stream, pushed in pushes:
+                    stream.tell(pushed)
+            if told is not None and answer is not None:
+                told(answer if error is ErrorCode.NONE else self._not_served())
+
+        serving.log.when_committed(outcome.after, committed)
+
+    # Loading
+
+    async def _run(self) -> None:
+        began_s = time.perf_counter()
+        while self._hosted.pipeline is self.pipeline:
+            self._loading = True
+            self._writable.clear()
+            try:
+                await self._load()
+            except (ShardLogError, CorruptBatchError, UnreadableRecordError) as error:
+                details = pairs(partition=self._hosted.key.partition, reason=error)
+                logger.warning("groups cannot be read from the log yet %s", details)
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._context.metrics.load.observe(time.perf_counter() - began_s)
+            await self._writable.wait()
+            began_s = time.perf_counter()
+        # The leadership's end is told by the replica-manager; `stop` ends this task.
+        await asyncio.get_running_loop().create_future()
+
+    def _new_log(self) -> ShardLog:
+        return ShardLog(self._context.replica_manager, self._hosted, self.pipeline, self._drop)
+
+    async def _load(self) -> None:
+        context = self._context
+        await context.feed.complete.wait()  # a topic that is not known yet would be taken for one that is not there
+        log, shard = self._new_log(), GroupShard(context.feed.image, context.config)
+        pace = Pace()
+        async with context.loads, contextlib.aclosing(log.read()) as batches:
+            async for rows in batches:
+                for number, row in enumerate(rows):
+                    if row.key is not None:
+                        shard.replay(row.key, row.value, row.timestamp)
+                    if number % 64 == 0:
+                        await pace.breathe()
+        error = await log.committed()
+        if error is not ErrorCode.NONE:
+            raise ShardLogError(f"its end is not committed: {error.name}")
+        for _ in shard.start(context.now_ms()):
+            await pace.breathe()
+        serving = self._serving = _Serving(shard, log)
+        self._loading = False
+        # Topics that were deleted while nobody coordinated their groups.
+        deleted = [name for name in shard.state.committed if context.feed.image.named(name) is None]
+        await self._topics_changed(serving, deleted, pace)
+
+    def _drop(self, error: ErrorCode) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._loading = False
+            if error is not ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                self._context.metrics.append_failures.labels(error.name).inc()
+                details = pairs(partition=self._hosted.key.partition, error=error.name)
+                logger.warning("records of groups were not written: loading them anew %s", details)
+            serving.log.end(error)
+            self.streams.end_all(SessionAnswer(error=self._not_served()))
+
+
+def _as_refusal(answer: Answer | Refusal) -> Refusal:
+    assert isinstance(answer, Refusal), answer
+    return answer

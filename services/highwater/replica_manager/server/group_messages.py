@@ -1,0 +1,196 @@
+"""The messages of `GroupCoordinator` to and from the values of `highwater.groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from highwater.errors import ErrorCode
+from highwater.groups import requests as req
+from highwater.groups.config import GroupConfig
+from highwater.groups.records.values import MemberState
+from highwater.groups.topics import TopicImage
+from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
+from highwater.rpc.errors import to_proto
+from highwater.v1 import common_pb2, group_pb2
+
+_STATES = {
+    req.GroupState.EMPTY: group_pb2.GROUP_STATE_EMPTY,
+    req.GroupState.ASSIGNING: group_pb2.GROUP_STATE_ASSIGNING,
+    req.GroupState.RECONCILING: group_pb2.GROUP_STATE_RECONCILING,
+    req.GroupState.STABLE: group_pb2.GROUP_STATE_STABLE,
+    req.GroupState.DEAD: group_pb2.GROUP_STATE_DEAD,
+}
+_FROM_STATES = {number: state for state, number in _STATES.items()}
+_MEMBER_STATES = {
+    MemberState.STABLE: group_pb2.MEMBER_STATE_STABLE,
+    MemberState.UNREVOKED_PARTITIONS: group_pb2.MEMBER_STATE_UNREVOKED_PARTITIONS,
+    MemberState.UNRELEASED_PARTITIONS: group_pb2.MEMBER_STATE_UNRELEASED_PARTITIONS,
+}
+
+
+def error_of(refusal: req.Refusal | None) -> common_pb2.Error | None:
+    return None if refusal is None else to_proto(refusal.code, refusal.message)
+
+
+def states_of(numbers: Iterable[int]) -> frozenset[req.GroupState]:
+    """Those that this version knows."""
+    return frozenset(_FROM_STATES[number] for number in numbers if number in _FROM_STATES)
+
+
+# Sessions
+
+
+def subscription(message: group_pb2.Subscription) -> req.Subscription:
+    return req.Subscription(
+        frozenset(message.topics),
+        message.pattern,
+        message.assignor,
+        message.rebalance_timeout_ms,
+        message.rack,
+        message.client_id,
+    )
+
+
+def partitions(message: group_pb2.PartitionList) -> req.Partitions:
+    return frozenset(PartitionKey(topic.topic_id, number) for topic in message.topics for number in topic.partitions)
+
+
+def topic_partitions(keys: Iterable[PartitionKey], image: TopicImage) -> list[group_pb2.TopicPartitions]:
+    """With the names of the topics as they are now; empty where one was deleted."""
+    by_topic: dict[bytes, list[int]] = {}
+    for topic_id, number in sorted(keys):
+        by_topic.setdefault(topic_id, []).append(number)
+    return [
+        group_pb2.TopicPartitions(
+            topic_id=topic_id, topic="" if (topic := image.of_id(topic_id)) is None else topic.name, partitions=numbers
+        )
+        for topic_id, numbers in by_topic.items()
+    ]
+
+
+def session_response(answer: req.SessionAnswer, config: GroupConfig, image: TopicImage) -> group_pb2.SessionResponse:
+    response = group_pb2.SessionResponse(
+        error=error_of(answer.error),
+        member_epoch=answer.member_epoch,
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        session_timeout_ms=config.session_timeout_ms,
+        assignment_number=answer.assignment_number,
+    )
+    if answer.assignment is not None:
+        response.assignment.SetInParent()
+        response.assignment.topics.extend(topic_partitions(answer.assignment, image))
+    return response
+
+
+# Offsets
+
+
+def offsets_to_commit(offsets: Iterable[group_pb2.CommittedOffset]) -> tuple[req.OffsetToCommit, ...]:
+    return tuple(
+        req.OffsetToCommit(
+            each.partition.topic,
+            each.partition.partition,
+            each.offset,
+            each.leader_epoch,
+            each.metadata,
+            each.topic_id,
+        )
+        for each in offsets
+    )
+
+
+def named_partitions(wanted: Iterable[common_pb2.TopicPartition]) -> tuple[req.NamedPartition, ...]:
+    return tuple(req.NamedPartition(each.topic, each.partition) for each in wanted)
+
+
+def committed(
+    asked: Sequence[group_pb2.CommittedOffset], answer: req.Answer | req.Refusal
+) -> tuple[common_pb2.Error | None, list[group_pb2.CommittedOffset]]:
+    """Of CommitOffsets and AlterOffsets: the error of all, or each offset with its own."""
+    if isinstance(answer, req.Refusal):
+        return error_of(answer), []
+    assert isinstance(answer, req.CommitAnswer), answer
+    if answer.error is not None:
+        return error_of(answer.error), []
+    results = []
+    for each, refusal in zip(asked, answer.errors, strict=True):
+        result = group_pb2.CommittedOffset(error=error_of(refusal))
+        result.MergeFrom(each)
+        results.append(result)
+    return None, results
+
+
+def fetched(offsets: Iterable[req.FetchedOffset]) -> list[group_pb2.CommittedOffset]:
+    found = []
+    for (topic, number), value in offsets:
+        partition = common_pb2.TopicPartition(topic=topic, partition=number)
+        if value is None:
+            found.append(group_pb2.CommittedOffset(partition=partition, offset=-1, leader_epoch=-1, commit_time_ms=-1))
+            continue
+        found.append(
+            group_pb2.CommittedOffset(
+                partition=partition,
+                topic_id=value.topic_id or b"",
+                offset=value.offset,
+                leader_epoch=value.leader_epoch,
+                metadata=value.metadata,
+                commit_time_ms=value.commit_time_ms,
+            )
+        )
+    return found
+
+
+# Groups
+
+
+def listed(group: req.ListedGroup) -> group_pb2.ListedGroup:
+    return group_pb2.ListedGroup(group=group.group, state=_STATES[group.state], members=group.members)
+
+
+def description(group: str, answer: req.Answer | req.Refusal, image: TopicImage) -> group_pb2.GroupDescription:
+    if isinstance(answer, req.Refusal):
+        return group_pb2.GroupDescription(group=group, error=error_of(answer))
+    assert isinstance(answer, req.GroupDescription), answer
+    return group_pb2.GroupDescription(
+        error=error_of(answer.error),
+        group=group,
+        state=_STATES[answer.state],
+        group_epoch=answer.epoch,
+        assignment_epoch=answer.assignment_epoch,
+        assignor=answer.assignor,
+        members=[_member(each, image) for each in answer.members],
+        offsets=fetched(answer.offsets),
+    )
+
+
+def _member(member: req.DescribedMember, image: TopicImage) -> group_pb2.GroupMember:
+    return group_pb2.GroupMember(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rack=member.rack,
+        member_epoch=member.epoch,
+        state=_MEMBER_STATES[member.state],
+        topics=sorted(member.topics),
+        pattern=member.pattern,
+        assignment=topic_partitions(member.assigned, image),
+        revoking=topic_partitions(member.revoking, image),
+        target=topic_partitions(member.target, image),
+    )
+
+
+# What is refused before a shard is asked
+
+
+def too_many(what: str, count: int, most: int) -> req.Refusal | None:
+    if count <= most:
+        return None
+    return req.Refusal(ErrorCode.INVALID_REQUEST, f"a request with {count} {what}: {most} are the most, send several")
+
+
+def bad_partitions(owned: req.Partitions) -> req.Refusal | None:
+    for topic_id, number in owned:
+        if len(topic_id) != TOPIC_ID_BYTES or number < 0:
+            return req.Refusal(ErrorCode.INVALID_REQUEST, f"there is no partition {number} of id {topic_id.hex()!r}")
+    return None

@@ -1,0 +1,90 @@
+"""One member's `Session` stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from highwater.errors import ErrorCode
+from highwater.groups.requests import Heartbeat, Refusal, SessionAnswer
+from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
+from highwater.replica_manager.groups.member_streams import MemberStream
+from highwater.replica_manager.server import group_messages as wire
+from highwater.v1 import group_pb2
+
+
+class GroupSession:
+    """A sign of life costs no task and no answer: it is read, and handed to the shard."""
+
+    def __init__(self, coordinator: GroupCoordinator, client_host: str) -> None:
+        self._coordinator = coordinator
+        self._client_host = client_host
+        self._wake = asyncio.Event()
+        self._stream = MemberStream(self._wake.set)
+        self._first: group_pb2.SessionRequest | None = None
+
+    async def read(self, requests: AsyncIterator[group_pb2.SessionRequest]) -> None:
+        """Until the client ends its side, or the stream is over."""
+        try:
+            async for request in requests:
+                if self._stream.ended:
+                    return
+                self._heard(request)
+        finally:
+            self.close()
+
+    async def responses(self) -> AsyncIterator[group_pb2.SessionResponse]:
+        """Until nothing more will be told."""
+        while True:
+            answer = self._stream.take()
+            if answer is not None:
+                yield wire.session_response(answer, self._coordinator.config, self._coordinator.image)
+            elif self._stream.ended:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def close(self) -> None:
+        """The stream has ended; the member has not."""
+        self._stream.closed()
+        self._wake.set()
+
+    def _heard(self, request: group_pb2.SessionRequest) -> None:
+        first = self._first
+        if first is None:
+            first = self._first = group_pb2.SessionRequest(
+                group=request.group, member_id=request.member_id, instance_id=request.instance_id
+            )
+        elif not _same_member(request, first):
+            self._refuse("a stream is one member's: group, member id and instance id stand in its first request alone")
+            return
+        owned = wire.partitions(request.owned) if request.HasField("owned") else None
+        refusal = None if owned is None else wire.bad_partitions(owned)
+        if refusal is not None:
+            self._refuse(refusal.message)
+            return
+        self._coordinator.heard(
+            Heartbeat(
+                first.group,
+                first.member_id,
+                request.member_epoch,
+                first.instance_id,
+                wire.subscription(request.subscription) if request.HasField("subscription") else None,
+                owned,
+                request.seen_assignment,
+                self._client_host,
+            ),
+            self._stream,
+        )
+
+    def _refuse(self, message: str) -> None:
+        self._stream.tell(SessionAnswer(error=Refusal(ErrorCode.INVALID_REQUEST, message)))
+
+
+def _same_member(request: group_pb2.SessionRequest, first: group_pb2.SessionRequest) -> bool:
+    return (
+        request.group in ("", first.group)
+        and request.member_id in ("", first.member_id)
+        and request.instance_id in ("", first.instance_id)
+    )
