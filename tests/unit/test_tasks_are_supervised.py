@@ -37,6 +37,7 @@ ALLOWED: dict[str, str] = {
     "replica_manager/process.py serve": "waits for the signal, and is waited for",
     "replica_manager/server/broker_servicer.py BrokerServicer.FetchStream": "of the call; its error ends the stream",
     "replica_manager/server/broker_servicer.py BrokerServicer.ProduceStream": "of the call; its error ends the stream",
+    "replica_manager/server/group_servicer.py GroupServicer.Session": "of the call; its error ends the stream",
     "replica_manager/storage/fencer.py Fencer._flush": "one call; what it raises is logged, and a failure",
     "rpc/channel.py ReplaceableChannel.replace": "closes a channel that nobody uses any more; `close` awaits it",
     "replica_manager/membership/topic_creation.py TopicCreation._begin": "one call; those who want the topic await it",

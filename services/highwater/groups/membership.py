@@ -78,7 +78,8 @@ class Membership:
                     )
         if request.member_id not in members and former is None and len(members) >= self._config.max_size:
             return _refused(
-                ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {request.group!r} has {len(members)} members (group.consumer.max.size)"
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"group {request.group!r} has {len(members)} members (group.consumer.max.size)",
             )
         value = _subscription_value(subscription, request.instance_id, request.client_host)
         known = members.get(request.member_id)

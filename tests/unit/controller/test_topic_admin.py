@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.controller.topics.topic_admin import DEFAULT, MAX_PARTITIONS, NewTopic, Refusal, Surroundings, plan_topic
+from highwater.controller.topics.topic_admin import (
+    DEFAULT,
+    MAX_PARTITIONS,
+    NewTopic,
+    Refusal,
+    Surroundings,
+    plan_topic,
+    refuse_internal,
+)
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
@@ -65,6 +73,22 @@ def test_names_of_the_clusters_own_topics_are_reserved() -> None:
     found = refused(NewTopic("__consumer_offsets"))
     assert found.error is ErrorCode.INVALID_TOPIC
     assert "reserved" in found.message
+
+
+def test_a_broker_makes_them_with_as_many_replicas_as_the_cluster_has_brokers() -> None:
+    planned = plan_topic(NewTopic("__consumer_offsets", 2, 5, internal=True), AROUND, shift=0)
+    assert [len(replicas) for replicas in planned] == [3, 3]
+    # One that is away has a replica as well: it is waited for.
+    found = plan_topic(NewTopic("__consumer_offsets", 2, 5, internal=True), replace(AROUND, away=1), shift=0)
+    assert isinstance(found, Refusal)
+    assert found.error is ErrorCode.REPLICA_NOT_AVAILABLE
+
+
+def test_clients_leave_them_alone() -> None:
+    found = refuse_internal("__consumer_offsets")
+    assert found is not None
+    assert found.error is ErrorCode.INVALID_TOPIC
+    assert refuse_internal("orders") is None
 
 
 def test_defaults() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
@@ -184,3 +185,32 @@ def test_a_log_end_that_log_storage_itself_contradicts_ends_the_leadership() -> 
     log.sent[0][1](AppendAnswer(ErrorCode.OFFSET_MISMATCH, "", -1, -1, False, -1, LogState(0, -1, 0, -1), "one"))
     assert errors == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert interruptions == ["interrupted"]
+
+
+def test_what_rests_on_a_refused_append_is_not_sent_again() -> None:
+    log = FakeLog()
+    pipeline = pipeline_over(log)
+    log.refused = {b"bb"}
+    answers: list[ErrorCode] = []
+    for records in (b"a", b"bb", b"c", b"d"):
+        pipeline.append(records, len(records), lambda answer: answers.append(answer.error), resend=False)
+    log.answer_all()
+    mismatch = ErrorCode.OFFSET_MISMATCH
+    assert answers == [ErrorCode.NONE, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, mismatch, mismatch]
+    assert log.appended == [b"a"]
+    pipeline.append(b"e", 1, lambda answer: answers.append(answer.error), resend=False)
+    log.answer_all()
+    assert (answers[-1], log.appended) == (ErrorCode.NONE, [b"a", b"e"])
+
+
+async def test_it_is_idle_when_all_is_answered_or_leadership_is_over() -> None:
+    log = FakeLog()
+    pipeline = pipeline_over(log)
+    await pipeline.idle()
+    for end in (log.answer_all, pipeline.close):
+        pipeline.append(b"a", 1, lambda answer: None)
+        idle = asyncio.create_task(pipeline.idle())
+        await asyncio.sleep(0)
+        assert not idle.done()
+        end()
+        await idle

@@ -187,7 +187,11 @@ class ShardLog:
 
         def answered(answer: AppendAnswer) -> None:
             self._in_flight -= 1
-            if answer.error is ErrorCode.NONE:
+            if answer.error is not ErrorCode.NONE:
+                self.end(answer.error)
+                return
+            if answer.base_offset == expected:
+                self._certain = True
                 # Before the partition hears of the append: with a single replica, that commits it.
                 self._hosted.await_commit(
                     self._pipeline.leader_epoch,
@@ -195,14 +199,10 @@ class ShardLog:
                     FAR_MS,
                     lambda error: self._advanced(len(records), size, error),
                 )
-                self._hosted.appended(self._pipeline.leader_epoch, answer, data, batches)
-            if answer.error is not ErrorCode.NONE:
-                self.end(answer.error)
-            elif answer.base_offset != expected:
-                self.end(ErrorCode.OFFSET_MISMATCH)  # the log has records that this shard has not replayed
             else:
-                self._certain = True
-                self._flush()
+                self.end(ErrorCode.OFFSET_MISMATCH)  # the log has records that this shard has not replayed
+            self._hosted.appended(self._pipeline.leader_epoch, answer, data, batches)
+            self._flush()
 
         self._pipeline.append(data, len(records), answered, resend=False)
 
