@@ -122,12 +122,13 @@ class OffsetsTopic:
         """What speaks against it; empty: nothing."""
         try:
             link = await self._controller.find()
-            if link is None:
-                return "no controller acts now"
-            async with link.used():
-                response = await link.stub.CreateTopics(request, timeout=CREATE_TIMEOUT_S)
         except StoreError as error:
             return f"etcd does not say which controller acts: {error}"
+        if link is None:
+            return "no controller acts now"
+        try:
+            async with link.used():
+                response = await link.stub.CreateTopics(request, timeout=CREATE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             self._controller.doubt(link)
             return f"the controller does not answer: {error.details()}"

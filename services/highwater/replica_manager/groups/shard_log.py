@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -81,7 +81,7 @@ class ShardLog:
 
     # Loading
 
-    async def read(self) -> AsyncIterator[Sequence[Row]]:
+    async def read(self) -> AsyncGenerator[Sequence[Row], None]:
         """The records in the log, batch by batch, and those of a shard before this one that are under way. Raises
         `ShardLogError`."""
         await self._pipeline.idle()

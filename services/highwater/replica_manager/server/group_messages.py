@@ -20,7 +20,7 @@ _STATES = {
     req.GroupState.STABLE: group_pb2.GROUP_STATE_STABLE,
     req.GroupState.DEAD: group_pb2.GROUP_STATE_DEAD,
 }
-_FROM_STATES = {number: state for state, number in _STATES.items()}
+_FROM_STATES: dict[int, req.GroupState] = {number: state for state, number in _STATES.items()}
 _MEMBER_STATES = {
     MemberState.STABLE: group_pb2.MEMBER_STATE_STABLE,
     MemberState.UNREVOKED_PARTITIONS: group_pb2.MEMBER_STATE_UNREVOKED_PARTITIONS,
@@ -122,7 +122,8 @@ def committed(
 
 def fetched(offsets: Iterable[req.FetchedOffset]) -> list[group_pb2.CommittedOffset]:
     found = []
-    for (topic, number), value in offsets:
+    for each in offsets:
+        (topic, number), value = each.partition, each.committed
         partition = common_pb2.TopicPartition(topic=topic, partition=number)
         if value is None:
             found.append(group_pb2.CommittedOffset(partition=partition, offset=-1, leader_epoch=-1, commit_time_ms=-1))
