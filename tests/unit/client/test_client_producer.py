@@ -136,6 +136,48 @@ async def test_a_leader_that_falls_silent_is_left_once_its_successor_is_known(mo
         assert cluster.topics["t"].partitions[0].values() == [b"1", b"2"]
 
 
+async def test_a_leader_that_is_slow_and_not_silent_is_hardly_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overloaded cluster answers late; a thousand clients that ask about it all the while are what keeps it so."""
+    monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 0.2)
+    async with ClusterDouble(brokers=1) as cluster:
+        cluster.create("t")
+        broker = cluster.brokers[1]
+        async with Producer(cluster.bootstrap, linger_ms=0) as producer:
+            await producer.send_and_wait("t", b"0")
+            asked = broker.metadata_requests
+
+            async def slowly() -> None:
+                await asyncio.sleep(0.1)  # five in flight, one after the other: each waits for half a second
+
+            broker.before_append = slowly
+            sent = []
+            for _ in range(30):
+                sent.append(await producer.send("t", b"1"))
+                await asyncio.sleep(0.05)
+            oldest = [stream.oldest_wait_s for stream in producer._cluster.connection(broker.address).overdue(0.2)]
+            assert oldest, "the requests do not wait"
+            await asyncio.gather(*sent)
+            assert broker.metadata_requests - asked <= 1
+
+
+async def test_questions_grow_rare_while_the_answers_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.client.cluster.cluster.MIN_REFRESH_INTERVAL_S", 0.01)
+    async with ClusterDouble(brokers=1) as cluster:
+        cluster.create("t")
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"0")
+            metadata, asked = producer._cluster, cluster.brokers[1].metadata_requests
+            ends = asyncio.get_running_loop().time() + 1.0
+            while asyncio.get_running_loop().time() < ends:
+                metadata.request_refresh()
+                await asyncio.sleep(0.005)
+            # 10, 20, 40, 80, 160, 320 ms and every half a second; 100 without
+            assert 3 <= cluster.brokers[1].metadata_requests - asked <= 8
+            began = asyncio.get_running_loop().time()
+            await metadata.refresh()  # who waits is not kept waiting
+            assert asyncio.get_running_loop().time() - began < 0.3
+
+
 async def test_a_leader_that_falls_silent_after_its_successor_is_known_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut from etcd and from its followers: the client hears of the successor before the silence is long."""
     monkeypatch.setattr("highwater.client.cluster.cluster.SILENT_AFTER_S", 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -36,10 +37,16 @@ METADATA_TIMEOUT_S = 2.0
 METADATA_PATIENCE_S = 0.5
 # How long a broker that was not patiently waited for is asked last.
 ASKED_LAST_S = 10.0
-# Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it.
+# Between two refreshes, however many ask for one. A topic that was not asked for before does not wait for it. Doubled
+# up to the second while nobody waits and the answers stay the same, and up to the third where they are slow to come: a
+# thousand clients of a partition that has no leader must not keep those who are to help it busy with their questions.
 MIN_REFRESH_INTERVAL_S = 0.1
-# An answer so much later than it should be makes a client ask whether the leader has changed.
+MAX_REFRESH_INTERVAL_S = 0.5
+MAX_SLOW_REFRESH_INTERVAL_S = 2.0
+# An answer so much later than it should be makes a client ask whether the leader has changed; again after the latter
+# where the broker answers other requests meanwhile, and is merely slow.
 SILENT_AFTER_S = 2.0
+SLOW_ASK_AGAIN_S = 10.0
 # While no broker can be reached at the start: longest pause between tries, and how often the log says so.
 START_PAUSE_MAX_S = 1.0
 STILL_TRYING_EVERY_S = 5.0
@@ -97,6 +104,9 @@ class Cluster:
         self._asked_last_until: dict[str, float] = {}  # by address: of brokers that did not answer in time
         self._closing: set[asyncio.Task[None]] = set()
         self._asked = asyncio.Event()
+        self._waited_for = asyncio.Event()  # the next refresh
+        self._pause_s = MIN_REFRESH_INTERVAL_S  # from one refresh to the next that nobody waits for
+        self._last_answer: MetadataAnswer | None = None
         self._refreshed: asyncio.Future[None] | None = None
         self._last_refresh = float("-inf")
         self._last_error: HighwaterError | None = None
@@ -181,12 +191,14 @@ class Cluster:
         """Leaves leaders that are paused or cut off, which answer nothing; to be called again and again. When an answer
         is `SILENT_AFTER_S` late the successor is asked for, and the stream is ended as soon as there is one, whichever
         came first. `expected_wait_s` is how long a broker may hold a request by design."""
+        patience_s = expected_wait_s + SILENT_AFTER_S
         for connection in list(self._connections.values()):
-            for stream in connection.overdue(expected_wait_s + SILENT_AFTER_S):
+            for stream in connection.overdue(patience_s):
                 leaders = (self.leader(topic, partition) for topic, partition in stream.partitions())
                 if any(leader is not None and leader[0] is not connection for leader in leaders):
                     stream.fail(NetworkError(f"the broker at {connection.address} no longer leads and does not answer"))
-                else:
+                elif stream.silent_s > patience_s or monotonic() >= stream.ask_again_at_s:
+                    stream.ask_again_at_s = monotonic() + SLOW_ASK_AGAIN_S
                     self.request_refresh()
 
     # Metadata
@@ -196,7 +208,8 @@ class Cluster:
         self._tracked.update(topics)
 
     def request_refresh(self) -> None:
-        """Begins a refresh soon, at most every `MIN_REFRESH_INTERVAL_S`. Does not wait."""
+        """Begins a refresh soon, at most every `MIN_REFRESH_INTERVAL_S`, rarer while the answers stay the same.
+        Does not wait."""
         self._asked.set()
 
     async def refresh(self) -> None:
@@ -212,6 +225,7 @@ class Cluster:
         if self._refreshed is None:
             self._refreshed = asyncio.get_running_loop().create_future()
         self._asked.set()
+        self._waited_for.set()
         return self._refreshed
 
     async def topic(self, name: str, timeout_s: float) -> TopicInfo:
@@ -323,14 +337,15 @@ class Cluster:
                     await self._asked.wait()
             except TimeoutError:
                 pass
-            if self._wanted() <= self._asked_for:
-                await asyncio.sleep(max(0.0, self._last_refresh + MIN_REFRESH_INTERVAL_S - monotonic()))
+            await self._await_turn()
             self._asked.clear()
             self._asked_for = self._wanted()
             waiting, self._refreshed = self._refreshed, None
             self._last_refresh = monotonic()
             try:
-                self._merge(await self._ask_in_turn(self._request()))
+                answer = await self._ask_in_turn(self._request())
+                self._pace(answer, monotonic() - self._last_refresh)
+                self._merge(answer)
                 self._last_error = None
             except HighwaterError as error:
                 self._last_error = error
@@ -344,6 +359,24 @@ class Cluster:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
             self._on_change()
+
+    async def _await_turn(self) -> None:
+        if monotonic() - self._last_refresh > 2 * MAX_SLOW_REFRESH_INTERVAL_S:  # it is not one more of a row
+            self._pause_s = MIN_REFRESH_INTERVAL_S
+        while self._wanted() <= self._asked_for:
+            pause_s = self._pause_s if self._refreshed is None else MIN_REFRESH_INTERVAL_S
+            left_s = self._last_refresh + pause_s - monotonic()
+            if left_s <= 0:
+                return
+            self._waited_for.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._waited_for.wait()
+
+    def _pace(self, answer: MetadataAnswer, took_s: float) -> None:
+        changed, self._last_answer = answer != self._last_answer, answer
+        pause_s = MIN_REFRESH_INTERVAL_S if changed else min(2 * self._pause_s, MAX_REFRESH_INTERVAL_S)
+        self._pause_s = max(pause_s, min(2 * took_s, MAX_SLOW_REFRESH_INTERVAL_S))
 
     def _wanted(self) -> set[str]:
         return self._tracked | self._searches.keys()

@@ -115,6 +115,8 @@ class RequestStream(Generic[RequestT, ResponseT]):
         self._outgoing: deque[RequestT] = deque()
         self._wake = asyncio.Event()
         self._next_id = 0
+        self._answered_s = float("-inf")  # when the last answer came
+        self.ask_again_at_s = float("-inf")  # kept for whoever asks others about a broker that is late
         self.broken: HighwaterError | None = None
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
@@ -139,6 +141,11 @@ class RequestStream(Generic[RequestT, ResponseT]):
         for waiting in self._waiting.values():
             return time.monotonic() - waiting.sent_s
         return 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without any answer while one is waited for."""
+        return min(self.oldest_wait_s, time.monotonic() - self._answered_s)
 
     def partitions(self) -> Iterator[tuple[str, int]]:
         """(topic, partition) of the requests without an answer."""
@@ -199,6 +206,7 @@ class RequestStream(Generic[RequestT, ResponseT]):
                     cause = await self._cause(ConnectionResetError("the broker ended the stream"))
                     self.fail(transport_error(cause, self._address))
                     return
+                self._answered_s = time.monotonic()
                 waiting = self._waiting.pop(response.correlation_id, None)
                 if waiting is not None:
                     waiting.on_answer(response)
