@@ -44,7 +44,7 @@ ROOMS = {
     ),
     "replica_manager": ("partition", "storage", "replicas", "membership", "requests", "groups", "server", OWN_FILES),
     "fetcher": ("follower", OWN_FILES),
-    "client": ("cluster", "producer", "consumer", "scan", "admin", "blocking", OWN_FILES),
+    "client": ("cluster", "membership", "groups", "producer", "consumer", "scan", "admin", "blocking", OWN_FILES),
     "metadata": ("store", "schema", "leases", "state", OWN_FILES),
     "groups": ("records", "assignors", OWN_FILES),
     "controller": ("state_machines", "topics", "sending", "term", "administration", OWN_FILES),
@@ -74,6 +74,7 @@ SIDE_BY_SIDE = {
 PURE = (
     *("model", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
     *("controller/state_machines", "controller/topics", "groups", "groups/records", "groups/assignors"),
+    "client/membership",
 )
 IMPURE = {"aetcd", "asyncio", "grpc", "random", "socket", "time"}
 MOST_FILES = 16

@@ -42,12 +42,14 @@ if TYPE_CHECKING:
     from highwater.client.exceptions import (
         BufferExhaustedError,
         ClientClosedError,
+        CommitFailedError,
         CorruptRecordError,
         DeliveryTimeoutError,
         HighwaterError,
         InvalidRequestError,
         InvalidTimestampError,
         LeaderNotAvailableError,
+        MaxPollIntervalExceededError,
         NetworkError,
         OffsetOutOfRangeError,
         RecordTooLargeError,
@@ -80,6 +82,7 @@ __all__ = [
     "BufferExhaustedError",
     "ClientClosedError",
     "ClusterDescription",
+    "CommitFailedError",
     "ConfigValue",
     "Consumer",
     "ConsumerRecord",
@@ -93,6 +96,7 @@ __all__ = [
     "LeaderNotAvailableError",
     "LogDirDescription",
     "LogDirReplica",
+    "MaxPollIntervalExceededError",
     "NetworkError",
     "NewTopic",
     "OffsetAndTimestamp",
@@ -128,8 +132,9 @@ _NAMES = {  # of each module
     "consumer.consumer": "Consumer",
     "consumer.consumer_record": "ConsumerRecord",
     "exceptions": (
-        "BufferExhaustedError ClientClosedError CorruptRecordError DeliveryTimeoutError HighwaterError "
-        "InvalidRequestError InvalidTimestampError LeaderNotAvailableError NetworkError OffsetOutOfRangeError "
+        "BufferExhaustedError ClientClosedError CommitFailedError CorruptRecordError DeliveryTimeoutError "
+        "HighwaterError InvalidRequestError InvalidTimestampError LeaderNotAvailableError "
+        "MaxPollIntervalExceededError NetworkError OffsetOutOfRangeError "
         "RecordTooLargeError RequestTimedOutError RetriableError SequenceBrokenError TopicAlreadyExistsError "
         "UnknownTopicError"
     ),

@@ -6,6 +6,7 @@ who sees one decides whether to wait longer. Every message says what was wrong, 
 
 from __future__ import annotations
 
+from highwater.client.topic_partition import TopicPartition
 from highwater.errors import ErrorCode
 
 
@@ -103,6 +104,26 @@ class SequenceBrokenError(HighwaterError):
     """The broker's state of this producer contradicts what it acknowledged: records acknowledged earlier are gone."""
 
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class CommitFailedError(HighwaterError):
+    """Offsets were not kept, as other members of the group have the partitions by now; those of other partitions were.
+    What was read of them is read again, by their owners."""
+
+    code = ErrorCode.STALE_MEMBER_EPOCH
+
+    def __init__(
+        self, message: str, code: ErrorCode | None = None, partitions: frozenset[TopicPartition] = frozenset()
+    ) -> None:
+        super().__init__(message, code)
+        self.partitions = partitions
+
+
+class MaxPollIntervalExceededError(HighwaterError):
+    """Nothing was polled for `max_poll_interval_ms`: the member has left its group. The next poll goes on as a new
+    one."""
+
+    code = ErrorCode.UNKNOWN_MEMBER_ID
 
 
 class ClientClosedError(HighwaterError):

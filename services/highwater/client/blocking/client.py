@@ -52,8 +52,11 @@ class BlockingClient(Generic[ClientT]):
 
     def stop(self) -> None:
         """Closes. Does nothing in a forked child: what the parent started is the parent's."""
+        self._stop_client(self._client.stop)
+
+    def _stop_client(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._process_id == os.getpid():
-            event_loop_thread().run(self._client.stop())
+            event_loop_thread().run(stop())
 
     def __enter__(self) -> Self:
         return self.start()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
@@ -11,26 +12,38 @@ from highwater.client.blocking.client import BlockingClient, with_the_signature_
 from highwater.client.blocking.options import ConsumerOptions
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.consumer import consumer as async_consumer
+from highwater.client.consumer.arguments import Partition
 from highwater.client.consumer.consumer_record import ConsumerRecord
+from highwater.client.consumer.group_assignment import RebalanceCallback
+from highwater.client.consumer.seeking import Seeking
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 
-Partition = async_consumer.Partition
+_CALLBACKS: tuple[Literal["on_assigned", "on_revoked", "on_lost"], ...] = ("on_assigned", "on_revoked", "on_lost")
 
 
 @with_the_signature_of(async_consumer.Consumer)
 class Consumer(BlockingClient[async_consumer.Consumer]):
-    """See `highwater.client.Consumer`. Iterate it, or poll."""
+    """See `highwater.client.Consumer`. Iterate it, or poll. The callbacks of a group are called on a thread of their
+    own while the poll waits, so that they may use this consumer, but not poll."""
 
     def __init__(
         self, *topics: str, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[ConsumerOptions]
     ) -> None:
+        for name in _CALLBACKS:
+            callback = options.get(name)
+            if callback is not None:
+                options[name] = _on_a_thread(callback)
         super().__init__(async_consumer.Consumer(*topics, bootstrap=bootstrap, **options))
+
+    def __exit__(self, *exception: object) -> None:
+        """After an exception nobody knows what of the last records is done: they are read again."""
+        self._stop_client(lambda: self._client.__aexit__(*exception))
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         self._call(lambda: self._client.assign(partitions))
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        self._run(lambda: self._client.subscribe(topics))
+    def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
+        self._run(lambda: self._client.subscribe(topics, pattern))
 
     def assignment(self) -> frozenset[TopicPartition]:
         return self._call(self._client.assignment)
@@ -52,7 +65,7 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
         """Returns when the positions are known: what is sent from then on is handed out."""
         self._run(lambda: self._sought(lambda: self._client.seek_to_end(*partitions)))
 
-    async def _sought(self, seek: Callable[[], async_consumer.Seeking]) -> None:
+    async def _sought(self, seek: Callable[[], Seeking]) -> None:
         await seek()
 
     def position(self, partition: Partition) -> int:
@@ -68,6 +81,12 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
 
     def end_offsets(self, partitions: Iterable[Partition]) -> dict[TopicPartition, int]:
         return self._run(lambda: self._client.end_offsets(partitions))
+
+    def lag(self) -> dict[TopicPartition, int]:
+        return self._run(self._client.lag)
+
+    def commit(self, done: Mapping[Partition, int] | pa.Table | pa.RecordBatch | Any = None) -> None:
+        self._run(lambda: self._client.commit(done))
 
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
         return self._run(lambda: self._client.poll(timeout_ms, max_records))
@@ -91,3 +110,10 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
                 if given < len(records):
                     following = records[given]
                     self.seek((following.topic, following.partition), following.offset)
+
+
+def _on_a_thread(callback: RebalanceCallback) -> RebalanceCallback:
+    async def called(partitions: Sequence[TopicPartition]) -> None:
+        await asyncio.to_thread(callback, partitions)
+
+    return called

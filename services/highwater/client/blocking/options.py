@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict
 
+from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.scan.positions import WrittenPositions
 from highwater.client.scan.scan_progress import ProgressCallback
 
@@ -44,6 +45,17 @@ class ConsumerOptions(_ClientOptions, total=False):
     check_crcs: bool
     include_headers: bool
     metadata_max_age_ms: float
+    group: str | None
+    instance_id: str | None
+    assignor: Literal["uniform", "range"] | None
+    pattern: str | None
+    client_rack: str | None
+    enable_auto_commit: bool
+    auto_commit_interval_ms: float
+    max_poll_interval_ms: int
+    on_assigned: RebalanceCallback | None
+    on_revoked: RebalanceCallback | None
+    on_lost: RebalanceCallback | None
 
 
 class ScanOptions(TypedDict, total=False):

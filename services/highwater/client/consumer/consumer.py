@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal, Self
 
@@ -12,10 +12,18 @@ import pyarrow as pa
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.offset_lookup import lookup_offsets
+from highwater.client.consumer.arguments import (
+    Partition,
+    offsets_to_commit,
+    reset_timestamp_of,
+    topic_names,
+)
 from highwater.client.consumer.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
 from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetch_session import FetcherSettings
 from highwater.client.consumer.fetcher import Fetcher
+from highwater.client.consumer.group_assignment import GroupAssignment, GroupSettings, RebalanceCallback
+from highwater.client.consumer.seeking import Seeking
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -23,6 +31,7 @@ from highwater.client.exceptions import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
 )
+from highwater.client.membership.words import Subscription
 from highwater.client.notebook import RowList
 from highwater.client.topic_partition import (
     EARLIEST_TIMESTAMP,
@@ -32,34 +41,12 @@ from highwater.client.topic_partition import (
 )
 from highwater.rpc import forking
 
-Partition = TopicPartition | tuple[str, int]
-
 _MAX_ROWS = 1 << 62
 _LOOK_S = 0.5  # how often a wait for a position looks whether it is still worth it
 
 
-class Seeking:
-    """A seek that has begun. Await it to know that the positions have been looked up; or poll, which waits for that.
-
-    Awaiting raises `RequestTimedOutError` where a partition has no leader that answers.
-    """
-
-    __slots__ = ("_looked_up", "_seeking")
-
-    def __init__(
-        self,
-        looked_up: Callable[[Sequence[tuple[FetchBuffer, int]]], Coroutine[Any, Any, None]],
-        seeking: Sequence[tuple[FetchBuffer, int]],
-    ) -> None:
-        self._looked_up = looked_up
-        self._seeking = seeking
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._looked_up(self._seeking).__await__()
-
-
 class Consumer:
-    """Reads assigned partitions, each in its order. No group: what is read is decided by `assign` or `subscribe`.
+    """Reads partitions, each in its order: those that `assign` or `subscribe` say, or its share of a group.
 
         async with Consumer("events", bootstrap="127.0.0.1:9092", auto_offset_reset="earliest") as consumer:
             async for record in consumer:
@@ -77,6 +64,20 @@ class Consumer:
         check_crcs: off only where speed matters more than finding bytes that were damaged on the way.
         include_headers: tables get a `headers` column; records always have their headers.
         max_block_ms: how long `start` may wait for a broker.
+        group: the consumers of a group share the partitions of what they subscribe to, and what they have committed is
+            where they begin. `auto_offset_reset` counts where nothing was committed. The other options below are of a
+            group alone. Shares change, and callbacks are called, inside of polls.
+        instance_id: makes a static member: one that is stopped and is back within the group's session timeout, under
+            the same instance id, has the partitions that it had.
+        assignor: `uniform` or `range`; None: the group's.
+        pattern: a regular expression for whole names of topics, beside `topics`; topics that are made later, too.
+        client_rack: where this consumer stands; partitions with a replica there are preferred.
+        enable_auto_commit, auto_commit_interval_ms: a poll says that what was handed out before it is done, and commits
+            that where the last commit is so long ago; so does giving a partition up, and `stop`. Off: see `commit`.
+        max_poll_interval_ms: a member that does not poll for so long leaves, and the next poll raises
+            `MaxPollIntervalExceededError`. Also how long `on_revoked` may take.
+        on_assigned, on_revoked, on_lost: called with the partitions that were added; that are given up, when it
+            returns; that are others' already. They may be coroutine functions, and commit and seek, but not poll.
     """
 
     def __init__(
@@ -97,12 +98,23 @@ class Consumer:
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
         metadata_max_age_ms: float = 300_000,
+        group: str | None = None,
+        instance_id: str | None = None,
+        assignor: Literal["uniform", "range"] | None = None,
+        pattern: str | None = None,
+        client_rack: str | None = None,
+        enable_auto_commit: bool = True,
+        auto_commit_interval_ms: float = 5000,
+        max_poll_interval_ms: int = 300_000,
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
     ) -> None:
-        self._topics = tuple(map(_topic_name, topics))
+        self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
         self._check_crcs = check_crcs
         self._include_headers = include_headers
-        self._reset_timestamp = _reset_timestamp(auto_offset_reset)
+        self._reset_timestamp = reset_timestamp_of(auto_offset_reset)
         self._cluster = Cluster(
             bootstrap,
             client_id=client_id,
@@ -125,6 +137,31 @@ class Consumer:
         self._changed = asyncio.Event()
         self._subscribed: dict[str, int] = {}  # topic -> how many of its partitions were assigned
         self._fetcher = Fetcher(self._cluster, settings, self._changed.set)
+        of_group = {"instance_id": instance_id, "pattern": pattern, "assignor": assignor, "client_rack": client_rack}
+        if group is None and (named := [name for name, value in of_group.items() if value is not None]):
+            raise InvalidRequestError(f"{named[0]} is of a consumer with a group: Consumer(..., group=...)")
+        self._group: GroupAssignment | None = None
+        if group is not None:
+            self._group = GroupAssignment(
+                self._cluster,
+                self._fetcher,
+                GroupSettings(
+                    group,
+                    instance_id or "",
+                    enable_auto_commit,
+                    auto_commit_interval_ms,
+                    max_poll_interval_ms,
+                    on_assigned,
+                    on_revoked,
+                    on_lost,
+                ),
+                Subscription(
+                    self._topics, pattern or "", assignor or "", max_poll_interval_ms, client_rack or "", client_id
+                ),
+                reset_timestamp=self._reset_timestamp,
+                new_buffer=self._empty_buffer,
+                on_change=self._changed.set,
+            )
         self._running = False
         self._stopped = False
 
@@ -132,7 +169,8 @@ class Consumer:
 
     async def start(self) -> Self:
         """Connects and subscribes. Raises `NetworkError` where no broker answers within `max_block_ms`, and
-        `UnknownTopicError`; it may then be called again."""
+        `UnknownTopicError`; it may then be called again. With a group it joins, and topics that do not exist are waited
+        for: the first partitions come with a poll."""
         if self._stopped:
             raise ClientClosedError("this consumer was stopped; make another")
         if not self._running:
@@ -140,7 +178,7 @@ class Consumer:
             self._cluster.track(self._topics)  # known with the first answer, not with the next one
             try:
                 await self._cluster.start()
-                if self._topics:
+                if self._topics and self._group is None:
                     await self.subscribe(self._topics)
                 self._cluster.track(partition.topic for partition in self._fetcher.buffers)
             except BaseException:
@@ -148,10 +186,22 @@ class Consumer:
                 await self._cluster.close()
                 raise
             self._fetcher.start()
+            if self._group is not None:
+                self._group.start()
         return self
 
     async def stop(self) -> None:
-        if self._running and forking.refusal() is None:
+        """Ends it. A member of a group first gives up its partitions, as if it had to, and leaves."""
+        await self._stop(commit=True)
+
+    async def _stop(self, *, commit: bool) -> None:
+        """`commit`: what was handed out last is done."""
+        if not self._running or forking.refusal() is not None:
+            return
+        try:
+            if self._group is not None:
+                await self._group.close(commit=commit)
+        finally:
             self._running = False
             self._stopped = True
             await self._fetcher.close()
@@ -162,7 +212,8 @@ class Consumer:
         return await self.start()
 
     async def __aexit__(self, *exception: object) -> None:
-        await self.stop()
+        # After an exception nobody knows what of the last records is done: they are read again.
+        await self._stop(commit=exception[0] is None)
 
     def _metadata_changed(self) -> None:
         for topic, known in self._subscribed.items():
@@ -189,6 +240,8 @@ class Consumer:
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         """Reads these partitions and no others. Those that were assigned before keep their positions."""
+        if self._group is not None:
+            raise InvalidRequestError("partitions of a group are shared out by its coordinator: subscribe, or no group")
         self._subscribed = {}
         wanted = list(dict.fromkeys(TopicPartition(*partition) for partition in partitions))
         self._cluster.track(partition.topic for partition in wanted)
@@ -196,11 +249,19 @@ class Consumer:
         reset = self._reset_timestamp
         self._fetcher.assign([kept.get(partition) or self._new_buffer(partition, reset) for partition in wanted])
 
-    async def subscribe(self, topics: Iterable[str]) -> None:
+    async def subscribe(self, topics: Iterable[str] = (), pattern: str | None = None) -> None:
         """`assign` of all partitions of these topics, and of those that are added later: they are noticed within
-        `metadata_max_age_ms` and read from their first record. Raises `UnknownTopicError`."""
+        `metadata_max_age_ms` and read from their first record. Raises `UnknownTopicError`.
+
+        A member of a group subscribes to these topics, and those that `pattern` matches, instead of what it did before;
+        the coordinator then says what its share is."""
         self._check_running()
-        topics = [_topic_name(topic) for topic in ([topics] if isinstance(topics, str) else topics)]
+        topics = topic_names(topics)
+        if self._group is not None:
+            self._group.subscribe(topics, pattern or "")
+            return
+        if pattern is not None:
+            raise InvalidRequestError("a pattern is resolved by the coordinator of a group: Consumer(..., group=...)")
         infos = [await self._cluster.topic(topic, self._cluster.request_timeout_s) for topic in topics]
         self.assign(TopicPartition(info.topic, index) for info in infos for index in range(len(info.partitions)))
         self._subscribed = {info.topic: len(info.partitions) for info in infos}
@@ -220,13 +281,20 @@ class Consumer:
         self._fetcher.wake()
 
     def _new_buffer(self, partition: TopicPartition, reset_timestamp: int | None) -> FetchBuffer:
-        buffer = FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs)
+        buffer = self._empty_buffer(partition)
         if reset_timestamp is not None:
             buffer.reset(reset_timestamp)
         else:
             where = f"{partition.topic}-{partition.partition}"
             buffer.fail(OffsetOutOfRangeError(f"{where} has no position and auto_offset_reset is error; seek first"))
         return buffer
+
+    def _empty_buffer(self, partition: TopicPartition) -> FetchBuffer:
+        return FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs)
+
+    def _touched(self, buffer: FetchBuffer) -> None:
+        if self._group is not None:
+            self._group.touched(buffer.partition)
 
     def _buffers(self, partitions: Iterable[Partition]) -> list[FetchBuffer]:
         """Buffers of these partitions; none named: of all."""
@@ -244,6 +312,7 @@ class Consumer:
             raise InvalidRequestError(f"offset {offset} is negative; use seek_to_beginning or seek_to_end")
         (buffer,) = self._buffers([partition])
         buffer.seek(offset)
+        self._touched(buffer)
         self._fetcher.wake()
 
     def seek_to_beginning(self, *partitions: Partition) -> Seeking:
@@ -261,6 +330,7 @@ class Consumer:
         buffers = self._buffers(partitions)
         for buffer in buffers:
             buffer.reset(timestamp)
+            self._touched(buffer)
         self._fetcher.wake()
         return Seeking(self._looked_up, [(buffer, buffer.generation) for buffer in buffers])
 
@@ -309,6 +379,35 @@ class Consumer:
         found = await self._lookup({TopicPartition(*partition): LATEST_TIMESTAMP for partition in partitions})
         return {partition: answer.offset for partition, answer in found.items()}
 
+    async def lag(self) -> dict[TopicPartition, int]:
+        """How far each assigned partition is behind its high watermark, which is asked for: in offsets. That is more
+        than its records where compaction has left gaps, or transactions their markers. Those whose position is still
+        being looked up are not in it."""
+        positions = {one: buffer.position for one, buffer in self._fetcher.buffers.items()}
+        known = {one: position for one, position in positions.items() if position is not None}
+        ends = await self.end_offsets(known)
+        return {one: max(0, ends[one] - position) for one, position in known.items()}
+
+    # Commits
+
+    async def commit(self, done: Mapping[Partition, int] | pa.Table | pa.RecordBatch | Any = None) -> None:
+        """Keeps how far the group has read; what is kept is where the next owner of a partition begins. Retries for
+        `request_timeout_ms`.
+
+        Args:
+            done: None: all that was handed out. A table (or what else has `__arrow_c_stream__`) with the columns topic,
+                partition and offset, as `poll_table` gives it: what stands in it is done, and what stands before it in
+                its partitions. Or by partition the offset of the next record to be read.
+
+        Raises:
+            CommitFailedError: partitions are other members' by now; what could be kept was.
+            HighwaterError: the coordinator refuses it, or stayed out of reach: it may or may not have been kept.
+        """
+        self._check_running()
+        if self._group is None:
+            raise InvalidRequestError("offsets are committed for a group: Consumer(..., group=...)")
+        await self._group.commit(None if done is None else offsets_to_commit(done))
+
     async def _lookup(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
         self._check_running()
         return await lookup_offsets(self._cluster, timestamps, self._cluster.request_timeout_s)
@@ -342,6 +441,7 @@ class Consumer:
                     end = min(index + limit - len(found), len(records))
                     found += records[index:end]
                     buffer.handed_out(end)
+                    self._touched(buffer)
                     if end == len(records):
                         self._turn(buffer)
         return found
@@ -370,6 +470,7 @@ class Consumer:
                         break  # what was taken first; the error comes with the next call
                     if columns is None:
                         break
+                    self._touched(buffer)
                     found.append(columns)
                     left -= columns.num_rows
                 self._turn(buffer)
@@ -383,17 +484,23 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """Records for ever, until the consumer is stopped. Leaving the loop loses none: the position stands behind the
         last record that was given."""
+        group = self._group
         while self._running:
             buffer = await self._next_ready(monotonic() + 3600)
             if buffer is None:
                 continue
             records, index = buffer.current()
             generation = buffer.generation
+            self._touched(buffer)
             for position in range(index, len(records)):
                 buffer.handed_out(position + 1)
                 yield records[position]
                 if buffer.generation != generation or buffer.paused:
                     break
+                if group is not None:
+                    self._touched(buffer)
+                    if group.asks_for_more():
+                        break
             self._turn(buffer)
 
     async def _next_ready(self, deadline: float) -> FetchBuffer | None:
@@ -402,9 +509,21 @@ class Consumer:
         Lets the event loop run once, so that fetching goes on beside a caller that only reads.
         """
         self._check_running()
+        group = self._group
+        if group is None:
+            return await self._next_of_all(deadline)
+        group.poll_began()
+        try:
+            return await self._next_of_all(deadline)
+        finally:
+            group.poll_ended()
+
+    async def _next_of_all(self, deadline: float) -> FetchBuffer | None:
         self._fetcher.wake()
         await asyncio.sleep(0)
         while True:
+            if self._group is not None and self._group.needs_attention:
+                await self._group.settle()
             for buffer in list(self._fetcher.ready.values()):
                 if buffer.ready:
                     return buffer
@@ -429,27 +548,3 @@ class Consumer:
             del ready[buffer.partition]
             if buffer.ready:
                 ready[buffer.partition] = buffer
-
-
-def _topic_name(topic: object) -> str:
-    """Raises `InvalidRequestError` for what no topic can be called; a broker's address above all."""
-    if not isinstance(topic, str):
-        raise InvalidRequestError(f"a topic is a str, not {type(topic).__name__}; several: Consumer('a', 'b')")
-    if ":" in topic or "/" in topic:
-        raise InvalidRequestError(f"{topic!r} is no topic; brokers are named by bootstrap={topic!r}")
-    if "," in topic:
-        raise InvalidRequestError(f"{topic!r} is no topic; several are several arguments: Consumer('a', 'b')")
-    return topic
-
-
-def _reset_timestamp(auto_offset_reset: str | int) -> int | None:
-    named = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "error": None}
-    if isinstance(auto_offset_reset, str):
-        if auto_offset_reset not in named:
-            raise InvalidRequestError(
-                f"auto_offset_reset is {auto_offset_reset!r}; it can be earliest, latest, error or a time in ms"
-            )
-        return named[auto_offset_reset]
-    if auto_offset_reset < 0:
-        raise InvalidRequestError(f"auto_offset_reset is {auto_offset_reset}; a time in ms is not negative")
-    return auto_offset_reset

@@ -351,12 +351,24 @@ class Fetcher:
         for partition, old in before.items():
             old.generation += 1
             if self.buffers.get(partition) is not old:
-                kept = self._kept.pop(partition)
-                self._leave(kept)
-                self._buffered_bytes -= kept.buffered_bytes
-                for others in (self._changed, self._delayed, self._leaderless, self._to_reset, self.ready):
-                    others.pop(partition, None)
+                self._forget(partition)
         self._take_up(self.buffers)
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> None:
+        """Takes these away, where they are there; the others are not interrupted."""
+        for partition in partitions:
+            old = self.buffers.pop(partition, None)
+            if old is not None:
+                old.generation += 1
+                self._forget(partition)
+        self.wake()
+
+    def _forget(self, partition: TopicPartition) -> None:
+        kept = self._kept.pop(partition)
+        self._leave(kept)
+        self._buffered_bytes -= kept.buffered_bytes
+        for others in (self._changed, self._delayed, self._leaderless, self._to_reset, self.ready):
+            others.pop(partition, None)
 
     def add(self, buffers: Iterable[FetchBuffer]) -> None:
         """Takes up more partitions, beside those there are."""

@@ -1,0 +1,434 @@
+"""Consumers of a group over a running cluster: shares, commits, and what is broken under them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from running_cluster import HEAL_S, Deployment, deployment, running_cluster
+
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client import (
+    CommitFailedError,
+    Consumer,
+    HighwaterError,
+    MaxPollIntervalExceededError,
+    OffsetOutOfRangeError,
+    Producer,
+    TopicPartition,
+)
+from highwater.client.blocking import Consumer as BlockingConsumer
+from highwater.errors import ErrorCode
+
+PARTITIONS = 4
+ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 3, 2]]
+SESSION_TIMEOUT_S = 4.0
+_SETTINGS = {
+    "broker.session.timeout.ms": "3000",
+    "controller.session.timeout.ms": "1000",
+    "offsets.topic.num.partitions": "5",
+    "group.consumer.session.timeout.ms": "4000",
+    "group.consumer.heartbeat.interval.ms": "500",
+}
+
+
+@pytest.fixture(scope="module")
+def group_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three brokers whose groups have a short session timeout."""
+    with running_cluster(tmp_path_factory.mktemp("groups"), settings=_SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def grouped(group_cluster: LocalCluster) -> AsyncIterator[Deployment]:
+    async with deployment(group_cluster) as found:
+        yield found
+
+
+class Reading:
+    """A consumer that is polled in the background, and all that it was given."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.seen: list[tuple[int, int]] = []  # partition, offset
+        self.told: list[tuple[str, frozenset[int]]] = []
+        self.errors: list[HighwaterError] = []
+        self._polling: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return frozenset(partition for _, partition in self.consumer.assignment())
+
+    def resume(self) -> None:
+        self._polling = asyncio.create_task(self._poll())
+
+    async def suspend(self) -> None:
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+            self._polling = None
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                records = await self.consumer.poll(200)
+            except HighwaterError as error:
+                self.errors.append(error)
+                records = []
+            self.seen += [(record.partition, record.offset) for record in records]
+            self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = monotonic() + HEAL_S
+        while not condition():
+            assert monotonic() < deadline, (what, self.owned, len(self.seen), self.errors, self.told)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(1):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def owns(self, count: int) -> None:
+        await self.until(lambda: len(self.owned) == count, f"{count} partitions")
+
+    async def has_seen(self, count: int) -> None:
+        await self.until(lambda: len(self.seen) >= count, f"{count} records")
+
+
+class Readers:
+    """The consumers of one test."""
+
+    def __init__(self, deployed: Deployment, stack: AsyncExitStack) -> None:
+        self._deployed = deployed
+        self._stack = stack
+
+    async def join(self, topic: str, group: str, **options: Any) -> Reading:
+        callbacks: dict[str, Any] = {}
+        told: list[tuple[str, frozenset[int]]] = []
+        for name in ("assigned", "revoked", "lost"):
+            callbacks[f"on_{name}"] = lambda partitions, name=name: told.append(
+                (name, frozenset(partition for _, partition in partitions))
+            )
+        options = {"auto_offset_reset": "earliest", **callbacks, **options}
+        consumer = Consumer(topic, bootstrap=self._deployed.cluster.bootstrap, group=group, **options)
+        reading = Reading(consumer)
+        reading.told = told
+        await consumer.start()
+        self._stack.push_async_callback(consumer.stop)
+        self._stack.push_async_callback(reading.suspend)
+        reading.resume()
+        return reading
+
+
+@pytest.fixture
+async def readers(grouped: Deployment) -> AsyncIterator[Readers]:
+    async with AsyncExitStack() as stack:
+        yield Readers(grouped, stack)
+
+
+async def send(deployed: Deployment, topic: str, records: int, partition: int | None = None) -> None:
+    """So many to each partition, or to this one."""
+    async with Producer(deployed.cluster.bootstrap) as producer:
+        for number in range(records):
+            for each in range(PARTITIONS) if partition is None else [partition]:
+                await producer.send(topic, b"%d" % number, partition=each)
+
+
+def whole(records: int) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition in range(PARTITIONS) for offset in range(records)]
+
+
+async def test_two_share_and_one_leaves(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "shared"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group)
+    await first.owns(4)
+    await send(grouped, topic, 50)
+    await first.has_seen(200)
+    second = await readers.join(topic, group)
+    await second.owns(2)
+    await first.owns(2)
+    assert first.owned | second.owned == frozenset(range(4))
+    assert [name for name, _ in first.told] == ["assigned", "revoked"]
+    await send(grouped, topic, 50)
+    await first.until(lambda: len(first.seen) + len(second.seen) >= 400, "the rest")
+    await first.suspend()
+    await first.consumer.stop()
+    assert first.told[-1] == ("revoked", frozenset(range(4)) - second.owned | first.told[-1][1])
+    await send(grouped, topic, 50)
+    await second.owns(4)
+    await second.until(lambda: len(first.seen) + len(second.seen) >= 600, "what comes after the leave")
+    assert Counter(first.seen + second.seen) == Counter(whole(150))
+
+
+async def test_what_stays_is_not_read_twice(grouped: Deployment, readers: Readers) -> None:
+    """Without any commit: what a member keeps goes on at its position, not at a committed offset."""
+    topic = group = "kept"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 20)
+    first = await readers.join(topic, group, enable_auto_commit=False, max_poll_records=7)
+    await first.has_seen(80)
+    second = await readers.join(topic, group, enable_auto_commit=False)
+    await second.owns(2)
+    await second.has_seen(40)
+    await send(grouped, topic, 20)
+    await first.has_seen(120)
+    await second.has_seen(80)
+    kept = first.owned
+    assert Counter(one for one in first.seen if one[0] in kept) == Counter(one for one in whole(40) if one[0] in kept)
+    assert Counter(second.seen) == Counter(one for one in whole(40) if one[0] not in kept)
+
+
+async def test_a_killed_member_is_replaced(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "killed"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 20)
+    program = Path(__file__).with_name("group_reader.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, program, grouped.cluster.bootstrap, topic, group, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(HEAL_S):
+            assert await process.stdout.readline() == b"80\n"
+        second = await readers.join(topic, group)
+        await second.owns(2)
+        process.send_signal(signal.SIGKILL)
+        begun = monotonic()
+        await second.owns(4)
+        assert monotonic() - begun < SESSION_TIMEOUT_S + 10
+        await send(grouped, topic, 5)
+        await second.until(
+            lambda: {(p, o) for p in range(4) for o in range(20, 25)} <= set(second.seen), "all that is new"
+        )
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_the_coordinator_is_killed(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "coordinated"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group, auto_commit_interval_ms=200)
+    second = await readers.join(topic, group, auto_commit_interval_ms=200)
+    await first.owns(2)
+    await second.owns(2)
+    await send(grouped, topic, 20)
+    await first.has_seen(40)
+    await second.has_seen(40)
+    shares = first.owned, second.owned
+    broker = await coordinator_of(grouped, group)
+    grouped.cluster.kill_broker(broker)
+    await grouped.replaced(broker, topic, PARTITIONS)
+    await send(grouped, topic, 20)
+    await first.has_seen(80)
+    await second.has_seen(80)
+    assert (first.owned, second.owned) == shares
+    assert not [told for told in first.told + second.told if told[0] == "lost"]
+    await first.suspend()
+    await first.consumer.commit()
+    await first.consumer.stop()
+    await second.owns(4)
+    await send(grouped, topic, 10)
+    await second.until(lambda: len(first.seen) + len(second.seen) >= 200, "the rest")
+    assert Counter(first.seen + second.seen) == Counter(whole(50))
+
+
+async def coordinator_of(deployed: Deployment, group: str) -> int:
+    """The id of its broker."""
+    from highwater.client.cluster.cluster import Cluster
+    from highwater.client.groups.coordinator import Coordinator, retried
+
+    cluster = Cluster(deployed.cluster.bootstrap, client_id="test", request_timeout_ms=5000)
+    await cluster.start()
+    try:
+        connection = await retried(Coordinator(cluster, group).find, HEAL_S)
+        (found,) = [one.broker_id for one in cluster.metadata.brokers.values() if one.address == connection.address]
+        return found
+    finally:
+        await cluster.close()
+
+
+async def test_a_table_is_committed(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "tables"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 10)
+    first = await readers.join(topic, group, enable_auto_commit=False)
+    await first.suspend()
+    consumer = first.consumer
+    rows = 0
+    done = None
+    async with asyncio.timeout(HEAL_S):
+        while rows < 40:
+            table = await consumer.poll_table(500, max_records=7)
+            if done is None and table.num_rows:
+                done = table
+            rows += table.num_rows
+    assert done is not None
+    await consumer.commit(done)
+    assert sum((await consumer.lag()).values()) == 0
+    await consumer.stop()
+    after = Counter(row["partition"] for row in done.to_pylist())
+    second = await readers.join(topic, group)
+    await second.has_seen(40 - done.num_rows)
+    assert Counter(second.seen) == Counter(one for one in whole(10) if one[1] >= after[one[0]])
+
+
+async def test_pauses_survive_a_rebalance(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "paused"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group)
+    await first.owns(4)
+    await first.suspend()
+    first.consumer.pause()
+    await send(grouped, topic, 10)
+    first.resume()
+    second = await readers.join(topic, group)
+    await second.owns(2)
+    await first.owns(2)
+    await second.has_seen(20)
+    assert first.seen == []
+    first.consumer.resume()
+    await first.has_seen(20)
+    assert Counter(first.seen + second.seen) == Counter(whole(10))
+
+
+async def test_who_does_not_poll_leaves_and_is_told(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "stalled"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group, max_poll_interval_ms=1500)
+    await first.owns(4)
+    second = await readers.join(topic, group)
+    await second.owns(2)
+    await first.owns(2)
+    await first.suspend()
+    await second.owns(4)
+    assert first.owned == frozenset()
+    with pytest.raises(CommitFailedError):
+        await first.consumer.commit({TopicPartition(topic, 0): 1})
+    with pytest.raises(MaxPollIntervalExceededError):
+        await first.consumer.poll(1000)
+    assert first.told[-1][0] == "lost"
+    first.resume()
+    await first.owns(2)
+    await second.owns(2)
+
+
+async def test_a_static_member_restarts(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "static"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group, instance_id="one")
+    second = await readers.join(topic, group, instance_id="two")
+    await first.owns(2)
+    await second.owns(2)
+    share = first.owned
+    await send(grouped, topic, 10)
+    await first.has_seen(20)
+    await first.suspend()
+    await first.consumer.stop()
+    again = await readers.join(topic, group, instance_id="one")
+    await again.owns(2)
+    assert again.owned == share
+    assert [name for name, _ in second.told if name != "assigned"] == []
+    await send(grouped, topic, 10)
+    await again.has_seen(20)
+    assert Counter(first.seen + again.seen) == Counter(one for one in whole(20) if one[0] in share)
+
+
+async def test_an_instance_id_in_use_is_refused_after_the_session_timeout(
+    grouped: Deployment, readers: Readers
+) -> None:
+    topic = group = "instance"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group, instance_id="one")
+    await first.owns(4)
+    async with Consumer(topic, bootstrap=grouped.cluster.bootstrap, group=group, instance_id="one") as second:
+        second._group._member._membership.session_timeout_ms = 1000  # type: ignore[union-attr]
+        with pytest.raises(HighwaterError) as raised:
+            async with asyncio.timeout(HEAL_S):
+                while True:
+                    await second.poll(500)
+        assert raised.value.code is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert first.owned == frozenset(range(4))
+
+
+async def test_where_nothing_was_committed_auto_offset_reset_decides(grouped: Deployment, readers: Readers) -> None:
+    topic = "reset"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 10)
+    latest = await readers.join(topic, "latest", auto_offset_reset="latest")
+    await latest.owns(4)
+    assert [await latest.consumer.position((topic, partition)) for partition in range(4)] == [10] * 4
+    await latest.suspend()
+    await latest.consumer.stop()  # commits the positions, of partitions without a record, too
+    await send(grouped, topic, 10)
+    again = await readers.join(topic, "latest", auto_offset_reset="latest")
+    await again.has_seen(40)
+    assert Counter(again.seen) == Counter(one for one in whole(20) if one[1] >= 10)
+    failing = await readers.join(topic, "failing", auto_offset_reset="error")
+    await failing.until(lambda: bool(failing.errors), "an error")
+    assert isinstance(failing.errors[0], OffsetOutOfRangeError)
+
+
+async def test_topics_of_a_pattern_come_by_themselves(grouped: Deployment, readers: Readers) -> None:
+    await grouped.create_topic("pattern-a", ASSIGNMENT)
+    async with Consumer(
+        bootstrap=grouped.cluster.bootstrap, group="patterns", pattern="pattern-.*", auto_offset_reset="earliest"
+    ) as consumer:
+        reading = Reading(consumer)
+        reading.resume()
+        try:
+            await reading.owns(4)
+            await grouped.create_topic("pattern-b", ASSIGNMENT)
+            await reading.until(lambda: len(consumer.assignment()) == 8, "both topics")
+            await send(grouped, "pattern-b", 5)
+            await reading.has_seen(20)
+        finally:
+            await reading.suspend()
+
+
+def test_the_blocking_consumer_of_a_group(group_cluster: LocalCluster) -> None:
+    topic = group = "blocking"
+    told: list[str] = []
+    bootstrap = group_cluster.bootstrap
+
+    async def prepare() -> None:
+        async with deployment(group_cluster) as deployed:
+            await deployed.create_topic(topic, ASSIGNMENT)
+            await send(deployed, topic, 10)
+
+    asyncio.run(prepare())
+    consumer = BlockingConsumer(
+        topic,
+        bootstrap=bootstrap,
+        group=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        on_assigned=lambda partitions: told.append(f"assigned {len(partitions)}"),
+        on_revoked=lambda partitions: (consumer.commit(), told.append("committed"))[1],
+    )
+    with consumer:
+        seen = []
+        deadline = monotonic() + HEAL_S
+        while len(seen) < 40:
+            assert monotonic() < deadline
+            seen += consumer.poll(500)
+        assert sum(consumer.lag().values()) == 0
+    assert told == ["assigned 4", "committed"]
+    with BlockingConsumer(topic, bootstrap=bootstrap, group=group, auto_offset_reset="earliest") as again:
+        deadline = monotonic() + HEAL_S
+        while len(again.assignment()) < 4:
+            assert monotonic() < deadline
+            assert again.poll(200) == []
+        assert [again.position((topic, partition)) for partition in range(4)] == [10] * 4
