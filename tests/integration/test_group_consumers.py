@@ -355,11 +355,11 @@ async def test_an_instance_id_in_use_is_refused_after_the_session_timeout(
     await first.owns(4)
     async with Consumer(topic, bootstrap=grouped.cluster.bootstrap, group=group, instance_id="one") as second:
         second._group._member._membership.session_timeout_ms = 1000  # type: ignore[union-attr]
-        with pytest.raises(HighwaterError) as raised:
-            async with asyncio.timeout(HEAL_S):
-                while True:
-                    await second.poll(500)
-        assert raised.value.code is ErrorCode.UNRELEASED_INSTANCE_ID
+        reading = Reading(second)
+        reading.resume()
+        await reading.until(lambda: bool(reading.errors), "an error")
+        await reading.suspend()
+        assert reading.errors[0].code is ErrorCode.UNRELEASED_INSTANCE_ID
     assert first.owned == frozenset(range(4))
 
 
@@ -432,3 +432,40 @@ def test_the_blocking_consumer_of_a_group(group_cluster: LocalCluster) -> None:
             assert monotonic() < deadline
             assert again.poll(200) == []
         assert [again.position((topic, partition)) for partition in range(4)] == [10] * 4
+
+
+async def test_groups_are_administered(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "administered"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 10)
+    reading = await readers.join(topic, group, client_rack="here")
+    await reading.has_seen(40)
+    admin = grouped.admin
+    assert {"stable"} == {one.state for one in await admin.list_groups() if one.group == group}
+    assert group not in {one.group for one in await admin.list_groups(["empty"])}
+    described, absent = await admin.describe_groups([group, "no-such-group"], include_offsets=True)
+    (member,) = described.members
+    assert described.state == "stable"
+    assert member.rack == "here"
+    assert member.assignment == member.target == tuple(TopicPartition(topic, number) for number in range(4))
+    assert absent.error is not None
+    assert absent.error.code is ErrorCode.GROUP_ID_NOT_FOUND
+    refused = (await admin.delete_groups([group]))[group]
+    assert refused is not None
+    assert refused.code is ErrorCode.NON_EMPTY_GROUP
+    with pytest.raises(HighwaterError, match="has 1 members"):
+        await admin.alter_offsets(group, {(topic, 0): 3})
+    await reading.suspend()
+    await reading.consumer.stop()
+    committed = await admin.list_group_offsets(group)
+    assert {one: value.offset for one, value in committed.items()} == {(topic, number): 10 for number in range(4)}
+    outcomes = await admin.alter_offsets(group, {(topic, 0): 3, ("no-such-topic", 0): 1})
+    assert outcomes[TopicPartition(topic, 0)] is None
+    unknown = outcomes[TopicPartition("no-such-topic", 0)]
+    assert unknown is not None
+    assert unknown.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await admin.delete_offsets(group, [(topic, 1)]) == {(topic, 1): None}
+    found = await admin.list_group_offsets(group, [(topic, 0), (topic, 1)])
+    assert {one: value.offset for one, value in found.items()} == {(topic, 0): 3}
+    assert await admin.delete_groups([group]) == {group: None}
+    assert await admin.list_group_offsets(group) == {}

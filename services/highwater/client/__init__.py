@@ -5,10 +5,12 @@ The rooms, each of which imports only what stands before it; `producer/`, `consu
 other:
 
     cluster/   brokers, topics and leaders as this client knows them, and the connections to brokers
+    membership/  what a member of a group decides; no I/O
+    groups/    coordinators of groups, a member's stream, committed offsets
     producer/  from `send` to the leader: accumulators, batches, the partitions' queues, the sender
     consumer/  from the leader to `poll`: the fetcher and the records that wait
     scan/      a range of offsets or times as Arrow batches, by a consumer
-    admin/     topics, configurations, log directories, replicas
+    admin/     topics, configurations, log directories, replicas, groups
     blocking/  the same clients for plain code, over a thread with an event loop
 
 What all of them speak of is here at the top: `exceptions`, `topic_partition`, and `notebook`, which shows values.
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
         PartitionDescription,
         TopicDescription,
         TopicResult,
+    )
+    from highwater.client.admin.group_descriptions import (
+        CommittedOffset,
+        GroupDescription,
+        GroupListing,
+        GroupMemberDescription,
     )
     from highwater.client.admin.replica_verification import DamagedRange, PartitionVerification, ReplicaVerification
     from highwater.client.consumer.consumer import Consumer
@@ -83,6 +91,7 @@ __all__ = [
     "ClientClosedError",
     "ClusterDescription",
     "CommitFailedError",
+    "CommittedOffset",
     "ConfigValue",
     "Consumer",
     "ConsumerRecord",
@@ -90,6 +99,9 @@ __all__ = [
     "DamagedRange",
     "Delivery",
     "DeliveryTimeoutError",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMemberDescription",
     "HighwaterError",
     "InvalidRequestError",
     "InvalidTimestampError",
@@ -128,6 +140,7 @@ _NAMES = {  # of each module
         "BrokerDescription ClusterDescription ConfigValue LogDirDescription LogDirReplica NewTopic "
         "PartitionDescription TopicDescription TopicResult"
     ),
+    "admin.group_descriptions": "CommittedOffset GroupDescription GroupListing GroupMemberDescription",
     "admin.replica_verification": "DamagedRange PartitionVerification ReplicaVerification",
     "consumer.consumer": "Consumer",
     "consumer.consumer_record": "ConsumerRecord",

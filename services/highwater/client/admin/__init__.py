@@ -1,4 +1,4 @@
 """Administration: topics and their configuration, the cluster, log directories, and whether replicas agree.
 
-May import `cluster/`, `exceptions`, `notebook` and `topic_partition`.
+May import `cluster/`, `groups/`, `exceptions`, `notebook` and `topic_partition`.
 """

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Self
 
+from highwater.client.admin import groups
 from highwater.client.admin.answers import cluster_description, elections, topic_description, topic_result
 from highwater.client.admin.descriptions import (
     BrokerReach,
@@ -17,6 +18,7 @@ from highwater.client.admin.descriptions import (
     TopicDescription,
     TopicResult,
 )
+from highwater.client.admin.group_descriptions import CommittedOffset, GroupDescription, GroupListing, GroupState
 from highwater.client.admin.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from highwater.client.admin.reachability import check_brokers
 from highwater.client.admin.replica_verification import PartitionVerification, verify_partition
@@ -334,6 +336,51 @@ class Admin:
             partitions = dict.fromkeys(partitions, LATEST_TIMESTAMP)
         wanted = {TopicPartition(*partition): timestamp for partition, timestamp in partitions.items()}
         return await lookup_offsets(self._cluster, wanted, self._cluster.request_timeout_s)
+
+    # Groups
+
+    async def list_groups(self, states: Iterable[GroupState] | None = None) -> list[GroupListing]:
+        """The groups in these states (None: all), by id. Raises where a broker that is registered does not answer."""
+        self._check_running()
+        return await groups.list_groups(self._cluster, states)
+
+    async def describe_groups(self, names: Sequence[str], *, include_offsets: bool = False) -> list[GroupDescription]:
+        """These groups with their members, in order; one that does not exist has an `error`."""
+        self._check_running()
+        return await groups.describe_groups(self._cluster, names, include_offsets=include_offsets)
+
+    async def delete_groups(self, names: Sequence[str]) -> dict[str, HighwaterError | None]:
+        """Removes groups that have no members, and their offsets. What became of each."""
+        self._check_running()
+        return await groups.delete_groups(self._cluster, names)
+
+    async def list_group_offsets(
+        self, group: str, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What a group has committed of these partitions (None: of all); those of which it has committed nothing are
+        not in the answer, nor has a group that does not exist any."""
+        self._check_running()
+        wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
+        return await groups.list_group_offsets(self._cluster, group, wanted)
+
+    async def alter_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        """Sets where a group without members goes on, by partition; makes the group where there is none. What became of
+        each. Raises `HighwaterError` (NON_EMPTY_GROUP) where it has members."""
+        self._check_running()
+        wanted = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+        return await groups.alter_offsets(self._cluster, group, wanted)
+
+    async def delete_offsets(
+        self, group: str, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        """Removes what a group has committed of topics that no member of it subscribes to. What became of each. Raises
+        `HighwaterError` (GROUP_ID_NOT_FOUND)."""
+        self._check_running()
+        return await groups.delete_offsets(
+            self._cluster, group, [TopicPartition(*partition) for partition in partitions]
+        )
 
     # The controller
 

@@ -15,6 +15,7 @@ from highwater.client.admin.descriptions import (
     TopicDescription,
     TopicResult,
 )
+from highwater.client.admin.group_descriptions import CommittedOffset, GroupDescription, GroupListing, GroupState
 from highwater.client.admin.replica_verification import PartitionVerification
 from highwater.client.blocking.client import BlockingClient, with_the_signature_of
 from highwater.client.blocking.options import AdminOptions
@@ -121,3 +122,27 @@ class Admin(BlockingClient[async_admin.Admin]):
         self, partitions: Mapping[TopicPartition, int] | Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         return self._run(lambda: self._client.list_offsets(partitions))
+
+    def list_groups(self, states: Iterable[GroupState] | None = None) -> list[GroupListing]:
+        return self._run(lambda: self._client.list_groups(states))
+
+    def describe_groups(self, names: Sequence[str], *, include_offsets: bool = False) -> list[GroupDescription]:
+        return self._run(lambda: self._client.describe_groups(names, include_offsets=include_offsets))
+
+    def delete_groups(self, names: Sequence[str]) -> dict[str, HighwaterError | None]:
+        return self._run(lambda: self._client.delete_groups(names))
+
+    def list_group_offsets(
+        self, group: str, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return self._run(lambda: self._client.list_group_offsets(group, partitions))
+
+    def alter_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        return self._run(lambda: self._client.alter_offsets(group, offsets))
+
+    def delete_offsets(
+        self, group: str, partitions: Iterable[tuple[str, int]]
+    ) -> dict[TopicPartition, HighwaterError | None]:
+        return self._run(lambda: self._client.delete_offsets(group, partitions))
