@@ -40,7 +40,7 @@ class GroupListing(ShownAsTable):
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset(ShownAsTable):
-    """How far a group has read one partition."""
+    """A group's place in one partition."""
 
     offset: int  # of the next record to be read
     leader_epoch: int  # of the last record that was read; -1: not known

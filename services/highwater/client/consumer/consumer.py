@@ -380,7 +380,7 @@ class Consumer:
         return {partition: answer.offset for partition, answer in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """How far each assigned partition is behind its high watermark, which is asked for: in offsets. That is more
+        """Tells how far each assigned partition is behind its high watermark, which is asked for: in offsets. That is more
         than its records where compaction has left gaps, or transactions their markers. Those whose position is still
         being looked up are not in it."""
         positions = {one: buffer.position for one, buffer in self._fetcher.buffers.items()}

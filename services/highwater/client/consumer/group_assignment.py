@@ -133,7 +133,7 @@ class GroupAssignment:
     # Polls
 
     def poll_began(self) -> None:
-        """What was handed out before is done."""
+        """Counts what was handed out before as done."""
         self._member.poll_began()
         if self._settings.enable_auto_commit and monotonic() >= self._commits_at_s:
             self._commit_in_the_background()

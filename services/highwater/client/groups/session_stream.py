@@ -120,7 +120,7 @@ class SessionStream:
                 self._on_answer(_answer(response))
 
     async def _write(self) -> None:
-        """What goes wrong here the reader knows better: it ends the stream."""
+        """Leaves what goes wrong to the reader, which knows better, and ends the stream."""
         first = True
         try:
             while True:

@@ -98,7 +98,6 @@ class Membership:
         self._differs = False  # what it has is not what was assigned
         self._lost = NO_PARTITIONS  # it is still to be told of
         self._step: Step | None = None  # under way
-        self._step_is_void = False  # what it is about was dropped meanwhile
         self._closing = False
         # The stream
         self.stream = 0
@@ -121,12 +120,12 @@ class Membership:
 
     @property
     def held(self) -> Partitions:
-        """What the application has. Of that it consumes all but what a `Revoke` under way is about."""
+        """All that the application has. Of that it consumes all but what a `Revoke` under way is about."""
         return self._held
 
     @property
     def owned(self) -> Partitions:
-        """What the coordinator is told: with what was assigned and not taken up yet."""
+        """All that the coordinator is told of: with what was assigned and not taken up yet."""
         return self._assigned | self._held
 
     @property
@@ -144,7 +143,7 @@ class Membership:
 
     @property
     def wake_at_ms(self) -> float:
-        """When `tick` is to be called at the latest."""
+        """The time at which `tick` is to be called at the latest."""
         stall = self._polled_ms + self._settings.max_poll_interval_ms if self._can_stall() else NEVER_MS
         match self.phase:
             case Phase.WAITING:
@@ -264,7 +263,7 @@ class Membership:
         return [Say(Word(self.epoch, self._seen, owned, subscription))]
 
     def _last_word_ms(self, now_ms: float) -> float:
-        """When the last word went of which the coordinator is sure to have heard."""
+        """The time of the last word of which the coordinator is sure to have heard."""
         before_ms = now_ms - min(SILENCE_MS, self.session_timeout_ms / 3)
         return max((said for said in self._said_ms if said <= before_ms), default=self._said_ms[0])
 
@@ -280,7 +279,6 @@ class Membership:
         dropped = self._held
         told = self._step.partitions if isinstance(self._step, Revoke) else NO_PARTITIONS
         self._lost |= dropped - told
-        self._step_is_void = self._step is not None
         self.epoch = JOINING
         self._held = self._assigned = NO_PARTITIONS
         self._differs = False
@@ -299,18 +297,16 @@ class Membership:
             step = Assign(added)
             self._held |= added
             self._differs = False
-        self._step, self._step_is_void = step, False
+        self._step = step
         return step
 
     def step_done(self, now_ms: float) -> list[Action]:
         """The callback has returned, and what was to be committed is."""
         step, self._step = self._step, None
-        if self._step_is_void or not isinstance(step, Revoke):
-            self._differs = self._assigned != self._held
-            return []
-        self._held -= step.partitions
+        revoked = step.partitions & self._held if isinstance(step, Revoke) else NO_PARTITIONS  # none: they were dropped
+        self._held -= revoked
         self._differs = self._assigned != self._held
-        if self.phase is not Phase.OPEN:
+        if not revoked or self.phase is not Phase.OPEN:
             return []  # the first word of the next stream says it
         return self._say(now_ms, owned=self.owned)
 

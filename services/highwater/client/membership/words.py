@@ -1,4 +1,4 @@
-"""What a member and its coordinator say to each other, and what a membership has its owner do. Values."""
+"""Words of a member and its coordinator, and what a membership has its owner do. Values."""
 
 from __future__ import annotations
 
