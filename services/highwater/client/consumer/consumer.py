@@ -380,9 +380,9 @@ class Consumer:
         return {partition: answer.offset for partition, answer in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """Tells how far each assigned partition is behind its high watermark, which is asked for: in offsets. That is more
-        than its records where compaction has left gaps, or transactions their markers. Those whose position is still
-        being looked up are not in it."""
+        """Tells how far each assigned partition is behind its high watermark, which is asked for: in offsets. That is
+        more than its records where compaction has left gaps, or transactions their markers. Those whose position is
+        still being looked up are not in it."""
         positions = {one: buffer.position for one, buffer in self._fetcher.buffers.items()}
         known = {one: position for one, position in positions.items() if position is not None}
         ends = await self.end_offsets(known)

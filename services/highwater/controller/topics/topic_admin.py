@@ -93,7 +93,7 @@ def brokers_away(topic: str, factor: int, registered: int) -> Refusal:
 
 
 def refuse_internal(topic: str) -> Refusal | None:
-    """Why a client may neither delete nor grow it."""
+    """Tells why a client may neither delete nor grow it."""
     if not is_internal_topic(topic):
         return None
     return Refusal(

@@ -34,7 +34,7 @@ RETRY_S = 0.2  # before it is read again where that failed
 
 @dataclass(frozen=True)
 class ShardContext:
-    """What all shards of a broker share. `now_ms` is the time of records; it never jumps."""
+    """All that the shards of a broker share. `now_ms` is the time of records; it never jumps."""
 
     replica_manager: ReplicaManager
     feed: TopicFeed
@@ -108,7 +108,7 @@ class HostedShard:
         self._carry_out(serving, outcome, told)
 
     def refusal(self) -> Refusal | None:
-        """Why nothing can be asked now."""
+        """Tells why nothing can be asked now; None: it can."""
         if self._serving is None:
             return self._not_served()
         if self._serving.log.full:
@@ -131,7 +131,7 @@ class HostedShard:
     # Time and topics
 
     async def tick(self, changed_topics: Collection[str]) -> None:
-        """What is due, and what follows from topics that are others now."""
+        """Does what is due, and what follows from topics that are others now."""
         serving = self._serving
         if serving is None:
             if not self._loading and self._new_log().takes_records:

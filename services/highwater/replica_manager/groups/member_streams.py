@@ -14,7 +14,7 @@ REPLACED = SessionAnswer(
 
 
 class MemberStream:
-    """What is to be told on one stream: the latest alone, as every assignment is the whole of it. `wake` is called when
+    """All that is to be told on one stream: the latest alone, as every assignment is the whole of it. `wake` is called when
     there is something."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class MemberStream:
         self._wake()
 
     def take(self) -> SessionAnswer | None:
-        """What is to be told now."""
+        """Takes what is to be told now."""
         answer, self._answer = self._answer, None
         return answer
 

@@ -31,7 +31,7 @@ class GroupMetrics:
         )
 
     def count(self, records: Iterable[Record]) -> None:
-        """What the records of an outcome say."""
+        """Counts what the records of an outcome say."""
         for record in records:
             kind = record.key[:2]
             if record.value is not None:

@@ -119,7 +119,7 @@ class OffsetsTopic:
                 await self._seen.wait()
 
     async def _asked(self, request: controller_pb2.CreateTopicsRequest) -> str:
-        """What speaks against it; empty: nothing."""
+        """Returns what speaks against it; empty: nothing."""
         try:
             link = await self._controller.find()
         except StoreError as error:

@@ -26,7 +26,7 @@ RECORD_OVERHEAD_BYTES = 32  # of a row beside its key and value, at the most
 
 
 def size_of(record: Record) -> int:
-    """What it takes in a batch, at the most."""
+    """Bytes that it takes in a batch, at the most."""
     return len(record.key) + len(record.value or b"") + RECORD_OVERHEAD_BYTES
 
 

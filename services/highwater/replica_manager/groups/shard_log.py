@@ -72,7 +72,7 @@ class ShardLog:
 
     @property
     def takes_records(self) -> bool:
-        """Whether what is handed over now can be committed, as far as can be seen."""
+        """Tells whether what is handed over now can be committed, as far as can be seen."""
         return self.leads and produce_admission(self._hosted.partition, ACKS_ALL) is ErrorCode.NONE
 
     @property
