@@ -23,6 +23,8 @@ Commands (`T-0` is a partition, brokers are numbers):
     rebalance 10                         leaderships go back where more than so many percent of a broker's own are away
     hold / release                       keeps the controller's writes from etcd until `release`
     new-controller                       another one is elected and lists everything
+    remade T 1,2 epoch=0                 another one was elected, unheard of here, and deleted T and made it again
+    unknown                              what is held has no known outcome: the states are read (RULES 2.4)
     configure T min.insync.replicas=1    the topic's configuration is changed
     lose-watch                           what happens in etcd from now on is not seen
     relist                               the watch was lost, the same one lists everything
@@ -102,6 +104,7 @@ class World:
         self.configs: dict[str, dict[str, str]] = {}
         self.watching = True
         self.held: list[Action] | None = None
+        self.deposed = False
         self.output: list[str] = []
         self.cluster = Cluster(0, 1, self.defaults)
 
@@ -139,6 +142,8 @@ class World:
     def write(self, action: Action) -> list[Action]:
         self.revision += 1
         match action:
+            case WriteState() if self.deposed:
+                self.output.append(f"deposed {action.topic}-{action.key.partition}")
             case WriteState(topic, key, state, compare_revision):
                 found = self.states.get((topic, key.partition))
                 if (found.revision if found else 0) != compare_revision:
@@ -280,6 +285,27 @@ class World:
     def release(self) -> list[Action]:
         held, self.held = self.held or [], None
         return held
+
+    def unknown(self) -> list[Action]:
+        held, self.held = self.held or [], None
+        writes = [action for action in held if isinstance(action, WriteState)]
+        return self.cluster.refused([(write, self.own_state(write)) for write in writes])
+
+    def own_state(self, write: WriteState) -> VersionedState | None:
+        """As `read_own_states`."""
+        if self.topics[write.topic].assignment.topic_id != write.key.topic_id:
+            self.output.append(f"read {write.topic}-{write.key.partition}: another topic's")
+            return None
+        return self.states.get((write.topic, write.key.partition))
+
+    def remade(self, name: str, replicas: str, epoch: str) -> list[Action]:
+        self.deposed = True
+        self.revision += 1
+        assignment = TopicAssignment(name, UUID(int=self.revision).bytes, (ids(replicas),))
+        self.topics[name] = VersionedTopic(assignment, self.revision, self.revision)
+        self.revision += 1
+        self.states[name, 0] = VersionedState(PartitionState(-1, int(epoch), 0, ids(replicas)), self.revision)
+        return []
 
     def new_controller(self) -> list[Action]:
         self.controller_epoch += 1

@@ -319,15 +319,19 @@ class ActiveController:
             writes = [write for write in writes if write not in lost]
 
     async def _settle(self, writes: Sequence[WriteState]) -> None:
-        """RULES 2.4."""
-        keys = [_compared(write).key for write in writes]
+        """RULES 2.4, as `read_own_states`."""
+        keys = [key for write in writes for key in (_compared(write).key, ("topic", write.topic))]
         answer = None
         while answer is None and not self.ended.is_done:
             await self.owner.sleep(100)
             answer = await self.owner.etcd(self.world.etcd.get, keys)
         if answer is not None:
-            found = zip(writes, map(_versioned, answer[0]), strict=True)
-            self.perform(self.cluster.refused(list(found)))
+            states, topics = answer[0][::2], answer[0][1::2]
+            own = [
+                _versioned(state) if topic is not None and topic.value.topic_id == write.key.topic_id else None
+                for write, state, topic in zip(writes, states, topics, strict=True)
+            ]
+            self.perform(self.cluster.refused(list(zip(writes, own, strict=True))))
 
     async def _guarded(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Any:
         """The result, or None where nobody knows; ends the term where the guard does not hold."""

@@ -12,7 +12,13 @@ from highwater.controller.state_machines.cluster import Cluster
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.brokers import record_tail
-from highwater.metadata.state.partition_states import Outcome, StateWrite, StateWriteResult, read_states, write_states
+from highwater.metadata.state.partition_states import (
+    Outcome,
+    StateWrite,
+    StateWriteResult,
+    read_own_states,
+    write_states,
+)
 from highwater.metadata.state.topics import create_states, delete_states, finish_deletion
 from highwater.metadata.store.etcd_errors import StoreError, may_pass
 from highwater.metadata.store.store import Store
@@ -104,14 +110,13 @@ class EtcdWriter:
 
     async def _settle(self, writes: Sequence[WriteState]) -> None:
         """RULES 2.4: what a re-read shows; where it is what was compared, the cluster writes again, and one of the two
-        wins."""
+        wins. A controller that was deposed and does not know it comes here too, since reading asks for no term: by
+        then another topic may have the name."""
         _log.warning("etcd did not do some writes, or did not say so: reading them %s", pairs(states=len(writes)))
         await asyncio.sleep(RETRY_PAUSE_S)
-        partitions = [(write.topic, write.key.partition) for write in writes]
-        found, _ = await self._until_answered(lambda: read_states(self._store, self._keys, partitions))
-        self._perform(
-            self._cluster.refused([(write, found.get((write.topic, write.key.partition))) for write in writes])
-        )
+        topics = {write.key: write.topic for write in writes}
+        found = await self._until_answered(lambda: read_own_states(self._store, self._keys, topics))
+        self._perform(self._cluster.refused([(write, found.get(write.key)) for write in writes]))
 
     async def _record_tail(self, record: RecordTail) -> None:
         await self._until_answered(

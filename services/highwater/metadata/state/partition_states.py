@@ -9,14 +9,23 @@ from dataclasses import dataclass, field
 from highwater.metadata.schema.cluster_view import versioned_state
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
-from highwater.metadata.schema.models import IsrNotification, PartitionState, VersionedState
+from highwater.metadata.schema.models import IsrNotification, PartitionState, TopicAssignment, VersionedState
 from highwater.metadata.store.batches import ConditionalWrite, Outcome, WriteResult, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Operation, Put, created_at, modified_at
 from highwater.model.partition import PartitionKey
 
-__all__ = ["IsrChange", "IsrWriter", "Outcome", "StateWrite", "StateWriteResult", "read_states", "write_states"]
+__all__ = [
+    "IsrChange",
+    "IsrWriter",
+    "Outcome",
+    "StateWrite",
+    "StateWriteResult",
+    "read_own_states",
+    "read_states",
+    "write_states",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,22 @@ async def read_states(
     by_key = {keys.state(topic, partition): (topic, partition) for topic, partition in partitions}
     entries, revision = await store.get_many(by_key, timeout_s=timeout_s)
     return {by_key[key]: versioned_state(entry) for key, entry in entries.items()}, revision
+
+
+async def read_own_states(
+    store: Store, keys: Keys, topics: Mapping[PartitionKey, str], *, timeout_s: float | None = None
+) -> dict[PartitionKey, VersionedState]:
+    """The same, by partition, of those whose topics still have these names. A topic that was made anew under the name
+    of a deleted one is another (RULES 1.1), and its states begin at leader epoch 0."""
+    wanted = [name for key, topic in topics.items() for name in (keys.topic(topic), keys.state(topic, key.partition))]
+    entries, _ = await store.get_many(wanted, timeout_s=timeout_s)
+    found = {}
+    for key, topic in topics.items():
+        assigned, state = entries.get(keys.topic(topic)), entries.get(keys.state(topic, key.partition))
+        if assigned is None or state is None or TopicAssignment.from_json(assigned.value).topic_id != key.topic_id:
+            continue
+        found[key] = versioned_state(state)
+    return found
 
 
 async def write_states(

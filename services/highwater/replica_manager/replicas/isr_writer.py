@@ -9,10 +9,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from logging import INFO
 
-from highwater.metadata.schema.cluster_view import versioned_state
 from highwater.metadata.schema.keys import Keys
-from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedState
-from highwater.metadata.state.partition_states import IsrChange, IsrWriter, Outcome, StateWriteResult, read_states
+from highwater.metadata.schema.models import PartitionState, VersionedState
+from highwater.metadata.state.partition_states import (
+    IsrChange,
+    IsrWriter,
+    Outcome,
+    StateWriteResult,
+    read_own_states,
+    read_states,
+)
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
@@ -143,18 +149,11 @@ class IsrChanges:
                 logger.exception("the outcome of an ISR change could not be taken %s", pairs(partition=key))
 
     async def _read(self, reads: dict[PartitionKey, tuple[str, Seen]]) -> None:
-        keys = self._keys
-        wanted = [
-            name for key, (topic, _) in reads.items() for name in (keys.topic(topic), keys.state(topic, key.partition))
-        ]
+        topics = {key: topic for key, (topic, _) in reads.items()}
         try:
-            entries, _ = await self._store.get_many(wanted, timeout_s=TIMEOUT_S)
+            found = await read_own_states(self._store, self._keys, topics, timeout_s=TIMEOUT_S)
         except StoreError as error:
             logger.warning("cannot read partition states: %s", error)  # the partition asks again
             return
-        for key, (topic, seen) in reads.items():
-            assigned = entries.get(keys.topic(topic))
-            state = entries.get(keys.state(topic, key.partition))
-            if assigned is None or state is None or TopicAssignment.from_json(assigned.value).topic_id != key.topic_id:
-                continue  # deleted, or another topic by now (RULES 1.1): the controller will stop this replica
-            seen(key, versioned_state(state))
+        for key, state in found.items():  # the controller will stop those that are not found
+            reads[key][1](key, state)
