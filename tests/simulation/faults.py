@@ -127,7 +127,7 @@ class Faults:
             return
         remembers = self._random.random() < 0.3
         self._say("fail disk", node.broker_id, "remembers" if remembers else "forgets")
-        node.disk.fail(remembers)
+        node.disk.fail(remembers, self._world.etcd.revision)
         if self._random.random() < 0.7:
             for key in list(node.disk.logs):
                 self._later(int(self._random.expovariate(1 / 300)), self._tell_offline, node, key)

@@ -288,9 +288,13 @@ class History:
     def _had_acknowledged(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
         """Whether a leader may go on counting what the member held before it was cut: of a state that it has not heard
         of yet, or in a proposal that etcd will refuse (RULES 2.3, 7.6). The others that it counts hold that. What is
-        fetched after the cut is counted as everybody's."""
+        fetched after the cut is counted as everybody's. A leader by which it has not fetched yet begins with the high
+        watermark of its log: what it counted as a follower's was acknowledged to leaders before it."""
         cut = self._cut.get((member, key))
-        return cut is not None and 0 <= broker_epoch < cut.broker_epoch and offset <= cut.log_end_offset
+        if cut is None or offset > cut.log_end_offset:
+            return False
+        unheard = broker_epoch < 0 and member not in self.states[key].isr
+        return unheard or 0 <= broker_epoch < cut.broker_epoch
 
     def _had_lost(self, member: int, key: PartitionKey, broker_epoch: int, offset: int) -> bool:
         """Whether the member may have held it, as far as the leader can know (RULES 7.2, 7.5)."""

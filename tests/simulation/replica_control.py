@@ -244,7 +244,7 @@ class Control:
             return
         doubt_revision = self._doubt_revision
         if owner.replica_manager.broker_epoch == epoch:
-            recorded = await owner.storage_client.call("on_record_boot")
+            recorded = await owner.storage_client.call("on_record_boot", registration.log_storage_incarnation)
             if recorded == registration.log_storage_incarnation and doubt_revision:
                 key = ("doubted", broker_id)
                 await owner.etcd(etcd.txn, (Compare(key, "mod", doubt_revision),), (Delete(key),))

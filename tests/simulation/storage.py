@@ -182,6 +182,7 @@ class Disk:
         self.failed = (
             False  # the kernel cannot write to it, and drops what it had taken, until log-storage starts again
         )
+        self.failed_at = 0  # etcd's revision then: a doubt from before was of an earlier failure (RULES 7.2)
         self.logs: dict[PartitionKey, Log] = {}
         self.names: dict[tuple[str, int], PartitionKey] = {}
         self.fences: dict[PartitionKey, Fence] = {}
@@ -198,9 +199,10 @@ class Disk:
         for log in self.logs.values():
             log.lose(random)
 
-    def fail(self, remembers: bool) -> None:
-        """An operation ended with EIO. `remembers`: the disk can still take so much."""
+    def fail(self, remembers: bool, revision: int) -> None:
+        """An operation ended with EIO. `remembers`: the disk can still take so much. `revision`: etcd's."""
         self.failed = self.tail_lost = True
+        self.failed_at = revision
         for log in self.logs.values():
             log.offline = True
         if remembers and self.record is not None:
@@ -253,9 +255,10 @@ class LogStorage(Process):
     def on_probe(self, reply: Reply) -> None:
         reply(self.incarnation)
 
-    def on_record_boot(self, reply: Reply) -> None:
+    def on_record_boot(self, reply: Reply, incarnation: str) -> None:
+        """Of this incarnation alone: another one may have found that more is lost (RULES 7.2)."""
         disk = self.disk
-        if not disk.failed:
+        if not disk.failed and incarnation == self.incarnation:
             for log in disk.logs.values():
                 log.flushed = log.log_end_offset
             disk.record = BootRecord(disk.broker_id, disk.boot, self._may_claim)

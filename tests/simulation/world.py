@@ -62,7 +62,9 @@ class Node:
             if self.disk.failed:
                 etcd = self.world.etcd
                 told = self.disk.record is None or self.disk.record.tail_lost
-                remembered = told or ("doubted", self.broker_id) in etcd.entries
+                # One of an earlier failure may be deleted yet, by a write that is late.
+                doubt = etcd.entries.get(("doubted", self.broker_id))
+                remembered = told or (doubt is not None and doubt.mod_revision > self.disk.failed_at)
                 self.world.history.losing_tail(self.broker_id, etcd.revision)
                 self.disk.drop_pages(self.world.scheduler.random.random, remembered=remembered)
             self.storage = LogStorage(
