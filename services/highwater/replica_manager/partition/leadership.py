@@ -274,8 +274,12 @@ class Leadership:
         return next_ms
 
     def _time_is_over_ms(self, replica: Replica) -> int:
-        """From then on a replica that says nothing more lags (5.6), or is not about to join any more (5.1)."""
-        return replica.lags_from_ms(self._settings.replica_lag_time_max_ms, self.log_end_offset)
+        """From then on a replica that says nothing more lags (5.6), or is not about to join any more (5.1): for that it
+        has no more time because it had joined before."""
+        lag_ms = self._settings.replica_lag_time_max_ms
+        if replica.in_sync:
+            return replica.lags_from_ms(lag_ms, self.log_end_offset)
+        return replica.last_caught_up_ms(self.log_end_offset) + lag_ms + 1
 
     def _is_kept_up(self, replica: Replica, now_ms: int) -> bool:
         """Tells whether the session says in each request that the replica is caught up."""
