@@ -25,6 +25,7 @@ Commands (`T-0` is a partition, brokers are numbers):
     new-controller                       another one is elected and lists everything
     remade T 1,2 epoch=0                 another one was elected, unheard of here, and deleted T and made it again
     unknown                              what is held has no known outcome: the states are read (RULES 2.4)
+    late-write                           what is held and of unknown outcome is written after all, and seen by the watch
     configure T min.insync.replicas=1    the topic's configuration is changed
     lose-watch                           what happens in etcd from now on is not seen
     relist                               the watch was lost, the same one lists everything
@@ -105,6 +106,7 @@ class World:
         self.watching = True
         self.held: list[Action] | None = None
         self.deposed = False
+        self.late: list[WriteState] = []
         self.output: list[str] = []
         self.cluster = Cluster(0, 1, self.defaults)
 
@@ -289,7 +291,20 @@ class World:
     def unknown(self) -> list[Action]:
         held, self.held = self.held or [], None
         writes = [action for action in held if isinstance(action, WriteState)]
+        self.late += writes
         return self.cluster.refused([(write, self.own_state(write)) for write in writes])
+
+    def late_write(self) -> list[Action]:
+        (write,), self.late = self.late, []
+        number = write.key.partition
+        found = self.states[write.topic, number]
+        if found.revision != write.compare_revision:
+            self.output.append(f"compare failed {write.topic}-{number}")
+            return []
+        self.revision += 1
+        self.states[write.topic, number] = VersionedState(write.state, self.revision)
+        self.output.append(f"write {write.topic}-{number} {shown(write.state)}")
+        return self.cluster.state_seen(write.topic, number, self.states[write.topic, number])
 
     def own_state(self, write: WriteState) -> VersionedState | None:
         """As `read_own_states`."""

@@ -341,7 +341,7 @@ class Cluster:
 
     def state_seen(self, name: str, partition_number: int, versioned: VersionedState) -> list[Action]:
         """A state was watched or read. An ISR change by a leader is announced by its notification (RULES 2.5), a new
-        leader epoch at once."""
+        leader epoch, and what a late write of this controller may have changed, at once."""
         topic = self.topics.named(name)
         if topic is None or topic.deletion is not None or partition_number >= len(topic.partitions):
             return []
@@ -356,7 +356,7 @@ class Cluster:
     def refused(self, writes: Iterable[tuple[WriteState, VersionedState | None]]) -> list[Action]:
         """A transaction was not done, or its outcome is unknown; each write comes with the state that was read after
         it. What the re-read shows counts; where it still shows the state that was compared, another write of the same
-        revision settles it (RULES 2.4)."""
+        revision settles it (RULES 2.4), or that it is seen to be done after all."""
         return self._write_ended(writes)
 
     def _write_ended(self, writes: Iterable[tuple[WriteState, VersionedState | None]]) -> list[Action]:
@@ -364,9 +364,9 @@ class Cluster:
         for write, found in writes:
             partition = self.topics.partition(write.key)
             if partition is not None:
-                partition.write_ended(write)
                 if found is not None:
                     self.topics.seen(partition, found)
+                partition.write_ended(write)
                 partitions.append(partition)
         return self._advance(partitions) + self._announce(partitions)
 

@@ -50,6 +50,7 @@ class PartitionStateMachine:
     replicas: tuple[int, ...]  # the assignment, preferred leader first
     versioned: VersionedState | None = None  # the newest state seen
     pending: WriteState | None = None  # the write under way
+    unsettled: bool = False  # one of unknown outcome may yet be done over the state that is known (RULES 2.4)
     replica_states: dict[int, ReplicaStateMachine] = field(default_factory=dict)
     offline_changes: int = 0  # counts those of `offline_replicas`
 
@@ -128,19 +129,23 @@ class PartitionStateMachine:
     # What happened
 
     def seen(self, versioned: VersionedState) -> bool:
-        """Takes a state that was read or watched; older ones change nothing. Returns whether its leader epoch is new,
-        that is, whether brokers must be told."""
+        """Takes a state that was read or watched; older ones change nothing. Returns whether brokers must be told: its
+        leader epoch is new, or a write of ours may have made it, of which its leader knows nothing (RULES 2.5)."""
         known = self.versioned
         if known is not None and versioned.revision <= known.revision:
             return False
         assert known is None or versioned.state.leader_epoch >= known.state.leader_epoch  # invariant 5
+        ours, self.unsettled = self.unsettled, False
         self.versioned = versioned
-        return known is None or versioned.state.leader_epoch > known.state.leader_epoch
+        return known is None or versioned.state.leader_epoch > known.state.leader_epoch or ours
 
     def write_ended(self, write: WriteState) -> None:
-        """The write was done, or not, or nobody knows. What it wrote, or what was read after it, is `seen`."""
+        """The write was done, or not, or nobody knows. What it wrote, or what was read after it, has been `seen`: where
+        that is what was compared, it may be done yet."""
         if self.pending == write:
             self.pending = None
+        if self.versioned is not None and self.versioned.revision == write.compare_revision:
+            self.unsettled = True
 
     @property
     def offline_replicas(self) -> tuple[int, ...]:
