@@ -77,6 +77,22 @@ async def test_a_topic_deleted_out_of_the_controllers_reach_is_cleaned_up_when_a
     assert hosted(cluster, kept)
 
 
+async def test_what_a_controller_said_before_is_not_taken_late(cluster: TestCluster) -> None:
+    """RULES 8.10."""
+    topic = await cluster.create_topic("orders")
+    manager = cluster[0].replica_manager
+    assert manager is not None
+    metadata = manager.replica_manager.metadata
+    there = metadata.by_id(topic.key.topic_id)
+    assert there is not None
+    sender = Sender(7, cluster.controller_epoch + 1)
+    update = manager.control.update_metadata
+    taken = await update(sender, "", [], [there], full=True, deleted=[], sequence=2)
+    late = await update(sender, "", [], [], full=True, deleted=[], sequence=1)
+    assert (taken.error, late.error) == (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT)
+    assert metadata.by_id(topic.key.topic_id) == there
+
+
 async def test_a_deletion_that_failed_is_tried_again_although_the_topic_is_gone(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

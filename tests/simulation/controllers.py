@@ -158,6 +158,7 @@ class ActiveController:
         self._fast_paths: dict[int, FastPath] = {}
         self._watch: Watch | None = None
         self._configs: dict[str, Mapping[str, str]] = {}
+        self.metadata_requests = 0  # as `MetadataMessages` counts them
         owner.spawn(self._follow_etcd())
         owner.after(250, self._tick)
 
@@ -513,9 +514,11 @@ class Sender:
             if batch is None:
                 break
             brokers = tuple(cluster.brokers.values())
+            active_controller.metadata_requests += 1
             answer = await self._call(
                 "on_update_metadata",
                 active_controller.epoch,
+                active_controller.metadata_requests,
                 brokers,
                 _told(batch, cluster.topics),
                 batch.full,

@@ -319,6 +319,7 @@ class Control:
         self,
         reply: Reply,
         controller_epoch: int,
+        sequence: int,
         brokers: Sequence[Any],
         topics: Sequence[CachedTopic],
         full: bool,
@@ -326,6 +327,9 @@ class Control:
     ) -> None:
         if self._is_deposed(controller_epoch):
             reply(ErrorCode.STALE_CONTROLLER_EPOCH)
+            return
+        if not self.owner.replica_manager.metadata.in_order(controller_epoch, sequence):
+            reply(ErrorCode.REQUEST_TIMED_OUT)
             return
         self.owner.replica_manager.learn_brokers(_endpoints(brokers))
         replica_manager = self.owner.replica_manager

@@ -69,9 +69,9 @@ def request_of(messages: MetadataMessages, batch: MetadataBatch, topics: Topics)
 def told(cache: MetadataCache, request: bytes) -> replica_control_pb2.UpdateMetadataRequest:
     """A broker that takes the request."""
     message = replica_control_pb2.UpdateMetadataRequest.FromString(request)
-    cache.update(
-        [cached_topic(topic) for topic in message.topics], full=message.full, deleted=list(message.deleted_topic_ids)
-    )
+    if cache.in_order(message.controller_epoch, message.sequence):
+        topics = [cached_topic(topic) for topic in message.topics]
+        cache.update(topics, full=message.full, deleted=list(message.deleted_topic_ids))
     return message
 
 
@@ -149,7 +149,9 @@ def test_a_hundred_brokers_are_told_of_what_is_serialised_once() -> None:
         sent = []
         for box in boxes:
             while (batch := box.next(0, topics.table)) is not None:
-                sent.append(request_of(messages, batch, topics))
+                request = replica_control_pb2.UpdateMetadataRequest.FromString(request_of(messages, batch, topics))
+                request.sequence = 0  # all that is each one's own
+                sent.append(request.SerializeToString(deterministic=True))
                 box.answered()
         return set(sent)
 
@@ -257,3 +259,41 @@ def test_whatever_is_lost_on_the_way_everybody_knows_everything_in_the_end(
                 for each in known.partitions
                 if each.versioned is not None
             }
+
+
+def test_a_request_that_comes_after_a_later_one_is_not_taken() -> None:
+    """RULES 8.10: what it does not name was made since, and what it names may be gone."""
+    topics, messages, cache = Topics(), MetadataMessages(), MetadataCache()
+    outbox = MetadataOutbox()
+    outbox.add(send(full=True))
+    topics.add("gone", 1)
+    late = request_of(messages, next_of(outbox, topics), topics)
+    outbox = MetadataOutbox()  # of the broker's next registration
+    deleted = topics.delete("gone")
+    topics.add("made", 1)
+    outbox.add(send(full=True, deleted=[deleted]))
+    told(cache, request_of(messages, next_of(outbox, topics), topics))
+    told(cache, late)
+    assert [topic.topic for topic in cache.topics()] == ["made"]
+    assert cache.by_id(deleted) is None
+
+
+def test_the_order_is_of_one_controllers_term() -> None:
+    cache = MetadataCache()
+    assert [cache.in_order(*each) for each in ((3, 7), (3, 7), (3, 6), (3, 9), (4, 1), (3, 10))] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert cache.in_order(4, 0)  # of a controller from before there was an order
+    assert not cache.in_order(4, 1)
+
+
+def next_of(outbox: MetadataOutbox, topics: Topics) -> MetadataBatch:
+    batch = outbox.next(0, topics.table)
+    assert batch is not None
+    assert batch.full
+    return batch

@@ -44,6 +44,7 @@ class MetadataMessages:
 
     def __init__(self) -> None:
         self.serialised = 0  # partitions so far
+        self._requests = 0  # so far, to all brokers: their order (RULES 8.10)
         self._topics: dict[bytes, _TopicMessage] = {}
         self._changed: dict[PartitionKey, _PartitionMessage] = {}
 
@@ -54,6 +55,8 @@ class MetadataMessages:
         topics = [topic for topic in table if topic.deletion is None] if batch.full else []
         if batch.full:
             self._forget_others(topics)
+        self._requests += 1
+        head.sequence = self._requests
         out = [head.SerializeToString()]
         for topic in topics:
             _embed(out, self._of(topic).head)

@@ -64,6 +64,7 @@ class MetadataCache:
         self.controller_id = NO_LEADER
         self.controller_address = ""
         self.brokers: dict[int, Endpoint] = {}
+        self._told = (-1, 0)  # (controller epoch, sequence) of the request taken last
         self.complete = False  # whether the controller has told of everything since this broker's start
         self.listeners: list[Callable[[Collection[str]], None]] = []  # told the names of topics that changed or went
         self._reached_by: dict[str, dict[int, Endpoint]] = {}  # by listener, of `brokers` as they are
@@ -100,6 +101,14 @@ class MetadataCache:
             found = {broker.broker_id: broker for broker in reached if broker is not None}
             self._reached_by[listener] = found
         return found
+
+    def in_order(self, controller_epoch: int, sequence: int) -> bool:
+        """Tells whether a request is newer than all that were taken, as it is taken then. One that comes late would
+        forget topics that were made since, or bring those back that are gone (RULES 8.10). Sequence 0 has no order."""
+        if sequence and (controller_epoch, sequence) <= self._told:
+            return False
+        self._told = max(self._told, (controller_epoch, sequence))
+        return True
 
     def update(self, topics: Sequence[CachedTopic], *, full: bool, deleted: Iterable[bytes] = ()) -> None:
         """Takes what changed, or with `full` all there is. A partition's older state never replaces a newer one

@@ -118,10 +118,13 @@ class Control:
         *,
         full: bool,
         deleted: Sequence[bytes],
+        sequence: int = 0,
     ) -> Outcomes:
         refused = await self._refusal(sender)
         if refused is not None:
             return refused
+        if not self._replica_manager.metadata.in_order(sender.controller_epoch, sequence):
+            return Outcomes(ErrorCode.REQUEST_TIMED_OUT, f"request {sequence} comes after a later one")
         self._replica_manager.metadata.set_controller(sender.controller_id, controller_address)
         self._replica_manager.learn_brokers(endpoints)
         self._replica_manager.metadata.update(topics, full=full, deleted=deleted)

@@ -80,6 +80,7 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
             [cached_topic(topic) for topic in request.topics],
             full=request.full,
             deleted=list(request.deleted_topic_ids),
+            sequence=request.sequence,
         )
         return replica_control_pb2.UpdateMetadataResponse(error=to_proto(outcomes.error, outcomes.message))
 
