@@ -14,10 +14,11 @@ from highwater.errors import ErrorCode
 from highwater.fetcher.follower.actions import FetchPosition
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession
-from highwater.replica_manager.replicas.hosted_partition import HostedPartition
-from highwater.replica_manager.requests.fetch import FetchedPart, FetchParams, FetchPart, FetchRead, FetchRole
+from highwater.replica_manager.requests.fetch import FetchParams, FetchRead
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.requests.session_roles import ReplicaRole
+from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.responses.response_reads import PartRead
 
 from .scheduler import Future, Process
 
@@ -91,7 +92,7 @@ class FetchStreamServer:
             replica_manager.session_opened(self._session)
             if incremental and self.owner.incremental:
                 role = ReplicaRole(replica_manager, self._session, self.owner.fetch_handler.note_place)
-                self._incremental = SessionFetch(replica_manager, role, self._read_place, max_bytes=100)
+                self._incremental = SessionFetch(replica_manager, role, self._read_places, max_bytes=100)
         if not replica_manager.sessions.is_newest(self._session):
             self._end()
             return
@@ -142,12 +143,11 @@ class FetchStreamServer:
             if self.stream is not None:
                 self.stream.to_client(self._answer, number, results, self._incremental is not None, more)
 
-    async def _read_place(
-        self, hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int
-    ) -> tuple[FetchedPart, int]:
-        """As `FetchHandler.read_place`; a batch counts as so many bytes."""
-        _, found.error, found.pieces = await self.owner.read(hosted, part.fetch_offset, found.readable_end)
-        return found, BATCH_BYTES * len(found.pieces)
+    async def _read_places(self, reads: Sequence[PartRead]) -> list[tuple[FetchedPart, int]]:
+        """As `FetchHandler.read_places`, one after the other; a batch counts as so many bytes."""
+        for hosted, part, found, _ in reads:
+            _, found.error, found.pieces = await self.owner.read(hosted, part.fetch_offset, found.readable_end)
+        return [(read.admitted, BATCH_BYTES * len(read.admitted.pieces)) for read in reads]
 
     async def _results(self, params: FetchParams) -> list[FetchedPart]:
         """As `FetchHandler.answer`."""

@@ -19,7 +19,7 @@ from highwater.model.fence_role import Role
 from highwater.model.named_places import NamedPlaces, NamedRequest
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.replicas.following import Followed
-from highwater.replica_manager.requests.fetch import FetchedPart
+from highwater.replica_manager.responses.fetch_parts import FetchedPart
 from highwater.v1 import replica_control_pb2
 
 from .fetch_stream import FetchStreamServer

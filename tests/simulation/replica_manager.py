@@ -28,6 +28,7 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.fetch import FetchHandler
 
 from .etcd import Compare, Put
+from .fetch_stream import BATCH_BYTES
 from .following_stream import Deliver, FollowingStream
 from .history import InvariantError
 from .network import Stream
@@ -63,7 +64,7 @@ class SimulatedReplicaManager(ReplicaManager):
             incarnation=owner.incarnation,
             tail_cache_bytes=cache_batches,
             purgatory=Purgatory(max_produces=10_000, max_fetches=10_000),
-            message_max_bytes=1000,
+            message_max_bytes=BATCH_BYTES,
             lease_confirmed=owner.lease_confirmed,
             register_anew=owner.register_anew,
             report_offline_logs=owner.control.report_offline_logs,

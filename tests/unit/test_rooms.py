@@ -42,7 +42,10 @@ ROOMS = {
         *("files", "segment", "producers", "log", "recovery", "log_manager", "scrubbing", "compaction", "server"),
         *("inspect", OWN_FILES),
     ),
-    "replica_manager": ("partition", "storage", "replicas", "membership", "requests", "groups", "server", OWN_FILES),
+    "replica_manager": (
+        *("partition", "storage", "replicas", "membership", "responses", "requests", "groups", "server"),
+        OWN_FILES,
+    ),
     "fetcher": ("follower", OWN_FILES),
     "client": ("cluster", "membership", "groups", "producer", "consumer", "scan", "admin", "blocking", OWN_FILES),
     "metadata": ("store", "schema", "leases", "state", OWN_FILES),

@@ -42,6 +42,7 @@ from highwater.replica_manager.server.control_servicer import ReplicaControlServ
 from highwater.replica_manager.server.controller_forwarder import ControllerForwarder, Forwarding
 from highwater.replica_manager.server.group_servicer import GroupServicer
 from highwater.replica_manager.server.listener_servers import ListenerServers
+from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
@@ -123,6 +124,12 @@ class ReplicaManagerService:
             now_ms=_monotonic_ms,
             supervisor=self._supervisor,
         )
+        self.fetch_handler = FetchHandler(
+            self.replica_manager,
+            self._counted,
+            max_bytes=settings.fetch_max_bytes,
+            responses_max_bytes=settings.fetch_responses_max_bytes,
+        )
         self.servers = ListenerServers(
             settings.listeners,
             settings.advertised_listeners,
@@ -180,7 +187,7 @@ class ReplicaManagerService:
             max_requests=settings.queued_max_requests,
             max_bytes=settings.queued_max_request_bytes,
         )
-        fetch_handler = FetchHandler(replica_manager, self._counted, max_bytes=settings.fetch_max_bytes)
+        unread = UnreadResponses(settings.fetch_response_timeout_ms / 1000, self._counted.unread_responses.inc)
         offsets, delete_records_handler = OffsetsHandler(replica_manager), DeleteRecordsHandler(replica_manager)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
         forwarding = Forwarding(self._active_controller)
@@ -190,13 +197,14 @@ class ReplicaManagerService:
             BrokerServicer(
                 replica_manager,
                 produce_handler,
-                fetch_handler,
+                self.fetch_handler,
                 offsets,
                 delete_records_handler,
                 producer_ids,
                 self._topic_creation,
                 cluster_id=lambda: self.liveness.cluster_id,
                 listener=Listener(name, internal),
+                unread=unread,
             ).add_to(server)
             forwarder = ControllerForwarder(forwarding, functools.partial(replica_manager.metadata.reached_by, name))
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
@@ -226,7 +234,7 @@ class ReplicaManagerService:
         supervisor.run_once("tick", self._tick, self._fail)
 
     def _count(self) -> None:
-        replica_manager, counted = self.replica_manager, self._counted
+        replica_manager, counted, budget = self.replica_manager, self._counted, self.fetch_handler.budget
 
         def led(counts: Callable[[Leadership], bool]) -> Callable[[], float]:
             # Called from the thread that serves the metrics: over a copy.
@@ -246,6 +254,8 @@ class ReplicaManagerService:
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
         counted.delayed_produces.set_function(lambda: len(replica_manager.purgatory.produces))
         counted.waiting_fetches.set_function(lambda: replica_manager.purgatory.fetches)
+        counted.fetch_response_bytes["replicas"].set_function(lambda: budget.replicas.held_bytes)
+        counted.fetch_response_bytes["consumers"].set_function(lambda: budget.consumers.held_bytes)
 
     async def controlled_shutdown(self) -> None:
         """Leaderships move, and the ISRs let go; then `stop`."""

@@ -36,6 +36,9 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     """These three of each listener that clients use."""
     tail_cache_bytes: int = Field(64 << 20, ge=0)
     fetch_max_bytes: int = Field(55 << 20, ge=1024)
+    fetch_responses_max_bytes: int = Field(256 << 20, ge=1 << 20)
+    fetch_response_timeout_ms: int = Field(30_000, ge=100)
+    """For a response to be taken; a large one has longer."""
     auto_create_topics_enable: bool = False
     offsets_topic_num_partitions: int = Field(50, ge=1, le=10_000)
     """What the topic has, where it is there already."""

@@ -34,11 +34,17 @@ class Storage:
     def __init__(self) -> None:
         self.records = BATCH
         self.reads: list[int] = []
+        self.at_once = 0  # reads under way
+        self.most_at_once = 0
         self.log_start_offset = 0
 
     async def read(self, asked: PartitionKey, offset: int, max_offset: int, max_bytes: int) -> Any:
         self.reads.append(asked.partition)
-        await asyncio.sleep(0)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.at_once -= 1
         return SimpleNamespace(
             offline=False,
             incarnation="ls",
@@ -52,9 +58,17 @@ class Storage:
 class Leader:
     """Broker 1, alone in the ISR of each partition."""
 
-    def __init__(self, partitions: int = 3, *, max_consumers: int = 10) -> None:
+    def __init__(
+        self,
+        partitions: int = 3,
+        *,
+        max_consumers: int = 10,
+        max_bytes: int = 1_000,
+        message_max_bytes: int = 1 << 20,
+        responses_max_bytes: int = 256 << 20,
+    ) -> None:
         self.storage = Storage()
-        self.max_bytes = 1_000
+        self.max_bytes = max_bytes
         nothing: Any = SimpleNamespace(committed=None, send=None, submit=lambda *_: None)
         self.replica_manager = ReplicaManager(
             1,
@@ -66,7 +80,7 @@ class Leader:
             incarnation="rm",
             tail_cache_bytes=0,
             purgatory=Purgatory(max_produces=1, max_fetches=max_consumers),
-            message_max_bytes=1 << 20,
+            message_max_bytes=message_max_bytes,
             lease_confirmed=lambda: True,
             register_anew=lambda: None,
             report_offline_logs=lambda: None,
@@ -76,7 +90,12 @@ class Leader:
         for number in range(partitions):
             self.replica_manager.host(key(number), "t", {})
             self.lead(number)
-        self.handler = FetchHandler(self.replica_manager, ReplicaManagerMetrics(Metrics("test")), max_bytes=1_000)
+        self.handler = FetchHandler(
+            self.replica_manager,
+            ReplicaManagerMetrics(Metrics("test")),
+            max_bytes=max_bytes,
+            responses_max_bytes=responses_max_bytes,
+        )
 
     def hosted(self, number: int) -> HostedPartition:
         return self.replica_manager.hosted[key(number)]

@@ -18,14 +18,9 @@ from highwater.replica_manager.partition.actions import FetchSession, PartitionS
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import (
-    FULL_PAUSE_S,
-    FetchHandler,
-    FetchParams,
-    FetchPart,
-    FetchRole,
-)
+from highwater.replica_manager.requests.fetch import FULL_PAUSE_S, FetchHandler, FetchParams
 from highwater.replica_manager.requests.produce import ProduceHandler
+from highwater.replica_manager.responses.fetch_parts import FetchPart, FetchRole
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.replica_manager.server.fetch_stream import MAX_FETCH_PARTITIONS, fetch_refusal
 from highwater.replica_manager.storage.leader_appends import LeaderAppends

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
 from highwater.replica_manager.requests.fetch import FetchParams
+from highwater.replica_manager.responses.fetch_parts import FetchRole
+from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2
@@ -37,6 +38,9 @@ class Sessions:
 class Nothing:
     """Answers every fetch at once, with nothing."""
 
+    def room(self, role: FetchRole, turn: Turn) -> ResponseRoom:
+        return ResponseRoom()
+
     def note_follower(self, params: FetchParams) -> None:
         assert params.session is not None
 
@@ -49,10 +53,18 @@ class Call:
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[Any], None]] = []
+        self.writing = asyncio.Event()
 
     async def requests(self) -> AsyncIterator[broker_pb2.FetchRequest]:
         yield broker_pb2.FetchRequest(replica=broker_pb2.ReplicaRole(broker_id=2, broker_epoch=7))
         await asyncio.Event().wait()
+
+    async def write(self, response: bytes) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+    def peer(self) -> str:
+        return "unix:"
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._callbacks.append(callback)
@@ -67,12 +79,14 @@ async def test_a_session_ends_with_its_call_even_while_the_handler_waits_for_its
     servicer = BrokerServicer(
         cast(Any, broker), unused, cast(Any, Nothing()), unused, unused, unused, unused, lambda: "cluster", INTERNAL
     )
-    responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
-    async with asyncio.timeout(10), aclosing(responses):
-        await anext(responses)  # grpc.aio writes it, and may never come back for the next one
+    handling = asyncio.create_task(servicer.FetchStream(call.requests(), cast(Any, call)))
+    async with asyncio.timeout(10):
+        await call.writing.wait()  # and it may never be written
         assert len(broker.open) == 1
         call.end()
         assert not broker.open
+    handling.cancel()
+    await asyncio.wait((handling,))
 
 
 async def test_a_stream_whose_requests_cannot_be_taken_ends_with_the_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,8 +100,7 @@ async def test_a_stream_whose_requests_cannot_be_taken_ends_with_the_error(caplo
     servicer = BrokerServicer(
         cast(Any, broker), unused, cast(Any, Mistaken()), unused, unused, unused, unused, lambda: "cluster", INTERNAL
     )
-    responses = cast(AsyncGenerator[bytes, None], servicer.FetchStream(call.requests(), cast(Any, call)))
-    async with asyncio.timeout(10), aclosing(responses):
+    async with asyncio.timeout(10):
         with pytest.raises(KeyError, match="a mistake of ours"):
-            await anext(responses)
+            await servicer.FetchStream(call.requests(), cast(Any, call))
     assert [record.message for record in caplog.records] == ["a fetch stream failed"]

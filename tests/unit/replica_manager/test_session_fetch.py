@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +26,11 @@ from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests import session_fetch
-from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.session_fetch import SessionAnswer, SessionFetch
 from highwater.replica_manager.requests.session_roles import ReplicaRole
+from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.responses.response_reads import PartRead
 from highwater.telemetry.metrics import Metrics
 
 EPOCH = 5
@@ -90,13 +92,12 @@ class Leader:
         answer = AppendAnswer(ErrorCode.NONE, "", -1, -1, False, -1, log, "ls")
         self.hosted(number).log_ended(EPOCH, answer)
 
-    async def _read(
-        self, hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int
-    ) -> tuple[FetchedPart, int]:
+    async def _read(self, reads: Sequence[PartRead]) -> list[tuple[FetchedPart, int]]:
         self.reading.set()
         await asyncio.sleep(0)
-        found.pieces = (BATCH,)
-        return found, len(BATCH)
+        for read in reads:
+            read.admitted.pieces = (BATCH,)
+        return [(read.admitted, len(BATCH)) for read in reads]
 
     def asks(self, places: dict[int, int], forgotten: Iterable[int] = (), epoch: int = EPOCH) -> FetchParams:
         """A request that names these partitions at these offsets."""

@@ -131,11 +131,15 @@ class TailCache:
         if self._owner == (leader_epoch, incarnation) and next_offset > self._next_offset:
             self._empty(next_offset)
 
+    def covers(self, offset: int) -> bool:
+        """Tells whether `read` from there has an answer."""
+        return self._owner is not None and self.first_offset <= offset <= self._next_offset
+
     def read(self, offset: int, max_bytes: int, bound: int) -> TailRead | None:
         """Batches from the one that holds `offset`, up to `max_bytes` but the first one whole whatever its size
         (RULES 4.8), and only such as end at or below `bound` (the high watermark for a consumer, the log end for a
         replica). None: log-storage must be asked."""
-        if self._owner is None or offset < self.first_offset or offset > self._next_offset:
+        if not self.covers(offset):
             return None
         if offset == self._next_offset:
             return TailRead([], 0, offset)

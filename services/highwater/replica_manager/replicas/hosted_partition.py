@@ -171,6 +171,10 @@ class HostedPartition:
         for wait in self.log_start_waits:
             wait.wake()
 
+    def is_cached(self, offset: int) -> bool:
+        """Tells whether `cached` from there has an answer."""
+        return self._tail.covers(offset)
+
     def cached(self, offset: int, end_offset: int, max_bytes: int) -> Sequence[Piece] | None:
         """Whole batches from the one that holds `offset`, ending at or below `end_offset`; None: ask log-storage."""
         found = self._tail.read(offset, max_bytes, end_offset)

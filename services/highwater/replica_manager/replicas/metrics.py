@@ -28,3 +28,8 @@ class ReplicaManagerMetrics:
         self.delayed_produces = metrics.gauge("delayed_produces", "Produced partitions that wait to be committed")
         self.task_failures = metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self.waiting_fetches = metrics.gauge("waiting_fetches", "Fetches that wait for data")
+        held = metrics.gauge("fetch_response_bytes", "Bytes of fetch responses that are read or written", ("share",))
+        self.fetch_response_bytes = {share: held.labels(share) for share in ("replicas", "consumers")}
+        waits = metrics.counter("fetch_response_waits", "Fetches that waited for room for their response", ("outcome",))
+        self.fetch_response_waits = {outcome: waits.labels(outcome) for outcome in ("granted", "refused")}
+        self.unread_responses = metrics.counter("unread_responses", "Connections closed: a response was not taken")

@@ -85,7 +85,7 @@ class ReplicaManager:
         self.moved: set[PartitionKey] = set()  # led ones whose high watermark or leader epoch log-storage does not have
         self.purgatory = purgatory
         self._tail_budget = TailCacheBudget(tail_cache_bytes)
-        self._message_max_bytes = message_max_bytes
+        self.message_max_bytes = message_max_bytes
         self._cleanup_policy = cleanup_policy
         self.offline_logs = OfflineLogs(storage, self._log_failed, supervisor)
         self.damaged_logs = DamagedLogs(
@@ -130,7 +130,7 @@ class ReplicaManager:
         return parse(
             config,
             min_insync_replicas=self.settings.min_insync_replicas,
-            message_max_bytes=self._message_max_bytes,
+            message_max_bytes=self.message_max_bytes,
             cleanup_policy=self._cleanup_policy,
         )
 

@@ -1,4 +1,4 @@
 """Requests without protobuf: produce, fetch, offsets, delete records, the controller's instructions.
 
-May import `membership/`, `replicas/` and what those may import.
+May import `membership/`, `responses/` and what those may import.
 """

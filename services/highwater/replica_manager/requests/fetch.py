@@ -7,68 +7,44 @@ moves, consumers when the high watermark does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from highwater.errors import ErrorCode
-from highwater.log_storage_client.values import StorageUnavailableError
-from highwater.model.partition import PartitionKey
-from highwater.replica_manager.partition.actions import DivergingEpoch, FetchSession, FetchVerdict, FollowerFetch
-from highwater.replica_manager.partition.answers import check_consumer_fetch
-from highwater.replica_manager.partition.partition import Partition, Phase
+from highwater.log_storage_client.values import ReadAnswer, StorageUnavailableError
+from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict, FollowerFetch
+from highwater.replica_manager.partition.partition import Phase
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting, WaitingFetch
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.payloads import rows_before_columns
-from highwater.rpc.embedding import Piece, size_of
+from highwater.replica_manager.responses.fetch_parts import (
+    NO_PIECES,
+    UNBOUNDED,
+    FetchedPart,
+    FetchPart,
+    FetchRole,
+    for_consumer,
+    for_debug,
+    for_replica,
+)
+from highwater.replica_manager.responses.response_budget import ResponseBudget
+from highwater.replica_manager.responses.response_reads import PartRead, ResponseReads
+from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
+from highwater.replica_manager.storage.shared_reads import SharedReads
+from highwater.rpc.embedding import size_of
 
-NO_PIECES: tuple[Piece, ...] = ()
 LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
 MAX_WAIT_MS = 60_000
 # Where as many wait as may, the others are answered after so long, with what there is then: they ask again at once.
 FULL_PAUSE_S = 0.5
+RESPONSES_MAX_BYTES = 256 << 20
 _NOT_HOSTED = FetchVerdict(ErrorCode.UNKNOWN_LEADER_EPOCH, None, -1, -1, -1, ())
-_NOTHING = -1 << 62
-_UNBOUNDED = 1 << 62
-
-
-class FetchRole(Enum):
-    REPLICA = "replica"
-    CONSUMER = "consumer"
-    DEBUG = "debug"  # any replica, any offset (RULES 5.7)
-
-
-class FetchPart(NamedTuple):
-    key: PartitionKey
-    leader_epoch: int
-    fetch_offset: int
-    max_bytes: int
-    acked_offset: int = -1  # the last three: replicas only (RULES 4.1)
-    last_epoch: int = -1
-    log_start_offset: int = -1
-
-
-@dataclass(slots=True)
-class FetchedPart:
-    """The answer about one partition. Offsets and epochs are -1 where they are not told; `leader` and `leader_epoch`
-    tell where to go instead."""
-
-    key: PartitionKey
-    error: ErrorCode = ErrorCode.NONE
-    message: str = ""
-    high_watermark: int = -1
-    log_start_offset: int = -1
-    log_end_offset: int = -1
-    pieces: Sequence[Piece] = NO_PIECES  # whole batches, in order
-    diverging: DivergingEpoch | None = None
-    leader: int = -1
-    leader_epoch: int = -1
-    readable_end: int = _NOTHING  # whoever asks may read up to there: nothing, where that is not above the fetch offset
 
 
 class FetchRead(NamedTuple):
@@ -77,6 +53,7 @@ class FetchRead(NamedTuple):
     parts: list[FetchedPart]  # one for each that was asked for, in their order
     complete: bool  # to be answered now: enough bytes, or something that waiting does not mend
     awaited: bool  # the event loop ran meanwhile: what moved then has not been waited for
+    starved: bool = False  # there is something to read, and no room for it in the budget of all responses
 
 
 @dataclass(slots=True)
@@ -93,13 +70,32 @@ class FetchParams:
     # What the leader made of each part when the request came in (RULES 4.2); replicas only.
     verdicts: Sequence[FetchVerdict] = ()
     wait: DataWait = field(default_factory=DataWait)
+    room: ResponseRoom = field(default_factory=ResponseRoom)  # whoever sends the answer gives it back
 
 
 class FetchHandler:
-    def __init__(self, replica_manager: ReplicaManager, metrics: ReplicaManagerMetrics, *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        replica_manager: ReplicaManager,
+        metrics: ReplicaManagerMetrics,
+        *,
+        max_bytes: int,
+        responses_max_bytes: int = RESPONSES_MAX_BYTES,
+    ) -> None:
+        """`max_bytes` are of one response, `responses_max_bytes` of all that are not written yet."""
         self._replica_manager = replica_manager
         self._metrics = metrics
+        self._reads: SharedReads[ReadAnswer] = SharedReads(lambda answer: len(answer.records))
         self.max_bytes = max_bytes
+        self.budget = ResponseBudget(
+            responses_max_bytes,
+            message_max_bytes=replica_manager.message_max_bytes,
+            waited=lambda granted: metrics.fetch_response_waits["granted" if granted else "refused"].inc(),
+        )
+
+    def room(self, role: FetchRole, turn: Turn | None = None) -> ResponseRoom:
+        """That of one answer, which takes it as it reads. `turn`: a stream's."""
+        return ResponseRoom(self.budget.replicas if role is FetchRole.REPLICA else self.budget.consumers, turn)
 
     def note_follower(self, params: FetchParams) -> None:
         """Takes what a replica's request acknowledges, as soon as it comes in (RULES 4.1, 4.2): an acknowledgement
@@ -141,22 +137,33 @@ class FetchHandler:
 
     async def answer(self, params: FetchParams) -> list[FetchedPart]:
         """One result for each part, in their order. Answers at once where max wait is 0, nothing was asked, min bytes
-        are there, or any part failed (RULES 5.7); else when they are, the time is up or `params.wait` is ended."""
+        are there, or any part failed (RULES 5.7); else when they are, the time is up or `params.wait` is ended. Where
+        there is no room for what can be read, it waits for that, and answers without data where none comes in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS) / 1000
         waiting: Waiting[WaitingFetch] | None = None
         try:
             while True:
                 read = await self._read(params)
-                if read.complete or params.wait.ended or not params.parts or loop.time() >= deadline:
+                if read.complete or not params.parts:
                     return read.parts
+                if read.starved:
+                    if await params.room.wait(self._wanted_bytes(params), deadline - loop.time()):
+                        continue
+                    return read.parts
+                if params.wait.ended or loop.time() >= deadline:
+                    return read.parts
+                has_moved = False
                 if waiting is None:
                     waiting = self.enter(params, read, deadline)
-                    if waiting is None:  # too many wait: this one is not woken for data, nor asked again at once
-                        await params.wait.wait(min(deadline - loop.time(), FULL_PAUSE_S))
-                        return (await self._read(params)).parts
-                    if read.awaited:
-                        continue
+                    has_moved = read.awaited and self._has_moved(params, read)
+                params.room.release()
+                del read  # what it holds is found again
+                if waiting is None:  # too many wait: this one is not woken for data, nor asked again at once
+                    await params.wait.wait(min(deadline - loop.time(), FULL_PAUSE_S))
+                    return (await self._read(params)).parts
+                if has_moved:
+                    continue
                 await params.wait.wait(deadline - loop.time())
                 self.leave(params, waiting)
                 waiting = None
@@ -177,56 +184,104 @@ class FetchHandler:
         self._purgatory(params).cancel(waiting)
         self._replica_manager.leadership_waits.discard(params.wait)
 
+    def _has_moved(self, params: FetchParams, read: FetchRead) -> bool:
+        """Tells whether another look would find anything else, after one during which the event loop ran."""
+        return self.leads_by_now(params) or any(
+            (now.readable_end, now.error, now.diverging) != (then.readable_end, then.error, then.diverging)
+            for index, then in enumerate(read.parts)
+            for now in (self.admitted(params, index, self._replica_manager.hosted.get(then.key)),)
+        )
+
     def _purgatory(self, params: FetchParams) -> FetchPurgatory[WaitingFetch]:
         purgatory = self._replica_manager.purgatory
         return purgatory.consumers if params.role is FetchRole.CONSUMER else purgatory.replicas
 
+    def limit_bytes(self, params: FetchParams) -> int:
+        """Of the answer."""
+        return self.max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self.max_bytes)
+
+    def _wanted_bytes(self, params: FetchParams) -> int:
+        """The most that the answer has; a batch comes whole."""
+        limits = [part.max_bytes for part in params.parts]
+        limit = self.limit_bytes(params)
+        wanted = limit if any(each <= 0 for each in limits) else min(limit, sum(limits))
+        return max(wanted, self._replica_manager.message_max_bytes)
+
     async def _read(self, params: FetchParams) -> FetchRead:
-        budget = limit = self.max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self.max_bytes)
+        limit = self.limit_bytes(params)
         parts: list[FetchedPart] = []
-        complete, awaited = self.leads_by_now(params), False
+        complete, awaited, starved = self.leads_by_now(params), False, False
+        full = False  # it has less room than it wants, or there is more to read than it has room for
+        total = 0
+
+        async def read(reads: Sequence[PartRead]) -> list[tuple[FetchedPart, int]]:
+            nonlocal awaited
+            awaited = awaited or not all(each.hosted.is_cached(each.part.fetch_offset) for each in reads)
+            return await self.read_places(reads, role=params.role, accepts_columns=params.accepts_columns)
+
+        def done(index: int, found: FetchedPart | None, size_bytes: int) -> None:
+            nonlocal total, full
+            if found is None:
+                full = True
+            else:
+                parts[index] = found
+                total += size_bytes
+
+        reads: ResponseReads[int] | None = None
         for index, part in enumerate(params.parts):
             hosted = self._replica_manager.hosted.get(part.key)
             found = self.admitted(params, index, hosted)
-            # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
-            refused = found.error is not ErrorCode.NONE or found.diverging is not None
-            if hosted is not None and not refused and found.readable_end > part.fetch_offset and budget > 0:
-                max_bytes = min(part.max_bytes, budget) if part.max_bytes > 0 else budget
-                if not self._from_cache(hosted, part, found, max_bytes):
-                    found, awaited = await self._from_log_storage(params.role, hosted, part, found, max_bytes), True
-                if found.pieces and params.role is FetchRole.CONSUMER and not params.accepts_columns:
-                    found.error, found.pieces = rows_before_columns(found.pieces)
-                budget -= size_of(found.pieces)
             parts.append(found)
+            refused = found.error is not ErrorCode.NONE or found.diverging is not None
+            if hosted is None or refused or starved or found.readable_end <= part.fetch_offset:
+                continue
+            if reads is None:
+                wanted = self._wanted_bytes(params)
+                granted = params.room.take(wanted)
+                if not granted:
+                    starved = True
+                    continue
+                full = granted < wanted
+                reads = ResponseReads(read, min(limit, granted), self._replica_manager.message_max_bytes, done)
+            await reads.add(index, hosted, part, found)
+        if reads is not None:
+            await reads.finish()
+            params.room.settle(total)
+        for part, found in zip(params.parts, parts, strict=True):
             if found.error is ErrorCode.UNKNOWN_LEADER_EPOCH and params.role is FetchRole.REPLICA:
                 continue  # `leads_by_now`
             if found.error is not ErrorCode.NONE or found.diverging is not None:
                 complete = True
                 if found.error in LEADER_IS_ELSEWHERE:
                     found.leader, found.leader_epoch = self._replica_manager.leader_of(part.key)
-        total = limit - budget
-        self._metrics.fetched_bytes[params.role.value].inc(total)
-        return FetchRead(parts, complete or total >= min(max(params.min_bytes, 0), limit), awaited)
+        enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
+        return FetchRead(parts, complete or enough, awaited, starved)
 
-    async def read_place(
-        self,
-        hosted: HostedPartition,
-        part: FetchPart,
-        admitted: FetchedPart,
-        max_bytes: int,
-        *,
-        role: FetchRole = FetchRole.REPLICA,
-        accepts_columns: bool = True,
-    ) -> tuple[FetchedPart, int]:
-        """Reads for an incremental session; the bytes of what was found come with it."""
-        found = admitted
-        if not self._from_cache(hosted, part, found, max_bytes):
-            found = await self._from_log_storage(role, hosted, part, admitted, max_bytes)
-        if found.pieces and not accepts_columns:
-            found.error, found.pieces = rows_before_columns(found.pieces)
-        size_bytes = size_of(found.pieces)
-        self._metrics.fetched_bytes[role.value].inc(size_bytes)
-        return found, size_bytes
+    async def read_places(
+        self, reads: Sequence[PartRead], *, role: FetchRole = FetchRole.REPLICA, accepts_columns: bool = True
+    ) -> list[tuple[FetchedPart, int]]:
+        """The batches of each partition, and their bytes, in their order. Log-storage is asked side by side."""
+        found: list[FetchedPart] = []
+        asked: list[Coroutine[Any, Any, FetchedPart]] = []
+        places: list[int] = []
+        for place, (hosted, part, admitted, max_bytes) in enumerate(reads):
+            found.append(admitted)
+            if not self._from_cache(hosted, part, admitted, max_bytes):
+                # The epoch as of now: by the time that a task runs it may be another.
+                leader_epoch = hosted.partition.leader_epoch
+                places.append(place)
+                asked.append(self._from_log_storage(role, hosted, part, admitted, max_bytes, leader_epoch))
+        answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+        for place, answer in zip(places, answers, strict=True):
+            found[place] = answer
+        sized = []
+        for each in found:
+            if each.pieces and role is FetchRole.CONSUMER and not accepts_columns:
+                each.error, each.pieces = rows_before_columns(each.pieces)
+            size_bytes = size_of(each.pieces)
+            self._metrics.fetched_bytes[role.value].inc(size_bytes)
+            sized.append((each, size_bytes))
+        return sized
 
     @staticmethod
     def _from_cache(hosted: HostedPartition, part: FetchPart, found: FetchedPart, max_bytes: int) -> bool:
@@ -263,17 +318,31 @@ class FetchHandler:
             case FetchRole.CONSUMER:
                 return for_consumer(part, hosted.partition)
             case FetchRole.DEBUG:
-                return _for_debug(part, hosted.partition)
+                return for_debug(part, hosted.partition)
 
     async def _from_log_storage(
-        self, role: FetchRole, hosted: HostedPartition, part: FetchPart, admitted: FetchedPart, max_bytes: int
+        self,
+        role: FetchRole,
+        hosted: HostedPartition,
+        part: FetchPart,
+        admitted: FetchedPart,
+        max_bytes: int,
+        leader_epoch: int,
     ) -> FetchedPart:
         partition = hosted.partition
-        leader_epoch = partition.leader_epoch
-        unbounded = admitted.readable_end == _UNBOUNDED
+        unbounded = admitted.readable_end == UNBOUNDED
         max_offset = -1 if unbounded else admitted.readable_end
+        begin = functools.partial(
+            self._replica_manager.storage.read, part.key, part.fetch_offset, max_offset, max_bytes
+        )
+        # What one leadership may give out does not change below the bound, which is this reader's: high watermark or
+        # log end. A log of another's may be copied over.
+        same = (part.key, leader_epoch, partition.incarnation, part.fetch_offset, max_offset)
         try:
-            answer = await self._replica_manager.storage.read(part.key, part.fetch_offset, max_offset, max_bytes)
+            if partition.leadership is None:
+                answer = await begin()
+            else:
+                answer = await self._reads.read(same, max_bytes, begin)
         except StorageUnavailableError as error:
             return replace(admitted, error=ErrorCode.LOG_STORAGE_ERROR, message=str(error))
         if answer.offline:
@@ -293,62 +362,3 @@ class FetchHandler:
             log_start_offset=answer.log_start_offset if unbounded else partition.log_start_offset,
             log_end_offset=answer.log_end_offset if unbounded else admitted.log_end_offset,
         )
-
-
-def for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) -> FetchedPart:
-    if verdict.error is not ErrorCode.NONE or verdict.diverging is not None:
-        return FetchedPart(
-            part.key,
-            verdict.error,
-            "",
-            verdict.high_watermark,
-            verdict.log_start_offset,
-            verdict.log_end_offset,
-            diverging=verdict.diverging,
-        )
-    if partition.leadership is None or partition.leader_epoch != part.leader_epoch:
-        return FetchedPart(part.key, ErrorCode.NOT_LEADER_OR_FOLLOWER)  # leadership ended while the request waited
-    # RULES 4.6: as they are now, not as they were when the request came in.
-    end = partition.log_end_offset
-    return FetchedPart(
-        part.key,
-        ErrorCode.NONE,
-        "",
-        partition.high_watermark,
-        partition.log_start_offset,
-        end,
-        readable_end=end,
-    )
-
-
-def for_consumer(part: FetchPart, partition: Partition) -> FetchedPart:
-    error = check_consumer_fetch(partition, part.leader_epoch, part.fetch_offset)
-    message = ""
-    if error is ErrorCode.OFFSET_OUT_OF_RANGE:
-        message = (
-            f"offset {part.fetch_offset} is not between the log start {partition.log_start_offset} and the "
-            "log end: seek to an offset that exists"
-        )
-    high_watermark = partition.high_watermark
-    return FetchedPart(
-        part.key,
-        error,
-        message,
-        high_watermark,
-        partition.log_start_offset,
-        readable_end=high_watermark if error is ErrorCode.NONE else _NOTHING,  # RULES 5.7
-    )
-
-
-def _for_debug(part: FetchPart, partition: Partition) -> FetchedPart:
-    end, start = partition.log_end_offset, partition.log_start_offset
-    found = FetchedPart(part.key, ErrorCode.NONE, "", partition.high_watermark, start, end)
-    if partition.leadership is None:
-        found.readable_end = (
-            _UNBOUNDED  # a follower's log is known to log-storage alone, which refuses what is not there
-        )
-    elif start <= part.fetch_offset <= end:
-        found.readable_end = end
-    else:
-        found.error = ErrorCode.OFFSET_OUT_OF_RANGE
-    return found

@@ -6,29 +6,23 @@ neither side has to say costs nothing: partitions tell the session when they mov
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
-from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import (
-    LEADER_IS_ELSEWHERE,
-    MAX_WAIT_MS,
-    FetchedPart,
-    FetchParams,
-    FetchPart,
-)
+from highwater.replica_manager.requests.fetch import LEADER_IS_ELSEWHERE, MAX_WAIT_MS, FetchParams
 from highwater.replica_manager.requests.session_roles import Place, SessionRole
+from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart
+from highwater.replica_manager.responses.response_reads import Read, ResponseReads
 
 _ENOUGH_BYTES = 1 << 62
 # Thousands of partitions may move at once. So many are taken of a request before others have their turn of the event
 # loop, and so many told in one answer: leases are among what waits for it.
 TAKEN_AT_ONCE = 250
 TOLD_AT_ONCE = 1_000
-Read = Callable[[HostedPartition, FetchPart, FetchedPart, int], Awaitable[tuple[FetchedPart, int]]]
 
 
 class _Found(NamedTuple):
@@ -37,6 +31,7 @@ class _Found(NamedTuple):
     parts: list[tuple[Place, FetchedPart]]  # with batches, an error or a divergence
     unread: list[PartitionKey]  # there is more to read than the answer has room for
     complete: bool
+    starved: bool  # there is something to read, and no room for it in the budget of all responses
 
     def keys(self) -> list[PartitionKey]:
         return [*(part.key for _, part in self.parts), *self.unread]
@@ -48,7 +43,7 @@ class SessionAnswer(NamedTuple):
 
 
 class SessionFetch:
-    """`read` finds the batches of a place (their bytes too), at least one whole. Bounded by the partitions that are
+    """`read` finds the batches of places, of each at least one whole. Bounded by the partitions that are
     hosted here, and those of the requests without an answer."""
 
     def __init__(self, replica_manager: ReplicaManager, role: SessionRole, read: Read, *, max_bytes: int) -> None:
@@ -162,7 +157,8 @@ class SessionFetch:
 
     async def answer(self, params: FetchParams) -> SessionAnswer:
         """Answers at once where it is the session's first, max wait is 0, min bytes are there, or any place failed;
-        else when they are, the time is up or `params.wait` is ended."""
+        else when they are, the time is up or `params.wait` is ended. Where there is no room for what can be read, it
+        waits for that, and answers without data where none comes in time."""
         now_ms = self._replica_manager.now_ms
         deadline_ms = now_ms() + min(max(params.max_wait_ms, 0), MAX_WAIT_MS)
         sessions = self._replica_manager.purgatory.sessions
@@ -171,9 +167,16 @@ class SessionFetch:
             while True:
                 found = await self._look(params)
                 left_ms = deadline_ms - now_ms()
+                if found.starved and not found.complete:
+                    if not await params.room.wait(self._wanted_bytes(params, found.unread), left_ms / 1000):
+                        return self._tell(found)
+                    self._put_back(found.keys())
+                    continue
                 if found.complete or params.wait.ended or left_ms <= 0:
                     return self._tell(found)
                 self._put_back(found.keys())
+                params.room.release()
+                del found  # what it holds is found again
                 sessions.waiting += 1
                 try:
                     await params.wait.wait(left_ms / 1000)
@@ -182,18 +185,50 @@ class SessionFetch:
         finally:
             self._answering = None
 
+    def _wanted_bytes(self, params: FetchParams, keys: Iterable[PartitionKey]) -> int:
+        """The most that an answer about these has; a batch comes whole."""
+        limit, wanted = self._limit_bytes(params), 0
+        for key in keys:
+            place = self._places.get(key)
+            if place is not None:
+                wanted += place.part.max_bytes if place.part.max_bytes > 0 else limit
+                if wanted >= limit:
+                    wanted = limit
+                    break
+        return max(wanted, self._replica_manager.message_max_bytes)
+
+    def _limit_bytes(self, params: FetchParams) -> int:
+        return self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
+
     async def _look(self, params: FetchParams) -> _Found:
         """Looks at what has moved. What moves meanwhile is looked at the next time."""
-        budget = limit = self._max_bytes if params.max_bytes <= 0 else min(params.max_bytes, self._max_bytes)
+        limit = self._limit_bytes(params)
+        total = 0
         self._missing_bytes = 0
         moved, self._moved = self._moved, {}
         parts: list[tuple[Place, FetchedPart]] = []
         unread: list[PartitionKey] = []
-        complete = not self._answered or self._untold
+        complete, starved = not self._answered or self._untold, False
+        full = False  # it has less room than it wants, or there is more to read than it has room for
+
+        def done(place: Place, found: FetchedPart | None, size_bytes: int) -> None:
+            nonlocal total, complete, full
+            full |= found is None
+            if self._places.get(place.part.key) is not place:
+                return  # named anew meanwhile: the next answer is about that
+            total += size_bytes
+            if found is None or (not size_bytes and found.error is ErrorCode.NONE):
+                unread.append(place.part.key)
+            else:
+                complete |= found.error is not ErrorCode.NONE
+                parts.append((place, found))
+
+        reads: ResponseReads[Place] | None = None
         looking = iter(moved)
+        not_looked_at: list[PartitionKey] = []
         for key in looking:
             if len(parts) >= TOLD_AT_ONCE:
-                unread += [key, *looking]
+                not_looked_at = [key, *looking]
                 complete = True
                 break
             place = self._places.get(key)
@@ -210,28 +245,32 @@ class SessionFetch:
                 self._early.pop(key, None)
                 complete = True
             found = self._role.admitted(place)
-            fails = found.error is not ErrorCode.NONE or found.diverging is not None
-            if not fails:
-                self._marks[key] = None
-            if hosted is not None and not fails and found.readable_end > place.part.fetch_offset:
-                # RULES 4.8: the first batch whole, whatever the limits; after that the budget counts.
-                if budget <= 0:
-                    unread.append(key)
-                else:
-                    max_bytes = min(place.part.max_bytes, budget) if place.part.max_bytes > 0 else budget
-                    found, size_bytes = await self._read(hosted, place.part, found, max_bytes)
-                    if self._places.get(key) is not place:
-                        continue  # named anew meanwhile: the next answer is about that
-                    budget -= size_bytes
-                    fails = found.error is not ErrorCode.NONE
-                    if not fails and not size_bytes:
-                        unread.append(key)
-            if fails or found.pieces:
-                complete |= fails
+            if found.error is not ErrorCode.NONE or found.diverging is not None:
+                complete = True
                 parts.append((place, found))
-        total = limit - budget
+                continue
+            self._marks[key] = None
+            if hosted is None or found.readable_end <= place.part.fetch_offset:
+                continue
+            if reads is None and not starved:
+                wanted = self._wanted_bytes(params, moved)
+                granted = params.room.take(wanted)
+                starved = not granted
+                if granted:
+                    full = granted < wanted
+                    room_bytes = min(limit, granted)
+                    reads = ResponseReads(self._read, room_bytes, self._replica_manager.message_max_bytes, done)
+            if reads is None:
+                unread.append(key)
+            else:
+                await reads.add(place, hosted, place.part, found)
+        if reads is not None:
+            await reads.finish()
+            params.room.settle(total)
+        unread += not_looked_at
         self._missing_bytes += params.min_bytes - total
-        return _Found(parts, unread, complete or total >= min(max(params.min_bytes, 0), limit))
+        enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))
+        return _Found(parts, unread, complete or enough, starved)
 
     def _put_back(self, keys: Iterable[PartitionKey]) -> None:
         """They have not had their turn: they stay in front of what moved since."""

@@ -13,7 +13,7 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import FetchedPart, FetchPart, for_consumer, for_replica
+from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, for_consumer, for_replica
 
 Note = Callable[[FetchSession, FetchPart], FetchVerdict]
 

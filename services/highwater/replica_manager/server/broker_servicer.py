@@ -31,6 +31,7 @@ from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.metadata_answers import MetadataAnswers
 from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error
+from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
@@ -58,6 +59,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         topic_creation: TopicCreation,
         cluster_id: Callable[[], str],
         listener: Listener,
+        unread: UnreadResponses | None = None,
     ) -> None:
         self._replica_manager = replica_manager
         self._produce_handler = produce_handler
@@ -67,6 +69,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._producer_ids = producer_ids
         self._metadata = MetadataAnswers(replica_manager, topic_creation, cluster_id, listener)
         self._listener = listener
+        self._unread = unread or UnreadResponses()
         self._log_dirs = LogDirsHandler(replica_manager)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -183,25 +186,36 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         params = fetch_params(request)
         if params is None:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
+        params.room = self._fetch_handler.room(params.role)
+        # gRPC writes the response after this method has returned; the call ends with that.
+        context.add_done_callback(cast(Any, lambda _: params.room.release()))
         head = broker_pb2.FetchResponse(correlation_id=request.correlation_id)
-        return fetch_response(head, await self._fetch_handler.answer(params))
+        response = fetch_response(head, await self._fetch_handler.answer(params))
+        self._unread.watch_unary(context, len(response))
+        return response
 
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
-    ) -> AsyncIterator[bytes]:
+    ) -> None:
         stream = FetchStream(self._replica_manager, self._fetch_handler, self._listener)
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
 
-        # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it: the
-        # session ends with the call, or its leader would wait replica.lag.time.max.ms for it (RULES 5.6).
+        # Where a client hangs up while a response is written, grpc.aio may not come back here at once: the session ends
+        # with the call, or its leader would wait replica.lag.time.max.ms for it (RULES 5.6).
         def ended(_: Context) -> None:
             reading.cancel()
             stream.close()
+            writing.taken()
 
+        writing = self._unread.of(context)
         context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable
         try:
             async for response in stream.responses():
-                yield response
+                writing.begun(len(response))
+                # Written here, not handed out by a generator: gRPC would hold it until the next one, be it for minutes.
+                await context.write(response)
+                writing.taken()
+                del response
             # Where reading failed (a mistake of ours), its client hears of an error and not of an ordinary end, and
             # the log says why: the stream would be opened again and again, and nobody would know what for.
             if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
@@ -279,7 +293,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ListBatches(
         self, request: broker_pb2.ListBatchesRequest, context: Context
     ) -> broker_pb2.ListBatchesResponse:
-        return await list_batches(self._replica_manager, request)
+        response = await list_batches(self._replica_manager, request)
+        self._unread.watch_unary(context, response.ByteSize())
+        return response
 
     async def DescribeLogDirs(
         self, request: broker_pb2.DescribeLogDirsRequest, context: Context
@@ -300,7 +316,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def Metadata(  # type: ignore[override]
         self, request: broker_pb2.MetadataRequest, context: Context
     ) -> bytes:
-        return await self._metadata.answer(request, context)
+        response = await self._metadata.answer(request, context)
+        self._unread.watch_unary(context, len(response))
+        return response
 
     def _partition_error(self, key: PartitionKey, error: ErrorCode, message: str = "") -> common_pb2.Error:
         elsewhere = error is ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -11,9 +11,11 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.fetch import FetchedPart, FetchHandler, FetchParams, FetchPart, FetchRole
+from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.requests.session_roles import ConsumerRole, ReplicaRole
+from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, FetchRole
+from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
 from highwater.replica_manager.server.partition_errors import partition_error
 from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
@@ -43,6 +45,8 @@ class FetchStream:
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_STREAM_FETCHES)
         self._answering: FetchParams | None = None
+        self._turn = Turn()
+        self._response_room: ResponseRoom | None = None  # of the answer that is read or written
         self._ended = False
         # What a consumer that names all was told last of each partition: it is told again only what changed.
         self._told: dict[Any, tuple[int, int]] = {}
@@ -72,6 +76,7 @@ class FetchStream:
         if params is None:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
+        params.room = self._fetch_handler.room(params.role, self._turn)
         if not self._continues(request, params.role):
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
@@ -119,11 +124,11 @@ class FetchStream:
             if request.incremental:
                 replica_role = ReplicaRole(replica_manager, self._session, handler.note_place)
                 self._incremental = SessionFetch(
-                    replica_manager, replica_role, handler.read_place, max_bytes=handler.max_bytes
+                    replica_manager, replica_role, handler.read_places, max_bytes=handler.max_bytes
                 )
         elif role is FetchRole.CONSUMER and request.incremental and replica_manager.purgatory.sessions.open_consumers():
             read = functools.partial(
-                handler.read_place, role=role, accepts_columns=broker_pb2.PAYLOAD_COLUMNS in request.accepts
+                handler.read_places, role=role, accepts_columns=broker_pb2.PAYLOAD_COLUMNS in request.accepts
             )
             self._incremental = SessionFetch(
                 replica_manager, ConsumerRole(replica_manager), read, max_bytes=handler.max_bytes
@@ -140,18 +145,25 @@ class FetchStream:
             if isinstance(params, bytes):
                 yield params
             else:
-                self._answering = params
+                self._answering, self._response_room = params, params.room
                 if self._waiting:
                     params.wait.end()
-                if self._incremental is not None:
-                    results, more = await self._incremental.answer(params)
-                    head = broker_pb2.FetchResponse(correlation_id=correlation_id, incremental=True, more=more)
-                else:
-                    results = self._to_tell(params, await self._fetch_handler.answer(params))
-                    head = broker_pb2.FetchResponse(correlation_id=correlation_id)
-                self._answering = None
-                yield fetch_response(head, results)
+                try:
+                    yield await self._response(correlation_id, params)
+                finally:
+                    params.room.release()
             self._room.release()
+
+    async def _response(self, correlation_id: int, params: FetchParams) -> bytes:
+        """Leaves nothing behind of what it has read but the response itself."""
+        if self._incremental is not None:
+            results, more = await self._incremental.answer(params)
+            head = broker_pb2.FetchResponse(correlation_id=correlation_id, incremental=True, more=more)
+        else:
+            results = self._to_tell(params, await self._fetch_handler.answer(params))
+            head = broker_pb2.FetchResponse(correlation_id=correlation_id)
+        self._answering = None
+        return fetch_response(head, results)
 
     def _to_tell(self, params: FetchParams, results: list[FetchedPart]) -> list[FetchedPart]:
         if params.role is not FetchRole.CONSUMER:
@@ -167,6 +179,8 @@ class FetchStream:
         return kept
 
     def close(self) -> None:
+        if self._response_room is not None:
+            self._response_room.release()
         if self._incremental is not None:
             self._incremental.close()
         if self._session is not None:
