@@ -40,7 +40,8 @@ async def settled() -> None:
 
 
 @pytest.fixture
-def reads() -> SharedReads[str]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> SharedReads[str]:
+    monkeypatch.setattr(shared_reads, "KEPT_S", 0.2)
     return SharedReads(len)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 # A small outcome serves a moment longer: a record wakes a thousand readers, and not all have room at once.
-KEPT_S = 0.2
+KEPT_S = 1.0
 KEPT_BYTES = 1 << 20  # of all that are kept
 
 T = TypeVar("T")
