@@ -14,8 +14,8 @@ REPLACED = SessionAnswer(
 
 
 class MemberStream:
-    """All that is to be told on one stream: the latest alone, as every assignment is the whole of it. `wake` is called when
-    there is something."""
+    """The latest that is to be told on one stream: an assignment is the whole of it. `wake` is called when there is
+    something."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
