@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
+from replica_manager_cluster import eventually
 from running_cluster import HEAL_S, Deployment, deployment, running_cluster
 
 from highwater.cli.local_cluster import LocalCluster
@@ -20,6 +22,7 @@ from highwater.client import (
     CommitFailedError,
     Consumer,
     HighwaterError,
+    InvalidRequestError,
     MaxPollIntervalExceededError,
     OffsetOutOfRangeError,
     Producer,
@@ -120,13 +123,15 @@ class Readers:
                 (name, frozenset(partition for _, partition in partitions))
             )
         options = {"auto_offset_reset": "earliest", **callbacks, **options}
+        starts = options.pop("start", True)
         consumer = Consumer(topic, bootstrap=self._deployed.cluster.bootstrap, group=group, **options)
         reading = Reading(consumer)
         reading.told = told
         await consumer.start()
         self._stack.push_async_callback(consumer.stop)
         self._stack.push_async_callback(reading.suspend)
-        reading.resume()
+        if starts:
+            reading.resume()
         return reading
 
 
@@ -283,6 +288,119 @@ async def test_a_table_is_committed(grouped: Deployment, readers: Readers) -> No
     second = await readers.join(topic, group)
     await second.has_seen(40 - done.num_rows)
     assert Counter(second.seen) == Counter(one for one in whole(10) if one[1] >= after[one[0]])
+
+
+async def test_others_partitions_are_not_committed(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "refused"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    first = await readers.join(topic, group, enable_auto_commit=False)
+    second = await readers.join(topic, group, enable_auto_commit=False)
+    await first.owns(2)
+    await second.owns(2)
+    (mine, *_), (theirs, *_) = sorted(first.owned), sorted(second.owned)
+    with pytest.raises(CommitFailedError) as refused:
+        await first.consumer.commit({(topic, mine): 3, (topic, theirs): 4})
+    assert refused.value.partitions == {TopicPartition(topic, theirs)}
+    committed = await grouped.admin.list_group_offsets(group)
+    assert {one: each.offset for one, each in committed.items()} == {(topic, mine): 3}
+
+
+async def test_a_loop_commits_what_is_behind_it_and_nothing_after_an_error(grouped: Deployment) -> None:
+    topic = group = "loop"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 10, partition=2)
+    options: dict[str, Any] = {"bootstrap": grouped.cluster.bootstrap, "auto_offset_reset": "earliest", "group": group}
+
+    async def committed() -> int:
+        return (await grouped.admin.list_group_offsets(group))[TopicPartition(topic, 2)].offset
+
+    async with asyncio.timeout(HEAL_S), Consumer(topic, **options) as consumer:
+        async for record in consumer:
+            if record.offset == 3:
+                break
+    assert await committed() == 4
+
+    async def fail() -> None:
+        async with asyncio.timeout(HEAL_S), Consumer(topic, **options) as consumer:
+            async for record in consumer:
+                assert record.offset >= 4
+                _ = 1 // (6 - record.offset)
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await committed() == 4
+    async with asyncio.timeout(HEAL_S), Consumer(topic, auto_commit_interval_ms=0, **options) as consumer:
+        async for record in consumer:
+            # One commit is under way at a time: that of 5 is over when that of 7 is due.
+            if (behind := {6: 5, 7: 7}.get(record.offset)) is not None:
+                await eventually(
+                    lambda offset=behind: _reaches(committed, offset), "the loop commits what is behind it"
+                )
+            if record.offset == 9:
+                break
+    assert await committed() == 10
+
+
+async def _reaches(found: Callable[[], Awaitable[int]], offset: int) -> bool:
+    return await found() >= offset
+
+
+async def test_callbacks_may_take_their_time_commit_and_fail(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "callbacks"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    await send(grouped, topic, 10)
+    go_on = asyncio.Event()
+    told: list[str] = []
+
+    async def revoked(partitions: Sequence[TopicPartition]) -> None:
+        told.append(f"revoked {len(partitions)}")
+        async with asyncio.timeout(HEAL_S):
+            await go_on.wait()
+        await first.consumer.commit()
+        raise ZeroDivisionError
+
+    async def assigned(partitions: Sequence[TopicPartition]) -> None:
+        if (topic, 0) in partitions:
+            first.consumer.seek((topic, 0), 5)
+        with pytest.raises(InvalidRequestError, match="waits for the callback"):
+            await first.consumer.poll(0)
+
+    first = await readers.join(
+        topic, group, enable_auto_commit=False, start=False, on_revoked=revoked, on_assigned=assigned
+    )
+    first.resume()
+    await first.has_seen(35)
+    await first.suspend()
+    second = await readers.join(topic, group, enable_auto_commit=False)
+    async with asyncio.timeout(HEAL_S):
+        while not told:  # a poll that ends, by its caller's timeout, in the middle of the callback
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await first.consumer.poll(100)
+    assert len(first.owned) == 4
+    assert second.owned == frozenset()
+    go_on.set()
+    with pytest.raises(ZeroDivisionError):
+        await first.consumer.poll(1000)
+    assert told == ["revoked 2"]
+    await second.owns(2)
+    assert second.seen == []
+    assert len(first.owned) == 2
+    first.told.clear()
+    with contextlib.suppress(ZeroDivisionError):
+        await first.consumer.stop()
+    await second.owns(4)
+
+
+async def test_a_member_subscribes_to_something_else(grouped: Deployment, readers: Readers) -> None:
+    await grouped.create_topic("before", ASSIGNMENT)
+    first = await readers.join("before", "changing")
+    await first.owns(4)
+    await first.consumer.subscribe(["after"])
+    await first.owns(0)
+    await grouped.create_topic("after", ASSIGNMENT)
+    await first.owns(4)
+    assert {topic for topic, _ in first.consumer.assignment()} == {"after"}
 
 
 async def test_pauses_survive_a_rebalance(grouped: Deployment, readers: Readers) -> None:

@@ -357,8 +357,8 @@ class Admin:
     async def list_group_offsets(
         self, group: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Offsets that a group has committed of these partitions (None: of all). Those of which it has committed none
-        are not in the answer, nor has a group that does not exist any."""
+        """Offsets that a group has committed of these partitions (None: of all). Those of which it has committed
+        nothing are not in the answer, nor has a group that does not exist any."""
         self._check_running()
         wanted = None if partitions is None else [TopicPartition(*partition) for partition in partitions]
         return await groups.list_group_offsets(self._cluster, group, wanted)

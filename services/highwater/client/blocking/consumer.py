@@ -107,9 +107,18 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
                     given += 1
                     yield record
             finally:
-                if given < len(records):
-                    following = records[given]
-                    self.seek((following.topic, following.partition), following.offset)
+                self._give_back(records[given:])
+
+    def _give_back(self, records: Sequence[ConsumerRecord]) -> None:
+        """They are read again, where they are still this consumer's."""
+        first: dict[TopicPartition, int] = {}
+        for record in records:
+            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        if first:
+            assigned = self.assignment()
+            for partition, offset in first.items():
+                if partition in assigned:
+                    self.seek(partition, offset)
 
 
 def _on_a_thread(callback: RebalanceCallback) -> RebalanceCallback:

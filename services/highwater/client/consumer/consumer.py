@@ -358,6 +358,7 @@ class Consumer:
         while (position := buffer.position) is None:
             if buffer.error is not None:
                 raise buffer.error
+            self._buffers([partition])  # a group may have taken it away
             await self._change(self._cluster.request_timeout_s)
         return position
 
@@ -380,9 +381,9 @@ class Consumer:
         return {partition: answer.offset for partition, answer in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """Tells how far each assigned partition is behind its high watermark, which is asked for: in offsets. That is
-        more than its records where compaction has left gaps, or transactions their markers. Those whose position is
-        still being looked up are not in it."""
+        """Asks how far each assigned partition is behind its high watermark, in offsets: that is more than its records
+        where compaction has left gaps, or transactions their markers. Those whose position is still being looked up are
+        not in it."""
         positions = {one: buffer.position for one, buffer in self._fetcher.buffers.items()}
         known = {one: position for one, position in positions.items() if position is not None}
         ends = await self.end_offsets(known)

@@ -95,6 +95,7 @@ class GroupMember:
     async def leave(self) -> None:
         """Leaves the group and waits until the coordinator has heard it, or cannot be asked."""
         if not self._membership.is_over:
+            self._over.clear()
             self._do(self._membership.leave(_now_ms()))
             if not self._membership.is_over:
                 await self._over.wait()
