@@ -176,6 +176,30 @@ async def test_two_share_and_one_leaves(grouped: Deployment, readers: Readers) -
     assert Counter(first.seen + second.seen) == Counter(whole(150))
 
 
+async def test_members_come_and_go_and_every_record_is_read_once(grouped: Deployment, readers: Readers) -> None:
+    topic = group = "churn"
+    await grouped.create_topic(topic, ASSIGNMENT)
+    everybody = [await readers.join(topic, group, max_poll_records=3)]
+    sent = 0
+    for turn in range(8):
+        everybody.append(await readers.join(topic, group, max_poll_records=3 + turn))
+        await send(grouped, topic, 10)
+        sent += 10
+        if turn % 2:  # before it has anything, or just then
+            await everybody[-1].until(lambda: bool(everybody[-1].owned), "a share")
+        leaving = everybody[-2] if turn % 3 else everybody[-1]
+        await leaving.suspend()
+        await leaving.consumer.stop()
+        await send(grouped, topic, 10)
+        sent += 10
+        if leaving is everybody[-1]:
+            everybody[-2:] = reversed(everybody[-2:])  # the one that stays is the last
+    seen = everybody[-1]
+    await seen.owns(4)
+    await seen.until(lambda: sum(len(each.seen) for each in everybody) >= 4 * sent, "all records")
+    assert Counter(one for each in everybody for one in each.seen) == Counter(whole(sent))
+
+
 async def test_what_stays_is_not_read_twice(grouped: Deployment, readers: Readers) -> None:
     """Without any commit: what a member keeps goes on at its position, not at a committed offset."""
     topic = group = "kept"
