@@ -162,6 +162,16 @@ async def test_the_end_of_a_leadership_ends_it() -> None:
     assert not log.takes_records
 
 
+async def test_who_cannot_confirm_the_lease_hears_nobody() -> None:
+    """RULES 11.12: signs of life write nothing, so nothing else shows that another coordinator may be there by now."""
+    broker = Log()
+    log = await broker.loaded()
+    assert log.takes_records
+    broker.leader.replica_manager.lease_confirmed = lambda: False
+    assert not log.may_lead
+    assert not log.takes_records
+
+
 async def test_the_log_is_read_to_its_end() -> None:
     broker = Log()
     first = await broker.loaded()

@@ -109,7 +109,7 @@ class HostedShard:
 
     def refusal(self) -> Refusal | None:
         """Tells why nothing can be asked now; None: it can."""
-        if self._serving is None:
+        if self._serving is None or not self._serving.log.may_lead:
             return self._not_served()
         if self._serving.log.full:
             return Refusal(
@@ -125,7 +125,8 @@ class HostedShard:
             return Refusal(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the group is being read from the log: try again")
         return Refusal(
             ErrorCode.COORDINATOR_NOT_AVAILABLE,
-            "the group's records cannot be written now, too few replicas may be in sync: try again",
+            "the group's records cannot be written now, too few replicas may be in sync, or the broker is cut off:"
+            " try again",
         )
 
     # Time and topics

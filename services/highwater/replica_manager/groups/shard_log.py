@@ -73,7 +73,13 @@ class ShardLog:
     @property
     def takes_records(self) -> bool:
         """Tells whether what is handed over now can be committed, as far as can be seen."""
-        return self.leads and produce_admission(self._hosted.partition, ACKS_ALL) is ErrorCode.NONE
+        return self.may_lead and produce_admission(self._hosted.partition, ACKS_ALL) is ErrorCode.NONE
+
+    @property
+    def may_lead(self) -> bool:
+        """Tells whether nobody else can lead: a sign of life writes nothing, and would count here for a member that the
+        next coordinator has not heard (RULES 11.12)."""
+        return self.leads and self._replica_manager.lease_confirmed()
 
     @property
     def full(self) -> bool:
