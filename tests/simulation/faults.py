@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from highwater.groups.group_partition import OFFSETS_TOPIC
 from highwater.metadata.schema.models import PartitionState
 from highwater.model.partition import PartitionKey
 
@@ -469,4 +470,5 @@ class Faults:
             active_controller.perform(active_controller.cluster.rebalance(0))
 
     def _recreate_topic(self) -> None:
-        self._world.delete_topic(self._random.choice(list(self._world.topics) or ["t0"]))
+        names = [name for name in self._world.topics if name != OFFSETS_TOPIC]
+        self._world.delete_topic(self._random.choice(names or ["t0"]))

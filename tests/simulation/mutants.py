@@ -43,6 +43,7 @@ from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
 from . import storage
+from .groups import mutants as groups
 from .replica_control import Control
 from .run import Result, run_seed
 from .settings import Settings, drain_alone, draw
@@ -65,6 +66,7 @@ class Mutant:
     def settings(self, seed: int) -> Settings:
         settings = draw(Random(seed * 7919 + 1))
         settings.unclean = False
+        settings.groups = None
         self.bias(settings)
         return settings
 
@@ -632,6 +634,21 @@ MUTANTS = (
     ),
     Mutant("changes told across a registration", "4.12", _carried_over, ("following",), _restarts),
     Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
+    Mutant("a partition given before it is released", "11.4", groups.given_before_released, ("11.4",), groups.calm),
+    Mutant("a stream's end taken for a leave", "11.5", groups.break_is_leave, ("11.4",), groups.calm),
+    Mutant("a commit of one who was fenced", "11.6", groups.commit_of_the_fenced, ("11.6", "10"), groups.overstaying),
+    Mutant("an answer before its records are committed", "11.2", groups.answered_before_commit, ("11.2",), groups.calm),
+    Mutant("a shard that serves on after a failed append", "11.2", groups.serves_on, ("11.2",), groups.failing),
+    Mutant(
+        "a shard that serves what may be taken back",
+        "11.2",
+        groups.served_too_early,
+        ("11.2",),
+        groups.moving,
+    ),
+    Mutant("offsets expired in a rebalance", "11.10", groups.expired_in_a_rebalance, ("10",), groups.idle),
+    Mutant("offsets reset while they are loaded", "11.12", groups.reset_while_loading, ("10",), groups.loading),
+    Mutant("a sign of life that two coordinators hear", "11.12", groups.heard_by_two, ("11.4",), groups.isolated),
 )
 
 __all__ = ["MUTANTS", "Mutant"]

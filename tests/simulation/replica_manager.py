@@ -30,6 +30,8 @@ from highwater.replica_manager.requests.fetch import FetchHandler
 from .etcd import Compare, Put
 from .fetch_stream import BATCH_BYTES
 from .following_stream import Deliver, FollowingStream
+from .groups.coordinator import SimulatedCoordinator
+from .groups.loop import SimulatedLoop
 from .history import InvariantError
 from .network import Stream
 from .replica_control import Control
@@ -144,7 +146,13 @@ class StorageClient:
             self._owner, node.broker_id, lambda: node.storage, method, *args, timeout_ms=STORAGE_TIMEOUT_MS
         )
 
+    async def read(self, *request: Any) -> Any:
+        assert self._owner.groups is not None
+        return await self._owner.groups.read(*request)
+
     def send(self, append: Append, answered: Answered) -> None:
+        if self._owner.groups is not None and isinstance(append.records, bytes):
+            append = self._owner.groups.batch(append)
         if self.stream is None:
             server = self._owner.node.storage
             if server is None or not server.alive:
@@ -308,7 +316,35 @@ class ReplicaManagerProcess(Process):
         self.fetch_handler = FetchHandler(self.replica_manager, None, max_bytes=100)  # type: ignore[arg-type]  # nothing is counted here
         self.produces: set[int] = set()  # that are not answered yet
         self._watchers: list[FollowingStream] = []
+        self.loop: SimulatedLoop | None = None
+        self.groups: SimulatedCoordinator | None = None
+        if world.settings.groups is not None:
+            self.loop = SimulatedLoop(self)
+            self.groups = SimulatedCoordinator(self, self.loop)
+            with self.loop.running():
+                self.groups.start()
         self.spawn(self.control.start())
+
+    # Production coroutines run on the process's event loop.
+
+    def run(self, run: Callable[..., Any], *args: Any) -> None:
+        if self.loop is None:
+            super().run(run, *args)
+        else:
+            with self.loop.running():
+                super().run(run, *args)
+
+    def kill(self) -> None:
+        super().kill()
+        if self.loop is not None:
+            self.loop.abandon()
+
+    def _catch_up(self) -> None:
+        if self.loop is None:
+            super()._catch_up()
+        else:
+            with self.loop.running():
+                super()._catch_up()
 
     async def etcd(self, what: Callable[..., Any], *args: Any) -> Any:
         """The answer; None where there is none, or a refusal that is waited out as none is."""
@@ -360,6 +396,16 @@ class ReplicaManagerProcess(Process):
 
     def on_metadata(self, reply: Callable[[Any], None], key: PartitionKey) -> None:
         reply(self.replica_manager.leader_of(key))
+
+    # Groups
+
+    def on_find_coordinator(self, reply: Callable[[Any], None], group: str) -> None:
+        assert self.groups is not None
+        self.groups.on_find_coordinator(reply, group)
+
+    def on_ask(self, reply: Callable[[Any], None], request: Any) -> None:
+        assert self.groups is not None
+        self.groups.on_ask(reply, request)
 
     # ReplicaControl
 

@@ -20,6 +20,8 @@ class Result:
     steps: int
     acknowledged: int
     elections: int
+    taken: int = 0  # partitions, by members of groups
+    committed: int = 0  # offsets
     invariant: str = ""  # that did not hold; "assertion" for one of the production code's own
     report: str = ""
 
@@ -46,7 +48,12 @@ def run_seed(
         trace = "" if isinstance(error, InvariantError) else traceback.format_exc()
         report = "\n".join([*lines, trace, f"seed {seed}: {error!r}", f"replay: {command(seed, steps, flags)}"])
     history = world.history
-    return Result(seed, world.scheduler.steps, history.acknowledged, history.elections, invariant, report)
+    taken = committed = 0
+    if world.groups is not None:
+        taken, committed = world.groups.checks.taken, world.groups.checks.commits.acknowledged
+    return Result(
+        seed, world.scheduler.steps, history.acknowledged, history.elections, taken, committed, invariant, report
+    )
 
 
 def run_seeds(seeds: Sequence[int], steps: int = STEPS) -> list[Result]:

@@ -10,6 +10,7 @@ from random import Random
 
 from highwater.replica_manager.partition.actions import PartitionSettings
 
+from .groups import settings as groups
 from .storage import SELDOM
 
 FAULTS = (
@@ -45,6 +46,7 @@ FAULTS = (
     "fail disk",
     "strand",
 )
+GROUPS = 0.25  # the part of seeds that have groups
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Settings:
     shutdown_wait_ms: int = 4000  # `controlled.shutdown.max.wait.ms`
     previous_version: frozenset[int] = frozenset()  # brokers that know no incremental sessions (RULES 4.10)
     keeps_minimum: bool = False  # no fault of these takes an ISR below its minimum (RULES 7.8)
+    groups: groups.GroupSettings | None = None  # None: there are none
 
     def calm(self) -> None:
         """The weather clears."""
@@ -141,6 +144,8 @@ def draw(random: Random) -> Settings:
         settings.weights["drain"] = random.random() ** 2
     if random.random() < 0.2:
         settings.previous_version = frozenset(random.sample(range(1, brokers + 1), random.randint(1, brokers - 1)))
+    if random.random() < GROUPS and not settings.unclean:
+        settings.groups = groups.draw(random)
     return settings
 
 
@@ -157,3 +162,4 @@ def drain_alone(settings: Settings) -> None:
     settings.weights = {"drain": 1.0, "prefer leaders": 0.3, "lose watch": 0.2, "kill controller": 0.1}
     settings.shutdown_wait_ms = 60_000
     settings.keeps_minimum = True
+    settings.groups = None

@@ -34,6 +34,7 @@ class Batch:
     __slots__ = (
         "base_offset",
         "base_sequence",
+        "data",
         "last_offset",
         "last_offset_delta",
         "last_sequence",
@@ -54,6 +55,7 @@ class Batch:
         base_sequence: int = -1,
         base_offset: int = -1,
         leader_epoch: int = -1,
+        data: bytes = b"",
     ) -> None:
         self.payload = payload
         self.records = records
@@ -66,6 +68,7 @@ class Batch:
         self.last_offset = base_offset + records - 1
         self.next_offset = base_offset + records
         self.leader_epoch = leader_epoch
+        self.data = data  # as it was sent; empty where nobody looks at the records
 
     def stamped(self, base_offset: int, leader_epoch: int) -> Batch:
         return Batch(
@@ -76,6 +79,7 @@ class Batch:
             self.base_sequence,
             base_offset,
             leader_epoch,
+            self.data,
         )
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ SEEDS = int(os.environ.get("HIGHWATER_SIMULATION_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("HIGHWATER_SIMULATION_FIRST_SEED", "1"))
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # other tests have the other processor
 CHUNK = 25
+RUN_TWICE = (3, 4, 5, 6, 7, 8, 9, 10)
 
 
 @pytest.mark.timeout(120 + SEEDS)
@@ -37,16 +38,20 @@ def test_invariants_hold() -> None:
     # It was not for nothing: clients got their answers, and leaders changed.
     assert sum(result.acknowledged for result in results) > 20 * SEEDS
     assert sum(result.elections for result in results) > 2 * SEEDS
+    # Members of groups shared partitions and committed offsets.
+    assert sum(result.taken for result in results) > SEEDS
+    assert sum(result.committed for result in results) > 4 * SEEDS
 
 
 def test_a_seed_is_one_run_everywhere() -> None:
     """Nothing hangs on the order of a set or of a hash: another process, with other hashes, takes the same steps."""
-    here = [run_seed(seed) for seed in (3, 4, 5)]
+    here = [run_seed(seed) for seed in RUN_TWICE]
+    assert any(result.taken for result in here), "one of them is to have groups"
     program = (
         "from tests.simulation.run import run_seed\n"
-        "for seed in (3, 4, 5):\n"
+        f"for seed in {RUN_TWICE}:\n"
         "    result = run_seed(seed)\n"
-        "    print(result.steps, result.acknowledged, result.elections)\n"
+        "    print(result.steps, result.acknowledged, result.elections, result.committed)\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     there = subprocess.run(
@@ -58,7 +63,7 @@ def test_a_seed_is_one_run_everywhere() -> None:
         check=True,
         timeout=60,
     )
-    expected = [f"{result.steps} {result.acknowledged} {result.elections}" for result in here]
+    expected = [f"{result.steps} {result.acknowledged} {result.elections} {result.committed}" for result in here]
     assert there.stdout.splitlines() == expected
 
 

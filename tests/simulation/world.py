@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from highwater.controller.topics.assignment import assign_replicas
+from highwater.groups.group_partition import OFFSETS_TOPIC
 from highwater.metadata.schema.models import TopicAssignment
 from highwater.model.partition import PartitionKey
 
@@ -16,6 +17,8 @@ from .controllers import Controller
 from .etcd import Compare, Etcd, Put
 from .faults import Faults
 from .fetcher import Fetcher
+from .groups.coordinator import simulated
+from .groups.population import QUIET_TOPIC, Groups
 from .history import History, InvariantError
 from .network import Network
 from .replica_manager import ReplicaManagerProcess
@@ -117,11 +120,16 @@ class World:
         self.consumers: list[Consumer] = []
         self.admin = Process(self.scheduler, CLIENT, "admin")
         self.producing = True
+        self.groups = None if self.settings.groups is None else Groups(self)
         self.faults = Faults(self)
         for node in self.nodes.values():
             node.start()
         for number in range(self.settings.topics):
             self.scheduler.after(300, self.create_topic, f"t{number}")
+        if self.groups is not None:
+            self.scheduler.after(300, self.create_topic, OFFSETS_TOPIC)
+            self.scheduler.after(300, self.create_topic, QUIET_TOPIC)
+            self.groups.begin()
 
     def count(self) -> int:
         """A number that nothing else has."""
@@ -178,25 +186,40 @@ class World:
             self.scheduler.after(100, self.create_topic, name)
             return
         settings, random = self.settings, self.scheduler.random.random
+        partitions = self._partitions_of(name)
         replicas = assign_replicas(
             sorted(self.nodes),
-            settings.partitions,
+            partitions,
             min(settings.replication_factor, len(self.nodes)),
             start_index=int(random() * len(self.nodes)),
             shift=int(random() * len(self.nodes)),
         )
         assignment = TopicAssignment(name, self.count().to_bytes(16), replicas)
         self.topics[name] = assignment
-        for number in range(settings.partitions):
+        for number in range(partitions):
             self.history.topic_created(PartitionKey(assignment.topic_id, number), name)
-        put = (Put(("topic", name), assignment), Put(("config", name), self.topic_config))
+        if self.groups is not None:
+            self.groups.checks.names[assignment.topic_id] = name
+        config = self.topic_config
+        if name == OFFSETS_TOPIC:
+            config = {**config, "max.message.bytes": str(8 << 20)}
+        put = (Put(("topic", name), assignment), Put(("config", name), config))
         self.etcd.txn(self.admin, (), put)
         self.note("topic", name, assignment)
-        for number in range(settings.partitions):
-            self._start_clients(PartitionKey(assignment.topic_id, number))
+        for number in range(partitions):
+            self._start_clients(name, PartitionKey(assignment.topic_id, number))
 
-    def _start_clients(self, key: PartitionKey) -> None:
-        self.consumers.append(Consumer(self, key))
+    def _partitions_of(self, name: str) -> int:
+        groups = self.settings.groups
+        if groups is None or name not in (OFFSETS_TOPIC, QUIET_TOPIC):
+            return self.settings.partitions
+        return groups.offsets_partitions if name == OFFSETS_TOPIC else groups.partitions
+
+    def _start_clients(self, name: str, key: PartitionKey) -> None:
+        if name != QUIET_TOPIC:
+            self.consumers.append(Consumer(self, key))
+        if name in (OFFSETS_TOPIC, QUIET_TOPIC):
+            return
         kinds = [-1, -1] if self.scheduler.random.random() < 0.5 else [-1]
         for acks in [*kinds, 1] if self.settings.acks_one else kinds:
             producer = Producer(self, key, self.count(), acks)
@@ -239,10 +262,16 @@ class World:
     def run(self, steps: int = STEPS) -> None:
         """Raises `InvariantError`, or whatever production code raises."""
         scheduler = self.scheduler
-        self.faults.begin()
-        while scheduler.steps < steps:
-            scheduler.step()
-        self.heal()
+        with simulated():
+            try:
+                self.faults.begin()
+                while scheduler.steps < steps:
+                    scheduler.step()
+                self.heal()
+            finally:
+                for node in self.nodes.values():
+                    if node.manager is not None:
+                        node.manager.kill()  # or its tasks end whenever memory is looked through
 
     def heal(self) -> None:
         """Everything works again: the cluster must mend itself, finish what was asked of it, and agree."""
@@ -254,6 +283,8 @@ class World:
         self.etcd.full = False
         self.etcd.not_permitted.clear()
         self.faults.end()
+        if self.groups is not None:
+            self.groups.rest()
         self.network.mend_all()
         deadline_ms = scheduler.now_ms + HEALING_MS
         for process in [
@@ -276,8 +307,15 @@ class World:
         self._run_until(lambda: self._all_in_sync() == "", deadline_ms, self._all_in_sync)
         self.producing = False
         self._run_until(lambda: self._unfinished() == "", deadline_ms, self._unfinished)
+        if self.groups is not None:
+            unrest = self.groups.unrest
+            self._run_until(lambda: unrest() == "", deadline_ms, unrest, "liveness (groups)")
+            self.groups.finishing = True
+            self._run_until(lambda: unrest() == "", deadline_ms, unrest, "liveness (groups)")
         self._run_until(lambda: self._standing() == "", deadline_ms, self._standing, "rest")
-        last = [Producer(self, key, self.count(), -1) for key in self.keys]
+        quiet = (OFFSETS_TOPIC, QUIET_TOPIC)
+        produced = [topic.topic_id for name, topic in self.topics.items() if name not in quiet]
+        last = [Producer(self, key, self.count(), -1) for key in self.keys if key.topic_id in produced]
         for producer in last:
             producer.send_one()
             producer.after(300, self._produce, producer)
@@ -287,6 +325,8 @@ class World:
         self._run_until(lambda: self._unread() == "", deadline_ms, self._unread)
         self._run_until(lambda: self._standing() == "", deadline_ms, self._standing, "rest")
         self._run_until(lambda: self._untold() == "", deadline_ms, self._untold)
+        if self.groups is not None:
+            self._run_until(lambda: unrest() == "", deadline_ms, unrest, "liveness (groups)")
         self._check_producers()
 
     def _run_until(
@@ -328,7 +368,10 @@ class World:
         for name, assignment in self.topics.items():
             for number, replicas in enumerate(assignment.replicas):
                 key = PartitionKey(assignment.topic_id, number)
-                logs = [self.nodes[broker_id].disk.logs[key] for broker_id in replicas]
+                found = [self.nodes[broker_id].disk.logs.get(key) for broker_id in replicas]
+                logs = [log for log in found if log is not None]
+                if len(logs) < len(found):
+                    return f"{name}-{number} is not made yet at each of {replicas}"
                 for broker_id, log in zip(replicas, logs, strict=True):
                     if log.chain != logs[0].chain:
                         return f"{name}-{number}: {replicas[0]} has {logs[0].batches}, {broker_id} {log.batches}"

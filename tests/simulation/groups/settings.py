@@ -1,0 +1,43 @@
+"""What the groups of a seed are like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+
+@dataclass(slots=True)
+class GroupSettings:
+    offsets_partitions: int = 1
+    groups: int = 1
+    members: int = 3  # of each group, about
+    static: float = 0.2  # the part of members with an instance id
+    partitions: int = 3  # of the topic that only groups are interested in
+    session_timeout_ms: int = 3000
+    rebalance_timeout_ms: int = 6000
+    retention_ms: int = 4000
+    retention_check_ms: int = 500
+    skew_ms: int = 0  # between the clocks of brokers
+    churn_gap_ms: int = 800  # between two members that come, go, crash or stall
+    work_gap_ms: int = 150  # between two commits of a member
+    idle: float = 0.2  # the part of that in which it has nothing to commit
+    give_up_ms: int = 0  # what a member takes to give partitions up, at the most
+
+
+def draw(random: Random) -> GroupSettings:
+    session_timeout_ms = random.choice((1500, 3000, 5000))
+    return GroupSettings(
+        offsets_partitions=random.choice((1, 1, 2)),
+        groups=random.choice((1, 1, 2)),
+        members=random.choice((2, 3, 4)),
+        static=random.choice((0.0, 0.3)),
+        partitions=random.choice((2, 3, 5)),
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=random.choice((2 * session_timeout_ms, 2 * session_timeout_ms, 800)),
+        retention_ms=random.choice((1500, 4000)),
+        skew_ms=random.choice((0, 0, 300)),
+        churn_gap_ms=random.choice((300, 800, 2000)),
+        work_gap_ms=random.choice((60, 150, 400)),
+        idle=random.choice((0.0, 0.5, 0.9)),
+        give_up_ms=random.choice((0, 100, 1500)),
+    )
