@@ -228,7 +228,7 @@ def test_one_above_the_log_s_end_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_roll_within_an_append(tmp_path: Path) -> None:
-    """The snapshot is about what stands before the new segment, not about the whole append."""
+    """The snapshot is about what stands before the last new segment, not about the whole append."""
     for name, append in (("leader", lead), ("follower", follow)):
         log = make_log(tmp_path / name, ROLLING)
         records = [
@@ -236,11 +236,11 @@ def test_a_roll_within_an_append(tmp_path: Path) -> None:
             for at in range(4)
         ]
         append(log, b"".join(records))  # type: ignore[operator]
-        assert names(tmp_path / name) == [1, 2, 3]
-        for at in (1, 2, 3):
-            _, states = producer_snapshots.latest(tmp_path / name, 0, at, 0, 0)
-            [(_, state)] = states.items()
-            assert state.batches[-1].last_offset == at - 1
+        assert [segment.base_offset for segment in log.segments] == [0, 1, 2, 3]
+        assert names(tmp_path / name) == [3]
+        _, states = producer_snapshots.latest(tmp_path / name, 0, 3, 0, 0)
+        [(_, state)] = states.items()
+        assert state.batches[-1].last_offset == 2
         assert reopened(log).producers == log.producers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from highwater.errors import ErrorCode
@@ -16,10 +17,16 @@ from highwater.log_storage.producers.producer_states import (
 )
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, verify
 
+BATCHES_AN_APPEND = 1_000  # of a leader to a partition; each takes some ten microseconds in which nothing else runs
+
 
 class GivenBatch(NamedTuple):
     position: int  # in the records given
     header: BatchHeader
+
+    @property
+    def end(self) -> int:
+        return self.position + self.header.size_bytes
 
 
 class NewBatch(NamedTuple):
@@ -34,10 +41,17 @@ class NewBatch(NamedTuple):
         return self.base_offset + self.header.last_offset_delta
 
 
-def read_given(records: ReadableBuffer) -> list[GivenBatch]:
-    """The whole batches of an append, their CRCs checked. Raises `LogError` (CORRUPT_MESSAGE)."""
+def read_given(records: ReadableBuffer, most: int | None = None) -> list[GivenBatch]:
+    """The whole batches of an append, their CRCs checked. Raises `LogError`: CORRUPT_MESSAGE; INVALID_REQUEST where
+    there are more than `most`."""
     try:
-        batches = [GivenBatch(position, header) for position, header in iter_batches(records)]
+        batches = [GivenBatch(position, header) for position, header in islice(iter_batches(records), most)]
+        if len(batches) == most and batches[-1].end < len(records):
+            raise LogError(
+                ErrorCode.INVALID_REQUEST,
+                f"the append to one partition has more than {most} batches: put more records into each, or send fewer "
+                f"batches at once",
+            )
         for position, header in batches:
             verify(records, position, header)
     except CorruptBatchError as error:

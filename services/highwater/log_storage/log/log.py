@@ -212,13 +212,13 @@ class Log:
         says what happens to duplicates in it. `now_ms` is for the expiry of producers, `wall_clock_ms` for
         LogAppendTime.
 
-        Raises `LogError`: OFFSET_MISMATCH, CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD, what RULES 6.1 says of
-        sequences, LOG_STORAGE_ERROR.
+        Raises `LogError`: OFFSET_MISMATCH, CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD, INVALID_REQUEST (too
+        many batches), what RULES 6.1 says of sequences, LOG_STORAGE_ERROR.
         """
         config, offsets, states = self.context.config, self.offsets, self.producer_state.states
         self.context.check_online()
         self._check_expected(expected_offset)
-        batches = append_validation.read_given(records)
+        batches = append_validation.read_given(records, append_validation.BATCHES_AN_APPEND)
         for batch in batches:
             append_validation.check_produced(batch.header, config)
         append_time = NO_TIME

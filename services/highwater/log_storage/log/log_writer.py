@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 from highwater.log_storage.log.append_validation import NewBatch
 from highwater.log_storage.log.log_context import LogContext
@@ -12,8 +13,18 @@ from highwater.log_storage.log.segment_list import SegmentList
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
+from highwater.log_storage.segment.roll_allowance import ROLLS_AN_APPEND, RollAllowance
 from highwater.log_storage.segment.segment import Segment
 from highwater.records import CorruptBatchError, ReadableBuffer
+
+# A position has 31 bits in an index (Kafka's `segment.bytes` goes no further either).
+MAX_SEGMENT_BYTES = 2**31 - 1
+
+
+class _Roll(NamedTuple):
+    segment: Segment  # that was begun
+    start: int  # the batch of the append with which it begins
+    bytes_since_snapshot: int  # that had been appended by then
 
 
 class LogWriter:
@@ -27,6 +38,8 @@ class LogWriter:
         self._producer_state = producer_state
         self._offsets = offsets
         self._appended_since: tuple[Segment, int] | None = None  # the active one, and when this process first met it
+        self._allowance = RollAllowance()
+        self._bytes_since_snapshot = 0
 
     def write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
         """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
@@ -36,12 +49,13 @@ class LogWriter:
         size = active.size_bytes
         try:
             start, next_offset = 0, self._offsets.log_end_offset
+            rolls: list[_Roll] = []
             for batch in batches:
                 if batch.base_offset > next_offset:
                     segments.note_gaps()
                 next_offset = batch.last_offset + 1
             while start < len(batches):
-                end = self._roll_if_full(batches, start, now_ms)
+                end = self._roll_if_due(batches, start, now_ms, rolls)
                 run = batches[start:end]
                 total = sum(batch.header.size_bytes for batch in run)
                 pieces = buffers[start] if len(run) == 1 else [piece for some in buffers[start:end] for piece in some]
@@ -50,7 +64,10 @@ class LogWriter:
                 for batch in run:
                     segment.note(position, batch.header.size_bytes, batch.last_offset, batch.header.max_timestamp)
                     position += batch.header.size_bytes
+                self._bytes_since_snapshot += total
                 start = end
+            if rolls:  # the last step: what is undone has no snapshot
+                self._ask_for_snapshot(batches, rolls[-1], now_ms)
         except OSError as error:
             self._undo(active, size)
             what = f"{context.directory}: the append failed and left nothing behind"
@@ -62,10 +79,7 @@ class LogWriter:
         """Back to the last good position, or offline: the log end in memory is never ahead of the file."""
         log_end_offset = self._offsets.log_end_offset
         try:
-            rolled = self._segments.undo_rolls(active)
-            self._producer_state.pending.drop_above(log_end_offset)
-            if rolled:
-                producer_snapshots.remove_above(self._context.directory, log_end_offset)
+            self._segments.undo_rolls(active)
             if active.size_bytes > size_bytes:
                 active.truncate(size_bytes, log_end_offset)
             else:
@@ -73,26 +87,25 @@ class LogWriter:
         except (OSError, CorruptBatchError) as error:
             raise self._context.fail(error) from error
 
-    def _roll_if_full(self, batches: list[NewBatch], start: int, now_ms: int) -> int:
-        """Rolls if the active segment cannot take the batch at `start`; how far the batches fit the segment then."""
+    def _roll_if_due(self, batches: list[NewBatch], start: int, now_ms: int, rolls: list[_Roll]) -> int:
+        """Rolls if the active segment is not to take the batch at `start`, and adds that to `rolls`, those of this
+        append; how far the batches fit the segment then."""
         first = batches[start]
         segment = self._segments.active
         if self._appended_since is None or self._appended_since[0] is not segment:
             self._appended_since = (segment, now_ms)
         limit = self._context.config.segment_bytes
-        if segment.size_bytes and (
-            segment.size_bytes + first.header.size_bytes > limit
-            or self._is_old(segment, first.header.max_timestamp, now_ms - self._appended_since[1])
-            or segment.full
-            or not segment.takes(first.last_offset)
-        ):
-            producers = self._producer_state.states.copy()
-            for batch in batches[:start]:
-                producers.update(batch.header, batch.base_offset, now_ms)
-            # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
-            contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
-            segment = self._roll(segment.end_offset if contiguous else first.base_offset, producers)
-            self._appended_since = (segment, now_ms)
+        if segment.size_bytes:
+            must = not _fits(segment, first)
+            if must or self._is_done(segment, first, now_ms - self._appended_since[1]):
+                if must or self._may_roll(now_ms, rolls):
+                    # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
+                    contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
+                    segment = self._begin(segment.end_offset if contiguous else first.base_offset)
+                    self._appended_since = (segment, now_ms)
+                    rolls.append(_Roll(segment, start, self._bytes_since_snapshot))
+                else:
+                    limit = MAX_SEGMENT_BYTES
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
         while end < len(batches):
@@ -101,6 +114,15 @@ class LogWriter:
                 break
             end += 1
         return end
+
+    def _is_done(self, segment: Segment, following: NewBatch, met_for_ms: int) -> bool:
+        """Tells whether the batch is to begin a new segment, though it could go to this one."""
+        header = following.header
+        large = segment.size_bytes + header.size_bytes > self._context.config.segment_bytes
+        return large or self._is_old(segment, header.max_timestamp, met_for_ms) or segment.full
+
+    def _may_roll(self, now_ms: int, rolls: list[_Roll]) -> bool:
+        return len(rolls) < ROLLS_AN_APPEND and self._allowance.take(now_ms)
 
     def _is_old(self, segment: Segment, timestamp: int, met_for_ms: int) -> bool:
         """Tells whether a batch with this timestamp is too much younger than the segment's first one. Where that has
@@ -119,16 +141,35 @@ class LogWriter:
     def roll(self, base_offset: int) -> None:
         """Begins a new segment at `base_offset`; the snapshot of the producers as they are now is written when this
         returns. Raises `OSError`, `CorruptBatchError`."""
-        self._roll(base_offset, self._producer_state.states.copy())
+        segment = self._begin(base_offset)
+        self._add_snapshot(segment, self._producer_state.states.copy())
         self._producer_state.write_pending()
 
-    def _roll(self, base_offset: int, producers: ProducerStates) -> Segment:
-        """The same; the snapshot of `producers`, which nobody changes any more, is pending."""
+    def _begin(self, base_offset: int) -> Segment:
         self._segments.active.seal()
-        if self._producer_state.pending.full:  # they come faster than they are written
-            self._producer_state.write_pending()
         segment = self._segments.create(base_offset)
-        self._producer_state.pending.add(base_offset, producers)
-        segment.producers_told = True
         self._segments.append(segment)
         return segment
+
+    def _ask_for_snapshot(self, batches: list[NewBatch], last: _Roll, now_ms: int) -> None:
+        """One for all rolls of an append, at the last of them; none where it would be larger than what has been
+        appended since the last one, which a start then reads instead. Raises `OSError`."""
+        states = self._producer_state.states
+        if last.bytes_since_snapshot < producer_snapshots.ENTRY_BYTES * len(states):
+            return
+        if self._producer_state.pending.full:  # they come faster than they are written
+            self._producer_state.write_pending()
+        producers = states.copy()
+        for batch in batches[: last.start]:
+            producers.update(batch.header, batch.base_offset, now_ms)
+        self._add_snapshot(last.segment, producers)
+        self._bytes_since_snapshot -= last.bytes_since_snapshot
+
+    def _add_snapshot(self, segment: Segment, producers: ProducerStates) -> None:
+        """Has the snapshot of `producers`, which nobody changes any more, written at the segment's beginning."""
+        self._producer_state.pending.add(segment.base_offset, producers)
+        segment.producers_told = True
+
+
+def _fits(segment: Segment, batch: NewBatch) -> bool:
+    return segment.size_bytes + batch.header.size_bytes <= MAX_SEGMENT_BYTES and segment.takes(batch.last_offset)

@@ -120,13 +120,11 @@ class SegmentList:
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def undo_rolls(self, active: Segment) -> bool:
-        """Removes what was begun behind the segment that was active; whether there was any. Raises `OSError`."""
-        rolled = self.present[-1] is not active
+    def undo_rolls(self, active: Segment) -> None:
+        """Removes what was begun behind the segment that was active. Raises `OSError`."""
         with self.changing:
             while self.present[-1] is not active:
                 self.present.pop().remove()
-        return rolled
 
     def remove_above(self, cut: int) -> None:
         """Removes the segments that begin at or above it, but for the first. Raises `OSError`."""

@@ -47,6 +47,7 @@ _VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
+ENTRY_BYTES = _ENTRY.size
 _NO_COORDINATOR = -1
 _NO_TRANSACTION = -1
 _AT_ONCE = 128  # producers
