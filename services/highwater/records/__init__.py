@@ -2,7 +2,7 @@
 
 encode_rows, encode_columns, encode_arrays, encode_lists    records -> one batch
 decode                                                      one batch -> Batch (records() or to_arrow())
-read_header, iter_batches, verify                           what a broker looks at: headers and CRCs
+read_header, iter_batches, split_batches, verify            what a broker looks at: headers and CRCs
 stamp, with_producer, with_log_append_time                  change a header without touching the payload
 retain                                                      what compaction keeps of a batch
 
@@ -29,6 +29,7 @@ from highwater.records.header import (
     TimestampType,
     iter_batches,
     read_header,
+    split_batches,
     verify,
 )
 from highwater.records.record import Record, RecordHeader
@@ -73,6 +74,7 @@ __all__ = [
     "iter_batches",
     "read_header",
     "retain",
+    "split_batches",
     "stamp",
     "verify",
     "with_log_append_time",

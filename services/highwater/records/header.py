@@ -41,6 +41,7 @@ _LAYOUT = struct.Struct(">qiiBIhiqqqhii")
 # The part in front of the magic byte: base offset, length, partition leader epoch.
 _STAMP = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
+_LENGTH = struct.Struct(">i")
 # From the attributes to the record count: what the CRC covers of the header.
 _CHECKED = struct.Struct(">hiqqqhii")
 
@@ -48,6 +49,7 @@ HEADER_BYTES = _LAYOUT.size
 STAMP_BYTES = _STAMP.size
 # Base offset and length stand in front of what `length` counts.
 LENGTH_OVERHEAD_BYTES = 12
+LENGTH_POSITION = 8
 CRC_POSITION = 17
 CHECKED_FROM = 21
 MAGIC = 2
@@ -211,6 +213,23 @@ def iter_batches(
             raise _truncated(position, header, end)
         yield position, header
         position += header.size_bytes
+
+
+def split_batches(batches: bytes, most: int) -> Iterator[bytes]:
+    """Splits them into pieces of at most `most` batches each, by the lengths alone: all bytes, in their order. Where a
+    length makes no sense the rest is one piece. Nothing is one empty piece."""
+    start = position = count = 0
+    end = len(batches)
+    while end - start > most * HEADER_BYTES and end - position >= HEADER_BYTES:
+        size = _LENGTH.unpack_from(batches, position + LENGTH_POSITION)[0] + LENGTH_OVERHEAD_BYTES
+        if size < HEADER_BYTES:
+            break
+        position += size
+        count += 1
+        if count == most and position < end:
+            yield batches[start:position]
+            start, count = position, 0
+    yield batches[start:] if start else batches
 
 
 def verify(buffer: ReadableBuffer, position: int, header: BatchHeader) -> None:

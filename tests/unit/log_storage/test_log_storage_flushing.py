@@ -12,6 +12,7 @@ import pytest
 from log_storage_batches import batch
 from log_storage_client import DEADLINE_S, FOLLOWER, LEADER, Code, appending, key, running
 
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.v1 import log_storage_pb2
 
 pytestmark = pytest.mark.usefixtures("each_transport")
@@ -117,7 +118,7 @@ async def test_a_refusal_tells_of_no_log_end_that_is_not_on_disk(tmp_path: Path)
         await storage.fence(LEADER, 1, [key()])
         servicer = storage.service._servicer
         request = appending(LEADER, partition=key(), leader_epoch=1, expected_offset=0, records=batch())
-        await servicer.append_and_read._append(request)  # and its stream broke
+        await servicer.append_and_read._append(request, LoopTurn())  # and its stream broke
         (hosted,) = servicer.access.manager.logs
         assert hosted.online().synced_offset == 0
         refused = (await servicer.append_and_read.append(request)).results[0]

@@ -4,6 +4,8 @@ import dataclasses
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from highwater.records import (
     HEADER_BYTES,
@@ -16,6 +18,7 @@ from highwater.records import (
     encode_rows,
     iter_batches,
     read_header,
+    split_batches,
     verify,
 )
 
@@ -177,3 +180,19 @@ def test_verify_sees_any_damaged_byte_that_the_crc_covers(kind: type) -> None:
         assert caught.value.position == 2
     with pytest.raises(CorruptBatchError, match="truncated"):
         verify(kind(b"__" + batch[:-1]), 2, header)
+
+
+@given(sizes=st.lists(st.integers(0, 200), max_size=40), most=st.integers(1, 7), cut=st.integers(0, 60))
+def test_batches_are_split_between_them(sizes: list[int], most: int, cut: int) -> None:
+    batches = [encode_rows([Record(0, 0, None, b"x" * size, ())]) for size in sizes]
+    pieces = list(split_batches(b"".join(batches), most))
+    assert b"".join(pieces) == b"".join(batches)
+    assert all(len(list(iter_batches(piece))) <= most for piece in pieces)
+    assert len(pieces) == max(1, -(-len(batches) // most))
+    torn = b"".join(batches)[: -cut or None]
+    assert b"".join(split_batches(torn, most)) == torn
+
+
+@given(st.binary(max_size=2_000), st.integers(1, 3))
+def test_bytes_that_are_no_batches_are_split_somehow(content: bytes, most: int) -> None:
+    assert b"".join(split_batches(content, most)) == content

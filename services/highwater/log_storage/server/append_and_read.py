@@ -20,7 +20,9 @@ from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import Answering, fill_log, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
+from highwater.records import split_batches
 from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
@@ -28,8 +30,9 @@ from highwater.v1 import log_storage_pb2
 
 # A read up to this size comes from the page cache within a fraction of a millisecond; a larger one goes to a thread.
 INLINE_READ_BYTES = 1 << 20
-# After so many bytes of appends the loop gets a turn.
-INLINE_APPEND_BYTES = 1 << 20
+# A follower's batches are appended so many at a time: there may be thousands, and between them the loop may get a turn.
+# A leader takes an append as a whole, of a bounded number.
+FOLLOWED_AT_ONCE = 200
 
 # Appends of a stream that wait for the disk.
 MAX_UNSYNCED = 256
@@ -72,10 +75,11 @@ class AppendAndRead:
         From the first append on that has to wait for the disk a task of its own answers, in order: so the next requests
         are appended meanwhile, and the following fdatasync is for all of them."""
         answering: asyncio.Task[None] | None = None
+        turn = LoopTurn()
         unsynced: asyncio.Queue[_Unsynced | None] = asyncio.Queue(MAX_UNSYNCED)
         async with asyncio.TaskGroup() as group:
             while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                appended = await self._append(request)
+                appended = await self._append(request, turn)
                 if answering is None and not appended.to_sync:
                     await context.write(appended.response)
                     continue
@@ -92,29 +96,21 @@ class AppendAndRead:
 
     async def append(self, request: log_storage_pb2.AppendRequest) -> log_storage_pb2.AppendResponse:
         """One request of the stream."""
-        appended = await self._append(request)
+        appended = await self._append(request, LoopTurn())
         await self._sync_appended(appended)
         return appended.response
 
-    async def _append(self, request: log_storage_pb2.AppendRequest) -> _Unsynced:
+    async def _append(self, request: log_storage_pb2.AppendRequest, turn: LoopTurn) -> _Unsynced:
         response = log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation=self._incarnation)
         now_ms = monotonic_ms()
         to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
-        given_bytes = 0
         for partition in request.partitions:
-            if given_bytes > INLINE_APPEND_BYTES:
-                given_bytes = 0
-                await asyncio.sleep(0)
-            records = partition.records  # which copies them
-            given_bytes += len(records)
             result = response.results.add(partition=partition.partition)
             hosted = self._manager.logs.find(from_key(partition.partition))
-            if hosted is not None and hosted.busy:
-                await hosted.idle()
             try:
                 if hosted is None:
                     raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "this broker has no log of the partition")
-                appended = self._append_one(hosted, request.role, partition, records, now_ms)
+                appended = await self._append_part(hosted, request.role, partition, now_ms, turn)
                 result.base_offset = appended.base_offset
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
@@ -190,28 +186,54 @@ class AppendAndRead:
         except LogError as error:  # the answer says it where the log is offline
             _log.error("%s", error)
 
-    def _append_one(
-        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
+    async def _append_part(
+        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int, turn: LoopTurn
+    ) -> Appended:
+        """Raises `LogError`; of a follower's batches some may have been appended then."""
+        records = given.records  # which copies them
+        if role == LEADER:
+            await _in_turn(hosted, turn)
+            return self._append_as_leader(hosted, given, records, now_ms)
+        if role != FOLLOWER:
+            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as ROLE_LEADER or as ROLE_FOLLOWER")
+        whole: Appended | None = None
+        for piece in split_batches(records, FOLLOWED_AT_ONCE):
+            await _in_turn(hosted, turn)
+            expected_offset = given.expected_offset if whole is None else whole.last_offset + 1
+            appended = self._append_as_follower(hosted, given, piece, expected_offset, now_ms)
+            whole = appended if whole is None else whole._replace(last_offset=appended.last_offset)
+        assert whole is not None
+        return whole
+
+    def _append_as_leader(
+        self, hosted: HostedLog, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
     ) -> Appended:
         log = hosted.online()
-        if role == LEADER:
-            admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
-            append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
-            appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, append_time_ms)
-            self._appended_by_role[Role.LEADER].inc(len(records))
-        elif role == FOLLOWER:
-            admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
-            appended = log.append_as_follower(
-                records,
-                given.leader_epoch,
-                given.expected_offset,
-                given.leader_high_watermark,
-                given.leader_log_start_offset,
-                now_ms,
-            )
-            self._appended_by_role[Role.FOLLOWER].inc(len(records))
-        else:
-            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as ROLE_LEADER or as ROLE_FOLLOWER")
+        admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+        append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
+        appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, append_time_ms)
+        self._appended_by_role[Role.LEADER].inc(len(records))
+        return appended
+
+    def _append_as_follower(
+        self,
+        hosted: HostedLog,
+        given: log_storage_pb2.AppendPartition,
+        records: bytes,
+        expected_offset: int,
+        now_ms: int,
+    ) -> Appended:
+        log = hosted.online()
+        admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
+        appended = log.append_as_follower(
+            records,
+            given.leader_epoch,
+            expected_offset,
+            given.leader_high_watermark,
+            given.leader_log_start_offset,
+            now_ms,
+        )
+        self._appended_by_role[Role.FOLLOWER].inc(len(records))
         return appended
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
@@ -281,6 +303,13 @@ class AppendAndRead:
             reader = hosted.online().reader
             response.leader_epoch, response.end_offset = reader.end_offset_for_epoch(request.leader_epoch)
         return response
+
+
+async def _in_turn(hosted: HostedLog, turn: LoopTurn) -> None:
+    """Returns when the loop may be held up for another append, and nobody has the log alone."""
+    await turn.step()
+    if hosted.busy:
+        await hosted.idle()
 
 
 def _due(

@@ -38,9 +38,6 @@ SUFFIX = ".append"
 # Of a connection, read ahead of what is being appended: as much as a gRPC stream does. A larger message comes whole.
 READ_AHEAD_BYTES = 4 << 20
 READ_AHEAD_REQUESTS = 64
-# After so many requests, or so many bytes of them, that were there already, the loop gets a turn.
-TURN_REQUESTS = 16
-TURN_BYTES = 1 << 20
 STOP_GRACE_S = 0.5  # for what has been read when the service stops
 
 _log = get_logger("log_storage.append_socket")
@@ -119,7 +116,6 @@ class AppendConnection(asyncio.BufferedProtocol):
         self._reading = True  # from the socket
         self._stopping = False  # no more requests are taken
         self._arrived: asyncio.Future[None] | None = None  # `read` waits for it
-        self._turn_requests = self._turn_bytes = 0  # since the loop had one
         self._drained: asyncio.Future[None] | None = None  # while the peer does not take its answers
 
     # The call's side
@@ -130,14 +126,8 @@ class AppendConnection(asyncio.BufferedProtocol):
             if self._stopping:
                 return grpc.aio.EOF  # type: ignore[attr-defined]
             self._arrived = self._loop.create_future()
-            self._turn_requests = self._turn_bytes = 0
             await self._arrived
-        if self._turn_requests >= TURN_REQUESTS or self._turn_bytes > TURN_BYTES:
-            self._turn_requests = self._turn_bytes = 0
-            await asyncio.sleep(0)
         payload = self._requests.popleft()
-        self._turn_requests += 1
-        self._turn_bytes += len(payload)
         self._read_ahead_bytes -= len(payload)
         self._read_on()
         try:
