@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from highwater.log_storage.recovery.recovery_progress import OpeningStopped
 from highwater.log_storage.segment.open_segments import open_segments
+from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.log_storage.service import LogStorageService
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.server import run_service
@@ -60,8 +61,9 @@ def _end(message: str) -> NoReturn:
 
 
 def _allow_many_files() -> None:
-    """Each log has the active segment's file open, and a segment that is read three. What a process may open by default
-    is often 1,024."""
+    """Each log has the active segment's file open, one that waits to be synced has its own, and a segment that is read
+    three. What a process may open by default is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     open_segments.allow(hard)
+    unsynced_segments.allow(hard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from highwater.log_storage.compaction.cleaner_scheduler import CleanerSettings, 
 from highwater.log_storage.config import LogConfig, cleanup_policies
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager.hosted_log import HostedLog
+from highwater.log_storage.log_manager.log_creation import most_logs
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.producers.producer_states import ProducerLimits
@@ -53,6 +55,7 @@ class LogStorageService:
             _log_config(settings),
             broker_id=settings.broker_id,
             recovery_threads=settings.num_recovery_threads_per_data_dir,
+            most_logs=most_logs(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
         self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics)

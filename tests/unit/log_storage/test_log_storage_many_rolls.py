@@ -3,6 +3,7 @@ segment, and every batch can be read."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.roll_allowance import ROLLS_A_SECOND, ROLLS_AN_APPEND, ROLLS_AT_ONCE, RollAllowance
+from highwater.records import HEADER_BYTES
+from highwater.records.header import crc32c
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 TINY = LogConfig(segment_bytes=1024, index_interval_bytes=100)
@@ -103,15 +106,40 @@ def test_snapshots_take_no_more_space_than_batches_do(tmp_path: Path) -> None:
     assert sound(log, 580)
 
 
-def test_a_segment_that_cannot_take_a_batch_ends_whatever_is_allowed(tmp_path: Path) -> None:
+def test_a_follower_begins_the_segments_that_it_has_to(tmp_path: Path) -> None:
+    """Its leader has had the allowance; offsets too far apart for one index are in no common segment."""
     log = make_log(tmp_path, LogConfig())
     for number in range(ROLLS_AT_ONCE + 10):
         lead_at(log, batch(timestamp=1_000 + 2 * number * WEEK_MS))
-    count = len(log.segments)
+    end, count = log.log_end_offset, len(log.segments)
+    far = [end + (number << 31) for number in range(1, 1 + 2 * ROLLS_AN_APPEND)]
+    follow(log, b"".join(batch(base_offset=offset, epoch=1) for offset in far))
+    assert len(log.segments) == count + len(far)
+    assert [header.base_offset for header in read_all(log)] == [*range(end), *far]
+
+
+def claiming(count: int) -> bytes:
+    """A batch of 61 bytes that says that it holds so many records."""
+    content = bytearray(batch(value=b"")[:HEADER_BYTES])
+    struct.pack_into(">i", content, 8, HEADER_BYTES - 12)
+    struct.pack_into(">i", content, 23, count - 1)
+    struct.pack_into(">i", content, 57, count)
+    struct.pack_into(">I", content, 17, crc32c(bytes(content[21:])))
+    return bytes(content)
+
+
+def test_a_leader_is_refused_what_has_to_begin_too_many_segments(tmp_path: Path) -> None:
+    log = make_log(tmp_path, LogConfig())
+    for _ in range(1 + ROLLS_AT_ONCE):
+        lead_at(log, claiming(2**31 - 1), now_ms=5_000)
     end = log.log_end_offset
-    follow(log, batch(base_offset=end + 2**31, epoch=1))
-    assert len(log.segments) == count + 1
-    assert [header.base_offset for header in read_all(log)] == [*range(end), end + 2**31]
+    with pytest.raises(LogError, match="has to begin a segment") as raised:
+        lead_at(log, claiming(2**31 - 1), now_ms=5_000)
+    assert raised.value.code is ErrorCode.OVERLOADED
+    assert (log.log_end_offset, len(log.segments)) == (end, 1 + ROLLS_AT_ONCE)
+    lead_at(log, claiming(2**31 - 1), now_ms=6_000)
+    with pytest.raises(LogError, match="has to begin a segment"):
+        lead_at(log, claiming(2**31 - 1) * (ROLLS_AN_APPEND + 1), now_ms=20_000)
 
 
 def test_a_leader_takes_a_bounded_number_of_batches_at_once(tmp_path: Path) -> None:

@@ -138,6 +138,6 @@ def test_threads_that_read_while_others_close(tmp_path: Path) -> None:
 
 def test_the_limit_is_a_share_of_what_the_process_may_have_open() -> None:
     opens = OpenSegments(1)
-    for descriptors, limit in ((1_024, 128), (4, 1), (1 << 30, MAX_OPEN), (-1, MAX_OPEN)):
+    for descriptors, limit in ((1_024, 64), (4, 1), (1 << 30, MAX_OPEN), (-1, MAX_OPEN)):
         opens.allow(descriptors)
         assert opens.limit == limit

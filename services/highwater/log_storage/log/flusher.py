@@ -39,24 +39,27 @@ class Sync:
         """The batches to disk, and the names of the files that hold them. Raises `RepeatableError`, or another
         `OSError`: what is on disk is not known then."""
         try:
-            opened = [segment for segment in self.segments if _opened(segment)]
             directory = None if self.directory is None else Descriptor(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise RepeatableError.of(error) from error
-        for segment in opened:
-            segment.sync_batches()
+        for segment in self.segments:
+            if _opened(segment):
+                segment.sync_batches()
+                if segment is not self.segments[-1]:
+                    segment.mark_sealed()  # nothing more is added to it: its file may be closed
         if directory is not None:
             os.fsync(directory.number)
 
 
 def _opened(segment: Segment) -> bool:
-    """Tells whether it is there: a raised log start may let go of segments while they are flushed. Raises `OSError`."""
+    """Tells whether it is there: a raised log start may let go of segments while they are flushed. Raises
+    `RepeatableError`."""
     try:
         segment.open()
-    except FileNotFoundError:
-        if not segment.released:
-            raise
-        return False
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and segment.released:
+            return False
+        raise RepeatableError.of(error) from error
     return True
 
 

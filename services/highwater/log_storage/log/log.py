@@ -277,7 +277,7 @@ class Log:
             buffers: list[list[ReadableBuffer]] = [
                 [view[batch.position : batch.position + batch.header.size_bytes]] for batch in batches
             ]
-            self.writer.write(batches, buffers, now_ms)
+            self.writer.write(batches, buffers, now_ms, followed=True)
             for batch in batches:
                 start = max(batch.base_offset, offsets.log_start_offset)
                 self.leader_epochs.note(batch.header.partition_leader_epoch, start)

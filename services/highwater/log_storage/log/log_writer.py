@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NamedTuple
 
+from highwater.errors import ErrorCode
+from highwater.log_storage.errors import LogError
 from highwater.log_storage.log.append_validation import NewBatch
 from highwater.log_storage.log.log_context import LogContext
 from highwater.log_storage.log.log_offsets import LogOffsets
@@ -15,6 +17,7 @@ from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.roll_allowance import ROLLS_AN_APPEND, RollAllowance
 from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.records import CorruptBatchError, ReadableBuffer
 
 # A position has 31 bits in an index (Kafka's `segment.bytes` goes no further either).
@@ -41,8 +44,11 @@ class LogWriter:
         self._allowance = RollAllowance()
         self._bytes_since_snapshot = 0
 
-    def write(self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int) -> None:
-        """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`."""
+    def write(
+        self, batches: list[NewBatch], buffers: list[list[ReadableBuffer]], now_ms: int, *, followed: bool = False
+    ) -> None:
+        """Writes the batches, rolling where a segment is full: all of them, or none and a `LogError`. `followed`: a
+        leader has them already, so they may begin as many segments as they have to."""
         context, segments = self._context, self._segments
         context.disk.check_room()
         active = segments.active
@@ -55,7 +61,7 @@ class LogWriter:
                     segments.note_gaps()
                 next_offset = batch.last_offset + 1
             while start < len(batches):
-                end = self._roll_if_due(batches, start, now_ms, rolls)
+                end = self._roll_if_due(batches, start, now_ms, rolls, followed)
                 run = batches[start:end]
                 total = sum(batch.header.size_bytes for batch in run)
                 pieces = buffers[start] if len(run) == 1 else [piece for some in buffers[start:end] for piece in some]
@@ -72,6 +78,9 @@ class LogWriter:
             self._undo(active, size)
             what = f"{context.directory}: the append failed and left nothing behind"
             raise context.disk.refusal(error, what) from error
+        except LogError:
+            self._undo(active, size)
+            raise
         except CorruptBatchError as error:
             raise context.fail(error) from error
 
@@ -87,7 +96,7 @@ class LogWriter:
         except (OSError, CorruptBatchError) as error:
             raise self._context.fail(error) from error
 
-    def _roll_if_due(self, batches: list[NewBatch], start: int, now_ms: int, rolls: list[_Roll]) -> int:
+    def _roll_if_due(self, batches: list[NewBatch], start: int, now_ms: int, rolls: list[_Roll], followed: bool) -> int:
         """Rolls if the active segment is not to take the batch at `start`, and adds that to `rolls`, those of this
         append; how far the batches fit the segment then."""
         first = batches[start]
@@ -98,12 +107,18 @@ class LogWriter:
         if segment.size_bytes:
             must = not _fits(segment, first)
             if must or self._is_done(segment, first, now_ms - self._appended_since[1]):
-                if must or self._may_roll(now_ms, rolls):
+                if self._may_roll(now_ms, must and followed, rolls):
                     # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
                     contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
                     segment = self._begin(segment.end_offset if contiguous else first.base_offset)
                     self._appended_since = (segment, now_ms)
                     rolls.append(_Roll(segment, start, self._bytes_since_snapshot))
+                elif must:
+                    raise LogError(
+                        ErrorCode.OVERLOADED,
+                        f"the batch at offset {first.base_offset} has to begin a segment, and the log has begun too "
+                        f"many of late, or {unsynced_segments.limit} wait for the disk: retry after a pause",
+                    )
                 else:
                     limit = MAX_SEGMENT_BYTES
         size = segment.size_bytes + first.header.size_bytes
@@ -121,8 +136,12 @@ class LogWriter:
         large = segment.size_bytes + header.size_bytes > self._context.config.segment_bytes
         return large or self._is_old(segment, header.max_timestamp, met_for_ms) or segment.full
 
-    def _may_roll(self, now_ms: int, rolls: list[_Roll]) -> bool:
-        return len(rolls) < ROLLS_AN_APPEND and self._allowance.take(now_ms)
+    def _may_roll(self, now_ms: int, unrefused: bool, rolls: list[_Roll]) -> bool:
+        """Tells whether another segment may be begun; `unrefused` is bounded by nothing but what the process may have
+        open."""
+        if not unsynced_segments.room:
+            return False
+        return unrefused or (len(rolls) < ROLLS_AN_APPEND and self._allowance.take(now_ms))
 
     def _is_old(self, segment: Segment, timestamp: int, met_for_ms: int) -> bool:
         """Tells whether a batch with this timestamp is too much younger than the segment's first one. Where that has
@@ -146,9 +165,14 @@ class LogWriter:
         self._producer_state.write_pending()
 
     def _begin(self, base_offset: int) -> Segment:
-        self._segments.active.seal()
+        ended = self._segments.active
+        ended.seal()
         segment = self._segments.create(base_offset)
         self._segments.append(segment)
+        if ended.end_offset <= self._offsets.synced_offset:
+            ended.mark_sealed()
+        else:
+            unsynced_segments.add(ended)
         return segment
 
     def _ask_for_snapshot(self, batches: list[NewBatch], last: _Roll, now_ms: int) -> None:

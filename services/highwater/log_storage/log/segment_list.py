@@ -125,6 +125,7 @@ class SegmentList:
         with self.changing:
             while self.present[-1] is not active:
                 self.present.pop().remove()
+        active.mark_active()
 
     def remove_above(self, cut: int) -> None:
         """Removes the segments that begin at or above it, but for the first. Raises `OSError`."""

@@ -24,6 +24,8 @@ from highwater.log_storage.recovery.recovery import Checkpointed, open_log
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.model.topic_name import is_legal_topic_name
 
+# Of what the process may have open: each log has its active segment's file open.
+_SHARE = 2
 MADE_AT_ONCE = 8  # logs of one call: their threads wait for the disk, which takes several at a time
 
 _Given = TypeVar("_Given")
@@ -52,16 +54,18 @@ class _Place:
 class LogCreation:
     """Nothing else is made, deleted or moved to another directory meanwhile."""
 
-    def __init__(self, logs: LogRegistry) -> None:
+    def __init__(self, logs: LogRegistry, most: int | None = None) -> None:
+        """`most`: logs that there may be; None: as many as are asked for."""
         self._logs = logs
+        self._most = most
 
     def create(self, wanted: Sequence[WantedLog]) -> list[bool | LogError]:
         """Creates each log where there is none: whether it did, or the error. An existing one takes the configuration.
         What one costs does not grow with the logs that there are: a sync of its own files, and one of each log
         directory for all.
 
-        The codes: INVALID_TOPIC, INVALID_REQUEST, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, LOG_STORAGE_ERROR,
-        STORAGE_FULL.
+        The codes: INVALID_TOPIC, INVALID_REQUEST, INVALID_CONFIG, INCONSISTENT_TOPIC_ID, POLICY_VIOLATION (there are as
+        many logs as there may be), LOG_STORAGE_ERROR, STORAGE_FULL.
         """
         placement = _Placement(self._logs)
         names: set[tuple[str, int]] = set()
@@ -94,6 +98,12 @@ class LogCreation:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
         if (topic, key.partition) in names:
             raise LogError(ErrorCode.INVALID_REQUEST, f"{topic}-{key.partition} is named twice in one request")
+        if self._most is not None and len(self._logs) + len(names) >= self._most:
+            raise LogError(
+                ErrorCode.POLICY_VIOLATION,
+                f"this broker has {len(self._logs)} logs and takes at most {self._most}, half of the files that its "
+                f"log-storage may open: delete topics, add brokers, or raise that limit (ulimit -n)",
+            )
         self._logs.check_name_is_free(topic, key)
         if not wanted.new:
             self._logs.check_all_loaded()
@@ -150,6 +160,11 @@ class LogCreation:
         hosted.configured = True
         self._logs.add(hosted)
         return True
+
+
+def most_logs(descriptors: int) -> int | None:
+    """The logs that a process may have which may open so many files; below 0: as many as it likes."""
+    return descriptors // _SHARE if descriptors >= 0 else None
 
 
 class _Placement:

@@ -60,12 +60,14 @@ class LogManager:
         *,
         broker_id: int,
         recovery_threads: int = 1,
+        most_logs: int | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        """Touches no disk: `load` follows, or `lock` and `load`."""
+        """Touches no disk: `load` follows, or `lock` and `load`. `most_logs`: no more are made; None: as many as are
+        asked for."""
         self.logs = LogRegistry(config, now_ms)
         self.mover = LogMover(self.logs)
-        self._creation = LogCreation(self.logs)
+        self._creation = LogCreation(self.logs, most_logs)
         self._loader = LogLoader(self.logs, paths, broker_id=broker_id, recovery_threads=recovery_threads)
 
     @property

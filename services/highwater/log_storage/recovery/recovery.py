@@ -31,6 +31,7 @@ from highwater.log_storage.segment.segment_files import (
     TIME_INDEX_SUFFIX,
     base_offset_of,
 )
+from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
@@ -116,6 +117,7 @@ def open_log(
     for segment in trusted:
         if segment is not segments[-1]:
             segment.mark_sealed()  # again: one of them has been looked into from its end
+    segments[-1].mark_active()
     producer_snapshots.remove_needless(directory, segments)
     log = Log(
         directory,
@@ -245,6 +247,8 @@ class _Walk:
             except OSError as error:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, f"{segment.path} cannot be read: {error}") from error
             segment.seal()
+            if segment is not segments[-1]:
+                _let_wait_for_sync(segment)
             expected = segment.end_offset
 
     def judge(self, cut: Cut, log_end_offset: int) -> None:
@@ -351,6 +355,15 @@ def _cut(segments: list[Segment], number: int, error: CorruptBatchError) -> None
     segments[number].undo(error.position)
     if error.position == 0 and number > 0:
         segments.pop().remove()
+
+
+def _let_wait_for_sync(segment: Segment) -> None:
+    """Of a log that has rolled often before it was killed there may be many. Raises `OSError`."""
+    if unsynced_segments.room:
+        unsynced_segments.add(segment)
+    else:
+        segment.sync_batches()
+        segment.mark_sealed()
 
 
 def _nobody_asks(_: int) -> None:

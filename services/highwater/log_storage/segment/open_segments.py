@@ -8,8 +8,9 @@ from collections import deque
 from typing import Protocol
 
 MAX_OPEN = 10_000
-# A segment that is read has three files open; the rest is for the active ones, of which each log has one.
-_SHARE = 8
+# A segment that is read has three files open. Others are those of the active ones, of which each log has one
+# (`log_creation.most_logs`), and of those that are to be synced (`unsynced_segments`).
+_SHARE = 16
 
 
 class SealedSegment(Protocol):

@@ -20,6 +20,7 @@ from highwater.log_storage.segment.segment_files import (
     rename,
 )
 from highwater.log_storage.segment.time_index import TimeIndex
+from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.log_storage.segment.walk import (
     LOOKUP_BYTES,
     SCAN_BYTES,
@@ -160,8 +161,14 @@ class Segment:
         told of an error in writing it out."""
         if not self.sealed:
             self.sealed = True
+            unsynced_segments.discard(self)
             if self._file is not None:
                 open_segments.opened(self)
+
+    def mark_active(self) -> None:
+        """It is written to, or will be: its file stays open."""
+        self.sealed = False
+        unsynced_segments.discard(self)
 
     def close_files(self) -> None:
         """Lets go of the files of a sealed segment: who uses one just now has it open. Any thread may call this."""
@@ -268,10 +275,12 @@ class Segment:
         except FileNotFoundError:
             if not self.released:
                 raise
+        finally:
+            open_segments.opened(self)
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cuts off everything from `position` on, where the batch at `end_offset` begins. Raises `OSError`."""
-        self.sealed = False
+        self.mark_active()
         self._check_indexes()
         self.undo(position)
         self.offset_index.truncate(position)
@@ -283,7 +292,7 @@ class Segment:
         """Makes a segment that was sealed, or on disk at start, one to append to: where it ends, its largest timestamp
         and the distance from the last index entry are found in the indexes and the batches behind them. The leader
         epoch of its last batch, -1 where it has none. Raises `CorruptBatchError`, `OSError`."""
-        self.sealed = False
+        self.mark_active()
         self._check_indexes()
         try:
             return self._walk_tail()
