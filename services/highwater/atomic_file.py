@@ -9,8 +9,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY_SUFFIX = ".tmp"
+SMALL_BYTES = 256 << 20  # no small file has more: at most a line of some hundred bytes for each log of a broker
 
 _numbers = itertools.count()
+
+
+class OversizedFileError(ValueError):
+    """A file that is larger than any of its kind can be: it is damaged. The message names it."""
+
+
+def read_whole(path: Path, most_bytes: int = SMALL_BYTES) -> bytes:
+    """Reads a small file. Raises `OSError`, and `OversizedFileError`, without having read it, where it is none."""
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OversizedFileError(f"{path} has {size} bytes, such a file has {most_bytes} at most: it is damaged")
+        return file.readall()
 
 
 def replace_file(path: Path, content: bytes) -> None:

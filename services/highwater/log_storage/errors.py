@@ -19,5 +19,8 @@ class DamagedError(LogError):
     """A read that met what is not what was written (CORRUPT_MESSAGE), in the segment that begins at `base_offset`."""
 
     def __init__(self, base_offset: int, message: str) -> None:
-        super().__init__(ErrorCode.CORRUPT_MESSAGE, message)
+        super().__init__(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"{message}. It is copied anew by itself where the ISR can spare this replica; else restore the file",
+        )
         self.base_offset = base_offset

@@ -11,10 +11,12 @@ import pytest
 from log_storage_batches import batch, lead
 from log_storage_client import LEADER, Code, key, running
 
+from highwater.atomic_file import read_whole
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
+from highwater.log_storage.files import partition_metadata
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -105,14 +107,13 @@ def test_a_file_that_may_not_be_read(metadata: Path, monkeypatch: pytest.MonkeyP
     manager.create("v", PartitionKey(b"v" * 16, 0), {})
     assert (metadata.parents[1] / "v-0").is_dir()
     manager.close()
-    read = Path.read_text
 
-    def forbidden(path: Path, *arguments: Any, **named: Any) -> str:
+    def forbidden(path: Path) -> bytes:
         if path == metadata:
             raise PermissionError(13, os.strerror(13), str(path))
-        return read(path, *arguments, **named)
+        return read_whole(path)
 
-    monkeypatch.setattr(Path, "read_text", forbidden)
+    monkeypatch.setattr(partition_metadata, "read_whole", forbidden)
     manager = opened(metadata.parents[2])
     assert not any(log_dir.offline for log_dir in manager.logs.log_dirs)
     assert manager.logs.get(PartitionKey(b"v" * 16, 0)).online().log_end_offset == 0

@@ -349,8 +349,10 @@ def test_one_file_that_cannot_be_read_takes_no_directory_offline(
             producer_snapshots.path_of(log.directory, offset).unlink()
         monkeypatch.setattr(producer_snapshots, "replay", _unreadable)
     else:
-        read = Path.read_bytes
-        monkeypatch.setattr(Path, "read_bytes", lambda wanted: _unreadable() if wanted == path else read(wanted))
+        read = producer_snapshots._content
+        monkeypatch.setattr(
+            producer_snapshots, "_content", lambda wanted: _unreadable() if wanted == path else read(wanted)
+        )
     log.log_start.raise_to(kept)
     monkeypatch.undo()
     assert not log.disk.failure

@@ -70,14 +70,14 @@ def test_a_source_that_cannot_be_read_is_no_fault_of_the_target(
     log = make_log(tmp_path / "t-0", SMALL)
     filled_with(log, 3)
     moved = copy_of(log, tmp_path / "moved" / "t-0")
-    read = Path.read_bytes
+    read = producer_snapshots._content
 
     def failing(path: Path) -> bytes:
         if path.parent == log.directory:
             raise OSError(errno.ENXIO, "No such device", str(path))
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(producer_snapshots, "_content", failing)
     with pytest.raises(LogError, match=str(log.directory)):
         log_copy.take_over(moved, log)
     assert log.disk.failure

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import read_whole, replace_file
 
 FILE_NAME = ".highwater_boot"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"  # an empty file: everything was on disk when the process ended
@@ -93,7 +93,7 @@ def recovery_shows_loss(
 def read_record(directory: Path) -> BootRecord | None:
     """None where there is none, or none that can be read. Raises `OSError`."""
     try:
-        fields = json.loads((directory / FILE_NAME).read_bytes())
+        fields = json.loads(read_whole(directory / FILE_NAME))
         directory_ids = tuple(fields.get("directory_ids", ()))
         return BootRecord(
             fields["broker_id"],

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import OversizedFileError, read_whole, replace_file
 from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -81,9 +81,11 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 def _entries(path: Path) -> list[tuple[int, str]]:
     """The numbered entry lines of a file, as many as its count line says."""
     try:
-        lines = path.read_text().splitlines()
+        lines = read_whole(path).decode().splitlines()
     except FileNotFoundError:
         return []
+    except OversizedFileError as error:
+        raise CheckpointError(str(error)) from None
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not a text file") from None
     if len(lines) < 2:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import OversizedFileError, read_whole, replace_file
 from highwater.log_storage.fence import Fence
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -25,6 +25,7 @@ from highwater.records.header import crc32c
 FILE_NAME = "fence-journal"
 REWRITE_BYTES = 4 << 20  # the file is written anew when it has grown by so much
 _FORGOTTEN = -1
+_REMEDY = "Restore the file, or remove the log directory and let its replicas be copied again"
 
 
 class FenceJournalError(ValueError):
@@ -170,9 +171,11 @@ def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]
     """Reads what the file says, without writing it anew. `clean`: it was closed in good order, so that its last line
     cannot be torn. Raises `OSError`, `FenceJournalError`."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_whole(path).split(b"\n")
     except FileNotFoundError:
         return {}
+    except OversizedFileError as error:
+        raise FenceJournalError(f"{error}. {_REMEDY}") from None
     if not lines[-1]:
         lines.pop()
     last = len(lines)
@@ -185,13 +188,12 @@ def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]
             ):  # torn: it was not answered for. The first was there whole before the file was
                 break
             raise FenceJournalError(
-                f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. Restore the "
-                f"file, or remove the log directory and let its replicas be copied again"
+                f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. {_REMEDY}"
             )
         try:
             _take(fences, json.loads(body))
         except (ValueError, TypeError) as error:
-            raise FenceJournalError(f"{path}, line {number} is no list of fences: {error}") from None
+            raise FenceJournalError(f"{path}, line {number} is no list of fences: {error}. {_REMEDY}") from None
     return fences
 
 

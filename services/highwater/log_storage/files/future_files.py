@@ -7,7 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import read_whole, replace_file
 
 # In a future log that holds all of the log it is to replace. The log that is replaced goes only after it is on disk;
 # from then on this one is the log, whatever its directory is still called.
@@ -47,7 +47,7 @@ def mark_complete(directory: Path, topic: str) -> None:
 def completed_topic(directory: Path) -> str | None:
     """The topic's name where the copy was complete. Raises `OSError`, and `ValueError` where the mark is damaged."""
     try:
-        topic = (directory / COMPLETE).read_text()
+        topic = read_whole(directory / COMPLETE).decode()
     except FileNotFoundError:
         return None
     if copied_name(topic, partition_of(directory.name) or 0) != copied(directory.name):

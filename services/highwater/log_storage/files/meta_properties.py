@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import OversizedFileError, read_whole, replace_file
 
 FILE_NAME = "meta.properties"
 _BROKER_ID = "broker.id"
@@ -26,10 +26,10 @@ class MetaProperties:
 
 
 def read(directory: Path) -> MetaProperties:
-    """Reads what the file says; nothing where there is none. Raises `OSError`."""
+    """Reads what the file says; nothing where there is none, or a damaged one. Raises `OSError`."""
     try:
-        lines = (directory / FILE_NAME).read_text(errors="replace").splitlines()
-    except FileNotFoundError:
+        lines = read_whole(directory / FILE_NAME).decode(errors="replace").splitlines()
+    except (FileNotFoundError, OversizedFileError):
         return MetaProperties()
     found = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
     return MetaProperties(found.get(_CLUSTER_ID, ""), found.get(_DIRECTORY_ID, ""), found.get(_BROKER_ID, ""))

@@ -8,7 +8,7 @@ import binascii
 import re
 from pathlib import Path
 
-from highwater.atomic_file import replace_file
+from highwater.atomic_file import OversizedFileError, read_whole, replace_file
 from highwater.model.partition import TOPIC_ID_BYTES, format_topic_id
 
 FILE_NAME = "partition.metadata"
@@ -36,9 +36,11 @@ def read(directory: Path) -> bytes | None:
     """The topic id, None where there is no file. Raises `PartitionMetadataError`."""
     path = directory / FILE_NAME
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = read_whole(path).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return None
+    except OversizedFileError:
+        lines = []
     found = _TOPIC_ID_LINE.fullmatch(lines[1]) if len(lines) == 2 and lines[0] == "version: 0" else None
     if found is None:
         raise PartitionMetadataError(f"{path} is damaged: it should read `version: 0` and `topic_id: <22 characters>`")

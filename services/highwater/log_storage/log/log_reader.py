@@ -168,7 +168,7 @@ class LogReader:
                 return self._plan(offset, bound, max_bytes)
             if isinstance(error, OSError):
                 raise self._context.refusal(error) from error
-            raise DamagedError(segment.base_offset, f"{self._context.directory}: {error}") from None
+            raise DamagedError(segment.base_offset, f"{segment.path}: {error}") from None
         return None
 
     def _check_place(self, position: int, header: BatchHeader, offset: int) -> None:

@@ -16,12 +16,9 @@ from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerStates
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.roll_allowance import ROLLS_AN_APPEND, RollAllowance
-from highwater.log_storage.segment.segment import Segment
+from highwater.log_storage.segment.segment import MAX_SEGMENT_BYTES, Segment
 from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.records import CorruptBatchError, ReadableBuffer
-
-# A position has 31 bits in an index (Kafka's `segment.bytes` goes no further either).
-MAX_SEGMENT_BYTES = 2**31 - 1
 
 
 class _Roll(NamedTuple):

@@ -92,6 +92,12 @@ class LogDir:
         self.clean = (self.path / CLEAN_SHUTDOWN).exists()
         self.properties = meta_properties.read(self.path)
         if not self.properties.directory_id:
+            if self.record is not None:
+                _log.warning(
+                    "%s is damaged or missing: it is written anew, as that of a directory that was just added. To have "
+                    "it known as the one that it was, stop log-storage and restore the file",
+                    self.path / meta_properties.FILE_NAME,
+                )
             self._write_properties(self.properties.cluster_id, format_topic_id(secrets.token_bytes(16)))
         self.tail_lost = boot_record.tail_lost(self.record, self.present_boot, self.clean)
         self._fences = FenceJournal(self.path / FENCE_JOURNAL, clean=self.clean)

@@ -24,6 +24,10 @@ from highwater.model.partition import PartitionKey
 from highwater.telemetry.log import get_logger, pairs
 
 CREATING = ".creating"
+_UNIDENTIFIED = (
+    "nobody can ask for this log. Stop log-storage and restore the file; the refusal to make the log anew says what "
+    "belongs into it"
+)
 
 _log = get_logger("log_storage.log_loader")
 
@@ -189,9 +193,9 @@ class LogLoader:
                 return HostedLog(PartitionKey(topic_id, partition), topic, log_dir, directory, None)
             if not any(directory.glob(f"*{LOG_SUFFIX}")):
                 return None
-            _log.error("%s is missing: nobody can ask for this log", directory / partition_metadata.FILE_NAME)
+            _log.error("%s is missing: %s", directory / partition_metadata.FILE_NAME, _UNIDENTIFIED)
         except PartitionMetadataError as error:
-            _log.error("%s: nobody can ask for this log", error)
+            _log.error("%s: %s", error, _UNIDENTIFIED)
         except OSError as error:
             if log_dir.disk.note(error) is not DiskErrorKind.OTHER:
                 raise

@@ -150,11 +150,27 @@ def write_durably(
 def _present(path: Path) -> bytes | None:
     """Raises `OSError`."""
     try:
-        return path.read_bytes()
+        return _content(path)
+    except SnapshotError:
+        return None
     except OSError as error:
         if isinstance(error, FileNotFoundError) or is_unreadable(error):
             return None
         raise
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file that has as many as it says: of another no more than that is read. Raises `OSError`,
+    `SnapshotError`."""
+    with open(path, "rb", buffering=0) as file:
+        begin = file.read(_HEAD.size + _COUNT.size) or b""
+        size = os.fstat(file.fileno()).st_size
+        if len(begin) < _HEAD.size + _COUNT.size:
+            raise SnapshotError(f"it has {len(begin)} bytes")
+        (count,) = _COUNT.unpack_from(begin, _HEAD.size)
+        if size != len(begin) + count * _ENTRY.size:
+            raise SnapshotError(f"{size} bytes do not hold {count} entries")
+        return begin + file.readall()
 
 
 def sync(directory: Path, offset: int) -> None:
@@ -180,7 +196,7 @@ def latest(
         if start_offset <= offset <= end_offset:
             path = path_of(directory, offset)
             try:
-                return offset, decode(path.read_bytes(), now_ms, wall_offset_ms, limits)
+                return offset, decode(_content(path), now_ms, wall_offset_ms, limits)
             except FileNotFoundError:  # needless by now, and removed beside this
                 continue
             except (SnapshotError, OSError) as error:

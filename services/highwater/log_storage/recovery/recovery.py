@@ -21,22 +21,18 @@ from highwater.log_storage.log.log import Log
 from highwater.log_storage.log.segment_list import new_segment
 from highwater.log_storage.producers import producer_snapshots
 from highwater.log_storage.producers.producer_states import ProducerLimits
+from highwater.log_storage.recovery.found_segments import NO_BOUND, lost, open_segments, segment_sizes
 from highwater.log_storage.recovery.interrupted_swaps import finish_interrupted
 from highwater.log_storage.segment.offset_index import MAX_RELATIVE_OFFSET
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.segment_files import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
     OFFSET_GAPS,
-    TIME_INDEX_SUFFIX,
-    base_offset_of,
 )
 from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.model.leader_epochs import EpochEntry, LeaderEpochCache
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.telemetry.log import get_logger, pairs
 
-_NO_BOUND = 2**63 - 1
 _TOLD_BYTES = 1 << 20  # of progress at once
 _FAR = MAX_RELATIVE_OFFSET >> 1  # offsets; further apart than a batch reaches
 
@@ -78,12 +74,20 @@ def open_log(
     Raises `LogError` (LOG_STORAGE_ERROR), `OSError`.
     """
     finish_interrupted(directory, os.listdir(directory))
-    segments = _open_segments(directory, config)
+    segments = open_segments(directory, config)
     first_offset = segments[0].base_offset if segments else known.log_start_offset
     first_unflushed = len(segments) if known.clean else _first_unflushed(segments, known.recovery_point)
     trusted = segments[:first_unflushed]
     for segment in trusted:
         segment.mark_sealed()
+    if first_offset > known.log_start_offset:
+        _log.warning(
+            "%s begins at offset %d, and its log start was %d: files of segments below are gone, or the checkpoint of "
+            "log starts is. Restore them if the records are wanted",
+            directory,
+            first_offset,
+            known.log_start_offset,
+        )
     walk = _Walk(
         directory,
         known,
@@ -113,7 +117,7 @@ def open_log(
             )
         epochs = walk.epoch_cache(trusted, log_end_offset)
     except CorruptBatchError as error:
-        raise _lost(f"{directory} is damaged below the recovery point: {error}") from None
+        raise lost(f"{directory} is damaged below the recovery point: {error}") from None
     for segment in trusted:
         if segment is not segments[-1]:
             segment.mark_sealed()  # again: one of them has been looked into from its end
@@ -156,22 +160,14 @@ def _check_flushed(directory: Path, known: Checkpointed, log_end_offset: int, wa
     elsewhere = max(known.high_watermark, walk.producers_from)
     if walk.gaps or known.recovery_point <= max(log_end_offset, known.log_start_offset) or elsewhere <= log_end_offset:
         return
-    raise _lost(f"{directory} ends at offset {log_end_offset} and was on disk up to {known.recovery_point}")
-
-
-def _lost(what: str) -> LogError:
-    return LogError(
-        ErrorCode.LOG_STORAGE_ERROR,
-        f"{what}. Restore the file; or, once the partition's ISR does not list this broker, stop log-storage and "
-        f"remove the log's directory, to have the replica copied from its leader",
-    )
+    raise lost(f"{directory} ends at offset {log_end_offset} and was on disk up to {known.recovery_point}")
 
 
 def unflushed_bytes(directory: Path, known: Checkpointed) -> int:
     """Tells how many bytes `open_log` will scan. Raises `LogError` (LOG_STORAGE_ERROR), `OSError`."""
     if known.clean:
         return 0
-    sizes = _segment_sizes(directory)
+    sizes = segment_sizes(directory)
     bases = sorted(sizes)
     return sum(sizes[base] for base in bases[_first_ending_above(bases, known.recovery_point) :])
 
@@ -207,7 +203,7 @@ class _Walk:
         self._directory = directory
         # The last snapshot, to which the batches behind it are added.
         self.producers_from, self.producers = producer_snapshots.latest(
-            directory, first_offset, _NO_BOUND, now_ms, wall_offset_ms, self._snapshot_damaged, limits=limits
+            directory, first_offset, NO_BOUND, now_ms, wall_offset_ms, self._snapshot_damaged, limits=limits
         )
         self.gaps = (directory / OFFSET_GAPS).exists()
         self._found = LeaderEpochCache()  # of the batches that have been checked
@@ -217,7 +213,7 @@ class _Walk:
     def _snapshot_damaged(self, offset: int) -> None:
         """A kill leaves none that is. Below what is flushed an earlier loss of power may have. Raises `OSError`."""
         if offset > self._known.recovery_point:
-            self.judge(Cut.MORE, _NO_BOUND)
+            self.judge(Cut.MORE, NO_BOUND)
 
     def trust(self, segments: Sequence[Segment]) -> None:
         """Replays what the last snapshot of the producers does not know of flushed segments."""
@@ -241,7 +237,7 @@ class _Walk:
                 # (`LogStart.move_behind`).
                 follows = follows or (self.gaps and not segment.size_bytes)
                 torn = follows and number == len(segments) - 1 and segment.is_torn_at(error.position)
-                self.judge(Cut.TORN if torn else Cut.MORE, _NO_BOUND)  # where it ends is looked at when it is cut
+                self.judge(Cut.TORN if torn else Cut.MORE, NO_BOUND)  # where it ends is looked at when it is cut
                 _cut(segments, number, error)
                 return
             except OSError as error:
@@ -330,7 +326,7 @@ def _fits(epochs: Sequence[EpochEntry], segments: Sequence[Segment]) -> bool:
 
 def _before(entries: Sequence[EpochEntry], following: Sequence[EpochEntry], log_end_offset: int) -> list[EpochEntry]:
     """Those of `entries` that may stand in front of `following`."""
-    epoch, offset = following[0] if following else (_NO_BOUND, log_end_offset)
+    epoch, offset = following[0] if following else (NO_BOUND, log_end_offset)
     return [entry for entry in entries if entry.start_offset < offset and entry.leader_epoch <= epoch]
 
 
@@ -376,35 +372,3 @@ def _read_epochs(directory: Path) -> LeaderEpochCache | None:
     except CheckpointError as error:
         _log.warning("%s; it is made again from the batches", error)
         return None
-
-
-def _open_segments(directory: Path, config: LogConfig) -> list[Segment]:
-    sizes = _segment_sizes(directory)
-    bases = sorted(sizes)
-    return [
-        Segment(
-            directory,
-            base,
-            index_interval_bytes=config.index_interval_bytes,
-            index_max_bytes=config.index_max_bytes,
-            size_bytes=sizes[base],
-            end_offset=bases[number + 1] if number + 1 < len(bases) else _NO_BOUND,
-        )
-        for number, base in enumerate(bases)
-    ]
-
-
-def _segment_sizes(directory: Path) -> dict[int, int]:
-    """Of each segment, by base offset. Removes indexes whose segment is gone."""
-    sizes: dict[int, int] = {}
-    indexes: list[Path] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.endswith(LOG_SUFFIX):
-                sizes[base_offset_of(directory / entry.name)] = entry.stat().st_size
-            elif entry.name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)):
-                indexes.append(directory / entry.name)
-    for path in indexes:
-        if base_offset_of(path) not in sizes:
-            path.unlink(missing_ok=True)
-    return sizes

@@ -17,6 +17,10 @@ import numpy.typing as npt
 
 from highwater.log_storage.files.descriptor import Descriptor
 from highwater.log_storage.segment.index_pages import IndexPages, search
+from highwater.records import HEADER_BYTES
+
+# Of the batches of a segment of 2 GiB each at most, and the largest timestamp at its end.
+_MOST_ENTRIES = 2**31 // HEADER_BYTES + 1
 
 
 class IndexFile:
@@ -67,7 +71,8 @@ class IndexFile:
         return self.entry(count - 1) if count else None
 
     def load(self) -> bool:
-        """Opens the file. Whether there is one of a whole number of entries; else the index is empty now."""
+        """Opens the file. Whether there is one of a whole number of entries, and no more than a segment can have; else
+        the index is empty now."""
         return isinstance(self._open(), IndexPages)
 
     def _open(self) -> bytearray | IndexPages:
@@ -76,7 +81,7 @@ class IndexFile:
             size = file.size_bytes
         except FileNotFoundError:
             size = -1
-        if size < 0 or size % self.layout.size:
+        if size < 0 or size % self.layout.size or size > _MOST_ENTRIES * self.layout.size:
             self._entries, self._pages, self._written_bytes = (empty := bytearray()), None, 0
             return empty
         return self._take(file)

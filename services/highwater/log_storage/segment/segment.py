@@ -32,6 +32,8 @@ from highwater.log_storage.segment.walk import (
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, read_header, verify
 
 NO_TIMESTAMP = -1
+# A position has 31 bits in an index (Kafka's `segment.bytes` goes no further either).
+MAX_SEGMENT_BYTES = 2**31 - 1
 _MAX_BUFFERS = 1024  # IOV_MAX
 
 
