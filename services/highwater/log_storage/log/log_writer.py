@@ -101,23 +101,27 @@ class LogWriter:
         if self._appended_since is None or self._appended_since[0] is not segment:
             self._appended_since = (segment, now_ms)
         limit = self._context.config.segment_bytes
-        if segment.size_bytes:
+        if segment.size_bytes and (
+            segment.size_bytes + first.header.size_bytes > limit
+            or self._is_old(segment, first.header.max_timestamp, now_ms - self._appended_since[1])
+            or segment.full
+            or not segment.takes(first.last_offset)
+        ):
             must = not _fits(segment, first)
-            if must or self._is_done(segment, first, now_ms - self._appended_since[1]):
-                if self._may_roll(now_ms, must and followed, rolls):
-                    # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
-                    contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
-                    segment = self._begin(segment.end_offset if contiguous else first.base_offset)
-                    self._appended_since = (segment, now_ms)
-                    rolls.append(_Roll(segment, start, self._bytes_since_snapshot))
-                elif must:
-                    raise LogError(
-                        ErrorCode.OVERLOADED,
-                        f"the batch at offset {first.base_offset} has to begin a segment, and the log has begun too "
-                        f"many of late, or {unsynced_segments.limit} wait for the disk: retry after a pause",
-                    )
-                else:
-                    limit = MAX_SEGMENT_BYTES
+            if self._may_roll(now_ms, must and followed, rolls):
+                # A follower of a compacted log may have no batch there. So a segment that is missing shows as such.
+                contiguous = first.last_offset - segment.end_offset <= MAX_RELATIVE_OFFSET
+                segment = self._begin(segment.end_offset if contiguous else first.base_offset)
+                self._appended_since = (segment, now_ms)
+                rolls.append(_Roll(segment, start, self._bytes_since_snapshot))
+            elif must:
+                raise LogError(
+                    ErrorCode.OVERLOADED,
+                    f"the batch at offset {first.base_offset} has to begin a segment, and the log has begun too many "
+                    f"of late, or {unsynced_segments.limit} wait for the disk: retry after a pause",
+                )
+            else:
+                limit = MAX_SEGMENT_BYTES
         size = segment.size_bytes + first.header.size_bytes
         end = start + 1
         while end < len(batches):
@@ -126,12 +130,6 @@ class LogWriter:
                 break
             end += 1
         return end
-
-    def _is_done(self, segment: Segment, following: NewBatch, met_for_ms: int) -> bool:
-        """Tells whether the batch is to begin a new segment, though it could go to this one."""
-        header = following.header
-        large = segment.size_bytes + header.size_bytes > self._context.config.segment_bytes
-        return large or self._is_old(segment, header.max_timestamp, met_for_ms) or segment.full
 
     def _may_roll(self, now_ms: int, unrefused: bool, rolls: list[_Roll]) -> bool:
         """Tells whether another segment may be begun; `unrefused` is bounded by nothing but what the process may have

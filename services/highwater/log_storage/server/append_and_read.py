@@ -22,7 +22,7 @@ from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
-from highwater.records import split_batches
+from highwater.records import HEADER_BYTES, split_batches
 from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
@@ -105,12 +105,22 @@ class AppendAndRead:
         now_ms = monotonic_ms()
         to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
         for partition in request.partitions:
+            if turn.over():
+                await turn.give_way()
+            records = partition.records  # which copies them
             result = response.results.add(partition=partition.partition)
             hosted = self._manager.logs.find(from_key(partition.partition))
+            if hosted is not None and hosted.busy:
+                await hosted.idle()
             try:
                 if hosted is None:
                     raise LogError(ErrorCode.UNKNOWN_TOPIC_ID, "this broker has no log of the partition")
-                appended = await self._append_part(hosted, request.role, partition, now_ms, turn)
+                if request.role == FOLLOWER and len(records) > FOLLOWED_AT_ONCE * HEADER_BYTES:
+                    appended = await self._append_in_pieces(hosted, partition, records, now_ms, turn)
+                else:
+                    appended = self._append_one(
+                        hosted, request.role, partition, records, partition.expected_offset, now_ms
+                    )
                 result.base_offset = appended.base_offset
                 result.last_offset = appended.last_offset
                 result.duplicate = appended.duplicate
@@ -186,54 +196,54 @@ class AppendAndRead:
         except LogError as error:  # the answer says it where the log is offline
             _log.error("%s", error)
 
-    async def _append_part(
-        self, hosted: HostedLog, role: int, given: log_storage_pb2.AppendPartition, now_ms: int, turn: LoopTurn
-    ) -> Appended:
-        """Raises `LogError`; of a follower's batches some may have been appended then."""
-        records = given.records  # which copies them
-        if role == LEADER:
-            await _in_turn(hosted, turn)
-            return self._append_as_leader(hosted, given, records, now_ms)
-        if role != FOLLOWER:
-            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as ROLE_LEADER or as ROLE_FOLLOWER")
-        whole: Appended | None = None
-        for piece in split_batches(records, FOLLOWED_AT_ONCE):
-            await _in_turn(hosted, turn)
-            expected_offset = given.expected_offset if whole is None else whole.last_offset + 1
-            appended = self._append_as_follower(hosted, given, piece, expected_offset, now_ms)
-            whole = appended if whole is None else whole._replace(last_offset=appended.last_offset)
-        assert whole is not None
-        return whole
-
-    def _append_as_leader(
-        self, hosted: HostedLog, given: log_storage_pb2.AppendPartition, records: bytes, now_ms: int
-    ) -> Appended:
-        log = hosted.online()
-        admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
-        append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
-        appended = log.append_as_leader(records, given.leader_epoch, given.expected_offset, now_ms, append_time_ms)
-        self._appended_by_role[Role.LEADER].inc(len(records))
-        return appended
-
-    def _append_as_follower(
+    async def _append_in_pieces(
         self,
         hosted: HostedLog,
+        given: log_storage_pb2.AppendPartition,
+        records: bytes,
+        now_ms: int,
+        turn: LoopTurn,
+    ) -> Appended:
+        """A follower's append. Raises `LogError`; some of the batches may have been appended then."""
+        pieces = split_batches(records, FOLLOWED_AT_ONCE)
+        whole = self._append_one(hosted, FOLLOWER, given, next(pieces), given.expected_offset, now_ms)
+        for piece in pieces:
+            if turn.over():
+                await turn.give_way()
+            if hosted.busy:
+                await hosted.idle()
+            appended = self._append_one(hosted, FOLLOWER, given, piece, whole.last_offset + 1, now_ms)
+            whole = whole._replace(last_offset=appended.last_offset)
+        return whole
+
+    def _append_one(
+        self,
+        hosted: HostedLog,
+        role: int,
         given: log_storage_pb2.AppendPartition,
         records: bytes,
         expected_offset: int,
         now_ms: int,
     ) -> Appended:
         log = hosted.online()
-        admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
-        appended = log.append_as_follower(
-            records,
-            given.leader_epoch,
-            expected_offset,
-            given.leader_high_watermark,
-            given.leader_log_start_offset,
-            now_ms,
-        )
-        self._appended_by_role[Role.FOLLOWER].inc(len(records))
+        if role == LEADER:
+            admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)
+            append_time_ms = wall_clock_ms() if log.config.log_append_time else NO_TIME
+            appended = log.append_as_leader(records, given.leader_epoch, expected_offset, now_ms, append_time_ms)
+            self._appended_by_role[Role.LEADER].inc(len(records))
+        elif role == FOLLOWER:
+            admit(hosted, Role.FOLLOWER, given.leader_epoch, self._incarnation)
+            appended = log.append_as_follower(
+                records,
+                given.leader_epoch,
+                expected_offset,
+                given.leader_high_watermark,
+                given.leader_log_start_offset,
+                now_ms,
+            )
+            self._appended_by_role[Role.FOLLOWER].inc(len(records))
+        else:
+            raise LogError(ErrorCode.INVALID_REQUEST, "an append is made as ROLE_LEADER or as ROLE_FOLLOWER")
         return appended
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
@@ -303,13 +313,6 @@ class AppendAndRead:
             reader = hosted.online().reader
             response.leader_epoch, response.end_offset = reader.end_offset_for_epoch(request.leader_epoch)
         return response
-
-
-async def _in_turn(hosted: HostedLog, turn: LoopTurn) -> None:
-    """Returns when the loop may be held up for another append, and nobody has the log alone."""
-    await turn.step()
-    if hosted.busy:
-        await hosted.idle()
 
 
 def _due(

@@ -10,8 +10,8 @@ TURN_S = 0.002
 
 
 class LoopTurn:
-    """Of one task, which asks for each of its steps. Where it has waited for anything else meanwhile the loop has had
-    its turn."""
+    """Of one task, which before each of its steps asks whether the turn is `over`, and then gives way. Where it has
+    waited for anything else meanwhile the loop has had its turn."""
 
     __slots__ = ("_clock_s", "_ends_s", "_loop")
 
@@ -20,14 +20,21 @@ class LoopTurn:
         self._loop = asyncio.get_running_loop()
         self._ends_s: float | None = None  # None: the loop has come round since the last step
 
-    async def step(self) -> None:
-        """Returns when another step may be taken: at once, unless those since the loop last came round have taken
-        `TURN_S`."""
-        if self._ends_s is not None and self._clock_s() >= self._ends_s:
-            await asyncio.sleep(0)
-        if self._ends_s is None:
-            self._ends_s = self._clock_s() + TURN_S
-            self._loop.call_soon(self._came_round)
+    def over(self) -> bool:
+        """Tells whether the steps since the loop last came round have taken `TURN_S`; else another step begins."""
+        if self._ends_s is not None:
+            return self._clock_s() >= self._ends_s
+        self._begin()
+        return False
+
+    async def give_way(self) -> None:
+        """Gives everything else its turn; another step begins."""
+        await asyncio.sleep(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ends_s = self._clock_s() + TURN_S
+        self._loop.call_soon(self._came_round)
 
     def _came_round(self) -> None:
         self._ends_s = None
