@@ -32,6 +32,7 @@ from highwater.records.header import (
     split_batches,
     verify,
 )
+from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from highwater.records.record import Record, RecordHeader
 from highwater.records.stamp import STAMP_BYTES, stamp, with_log_append_time, with_producer
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
         encode_lists,
         encode_rows,
     )
-    from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES
     from highwater.records.compaction import retain
 
 __all__ = [
@@ -89,7 +89,6 @@ _AT_FIRST_USE = {
     "encode_columns": "batch",
     "encode_lists": "batch",
     "encode_rows": "batch",
-    "DEFAULT_MAX_PAYLOAD_BYTES": "codecs",
     "retain": "compaction",
 }
 

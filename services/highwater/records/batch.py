@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from highwater.records import columns as columnar
 from highwater.records.codec import Codec
-from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, compress, decompress
+from highwater.records.codecs import compress, decompress
 from highwater.records.errors import CorruptBatchError, CorruptPayloadError
 from highwater.records.header import (
     COLUMNAR_BIT,
@@ -32,6 +32,7 @@ from highwater.records.header import (
     read_header,
     verify,
 )
+from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES, most_records
 from highwater.records.record import Record, RecordHeader
 from highwater.records.rows import decode_row_payload, encode_row_payload
 
@@ -90,7 +91,7 @@ def decode(
     `max_payload_bytes` bounds what the payload may expand to. Leave `verify_crc` on, unless `verify` was just called.
 
     Raises:
-        CorruptBatchError: truncated, damaged, not of this format, or expanding beyond the limit.
+        CorruptBatchError: truncated, damaged, not of this format, or expanding beyond the limit or the memory.
     """
     header = read_header(buffer, position)
     if verify_crc:
@@ -102,12 +103,16 @@ def decode(
         if header.record_count == 0 and not compressed:
             # What compaction leaves of a batch without survivors: the header alone (RULES 10.2).
             return Batch(header, [], None)
+        if header.record_count > most_records(header):
+            raise CorruptPayloadError(f"{header.record_count} records cannot fit into {len(compressed)} bytes")
         payload = decompress(header.codec, compressed, max_payload_bytes)
         if header.columnar:
             return Batch(header, None, columnar.decode_column_payload(payload, header))
         return Batch(header, decode_row_payload(payload, header), None)
     except CorruptPayloadError as error:
         raise CorruptBatchError(position, str(error)) from error
+    except MemoryError as error:
+        raise CorruptBatchError(position, "there is not enough memory to expand the payload") from error
 
 
 def encode_rows(records: Sequence[Record], **options: Unpack[BatchOptions]) -> bytes:

@@ -21,18 +21,20 @@ import lz4.frame
 import zstandard
 
 from highwater.records.codec import Codec
-from highwater.records.errors import CorruptPayloadError
-
-# What a payload may expand to unless a caller says otherwise; a guard against decompression bombs.
-DEFAULT_MAX_PAYLOAD_BYTES = 256 << 20
+from highwater.records.errors import CorruptPayloadError, PayloadTooLargeError
+from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES
 
 _GZIP_WINDOW_BITS = 31
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 1 << 20
 _INT32 = struct.Struct(">i")
-# A zstd block expands to at most 128 KiB and takes at least 4 bytes: one step of input gives at most 32 MiB.
+# Each member that follows another costs a copy of what is left.
+_MAX_GZIP_MEMBERS = 256
+# A zstd block expands to at most 128 KiB and takes at least 4 bytes: what a step of input gives is known before it.
 _ZSTD_STEP_BYTES = 1 << 10
+_ZSTD_BLOCK_BYTES = 128 << 10
+_ZSTD_LEAST_BLOCK_BYTES = 4
 # Snappy's densest element makes 64 bytes of 3; a block that declares more is lying.
 _SNAPPY_MAX_RATIO = 22
 
@@ -65,7 +67,8 @@ def decompress(codec: Codec, data: memoryview, max_bytes: int = DEFAULT_MAX_PAYL
     """The payload that `data` holds. For NONE a copy, so that it is aligned and outlives the caller's buffer.
 
     Raises:
-        CorruptPayloadError: damaged, truncated, followed by other bytes, or larger than `max_bytes`.
+        CorruptPayloadError: damaged, truncated, followed by other bytes, or (`PayloadTooLargeError`) larger than
+            `max_bytes`.
     """
     try:
         match codec:
@@ -79,15 +82,17 @@ def decompress(codec: Codec, data: memoryview, max_bytes: int = DEFAULT_MAX_PAYL
                 payload = _decompress_lz4(data, max_bytes)
             case Codec.ZSTD:
                 payload = _decompress_zstd(data, max_bytes)
+    except PayloadTooLargeError as error:
+        raise PayloadTooLargeError(f"{codec.name.lower()}: {error}") from None
     except (zlib.error, cramjam.DecompressionError, zstandard.ZstdError, RuntimeError, EOFError, ValueError) as error:
         raise CorruptPayloadError(f"{codec.name.lower()}: {error}") from error
     if len(payload) > max_bytes:
-        raise CorruptPayloadError(f"{codec.name.lower()}: {_too_large(len(payload), max_bytes)}")
+        raise PayloadTooLargeError(f"{codec.name.lower()}: {_too_large(len(payload), max_bytes)}")
     return payload
 
 
-def _too_large(size: int, max_bytes: int) -> str:
-    return f"the payload expands to {size} bytes or more, the limit is {max_bytes}"
+def _too_large(size: int, max_bytes: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(f"the payload expands to {size} bytes or more, the limit is {max_bytes}")
 
 
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes:
@@ -95,11 +100,13 @@ def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes:
     room = max_bytes + 1
     rest: bytes | memoryview = data
     while rest:
+        if len(members) == _MAX_GZIP_MEMBERS:
+            raise CorruptPayloadError(f"more than {_MAX_GZIP_MEMBERS} members")
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
         members.append(member.decompress(rest, room))
         room -= len(members[-1])
         if room <= 0:
-            raise CorruptPayloadError(_too_large(max_bytes + 1, max_bytes))
+            raise _too_large(max_bytes + 1, max_bytes)
         if not member.eof:
             raise CorruptPayloadError("truncated")
         rest = member.unused_data
@@ -148,7 +155,7 @@ def _expand_snappy_block(block: memoryview, expanded: int, max_bytes: int) -> by
     else:
         raise CorruptPayloadError("a block without its size")
     if expanded + declared > max_bytes:
-        raise CorruptPayloadError(_too_large(expanded + declared, max_bytes))
+        raise _too_large(expanded + declared, max_bytes)
     if declared > _SNAPPY_MAX_RATIO * len(block):
         raise CorruptPayloadError(f"a block of {len(block)} bytes cannot hold {declared}")
     return bytes(cramjam.snappy.decompress_raw(block))
@@ -157,12 +164,12 @@ def _expand_snappy_block(block: memoryview, expanded: int, max_bytes: int) -> by
 def _decompress_lz4(data: memoryview, max_bytes: int) -> bytes:
     declared = lz4.frame.get_frame_info(data)["content_size"]
     if declared > max_bytes:
-        raise CorruptPayloadError(_too_large(declared, max_bytes))
+        raise _too_large(declared, max_bytes)
     frame = lz4.frame.LZ4FrameDecompressor()
     # One byte of room more than it may take, so that the frame's end is reached and an excess is seen.
     payload: bytes = frame.decompress(data, max_length=(declared or max_bytes) + 1)
     if len(payload) > (declared or max_bytes):
-        raise CorruptPayloadError(_too_large(len(payload), declared or max_bytes))
+        raise _too_large(len(payload), declared or max_bytes)
     if not frame.eof:
         raise CorruptPayloadError("truncated")
     if frame.unused_data:
@@ -173,19 +180,23 @@ def _decompress_lz4(data: memoryview, max_bytes: int) -> bytes:
 def _decompress_zstd(data: memoryview, max_bytes: int) -> bytes:
     declared = zstandard.frame_content_size(data)
     if declared > max_bytes:
-        raise CorruptPayloadError(_too_large(declared, max_bytes))
+        raise _too_large(declared, max_bytes)
     if declared >= 0:
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     frame = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     parts: list[bytes] = []
     room = max_bytes
-    for start in range(0, len(data), _ZSTD_STEP_BYTES):
+    start = 0
+    while start < len(data):
         if frame.eof:
             raise CorruptPayloadError(f"{len(data) - start} bytes after the frame")
-        parts.append(frame.decompress(data[start : start + _ZSTD_STEP_BYTES]))
+        # No more than one block beyond the room that is left.
+        step = min(_ZSTD_STEP_BYTES, (room // _ZSTD_BLOCK_BYTES + 1) * _ZSTD_LEAST_BLOCK_BYTES)
+        parts.append(frame.decompress(data[start : start + step]))
+        start += step
         room -= len(parts[-1])
         if room < 0:
-            raise CorruptPayloadError(_too_large(max_bytes - room, max_bytes))
+            raise _too_large(max_bytes - room, max_bytes)
     if not frame.eof:
         raise CorruptPayloadError("truncated")
     if frame.unused_data:

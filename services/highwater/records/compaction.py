@@ -17,7 +17,7 @@ import pyarrow as pa
 from highwater.records import columns as columnar
 from highwater.records.batch import Batch, decode
 from highwater.records.codec import Codec
-from highwater.records.codecs import DEFAULT_MAX_PAYLOAD_BYTES, compress
+from highwater.records.codecs import compress
 from highwater.records.header import (
     CODEC_MASK,
     COLUMNAR_BIT,
@@ -28,6 +28,7 @@ from highwater.records.header import (
     ReadableBuffer,
     pack_batch,
 )
+from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES
 from highwater.records.rows import encode_row_payload
 
 _NO_TIMESTAMP = -1

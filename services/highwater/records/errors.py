@@ -22,3 +22,7 @@ class CorruptBatchError(ValueError):
 
 class CorruptPayloadError(ValueError):
     """The payload of a batch is damaged. Stays inside `records`: `decode` adds the batch's position."""
+
+
+class PayloadTooLargeError(CorruptPayloadError):
+    """The payload expands beyond the limit."""

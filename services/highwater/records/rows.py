@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import BatchHeader
+from highwater.records.limits import SMALLEST_ROW_BYTES
 from highwater.records.record import Record, RecordHeader
 from highwater.records.varint import SMALL_VARINT_LIMIT, SMALL_VARINTS, decode_varint, encode_varint, read_varint
 
@@ -18,8 +19,6 @@ _NO_HEADERS = encode_varint(0)
 # Timestamps beyond this cannot be added to a small delta within an int64; they are some 292 million years away.
 _MAX_BASE_TIMESTAMP = (1 << 63) - SMALL_VARINT_LIMIT - 1
 _INT64_LIMIT = 1 << 63
-# Size, attributes, timestamp, offset, key size, value size, headers: one byte each at the least.
-_SMALLEST_RECORD_BYTES = 7
 
 
 def encode_row_payload(records: Iterable[Record], offset_deltas: Iterable[int], base_timestamp: int) -> bytes:
@@ -71,7 +70,7 @@ def decode_row_payload(payload: bytes, header: BatchHeader) -> list[Record]:
     Raises:
         CorruptPayloadError: any record is damaged, or their number, sizes or offsets disagree with the header.
     """
-    if header.record_count * _SMALLEST_RECORD_BYTES > len(payload):
+    if header.record_count * SMALLEST_ROW_BYTES > len(payload):
         raise CorruptPayloadError(f"rows: {header.record_count} records cannot fit into {len(payload)} bytes")
     if abs(header.base_timestamp) > _MAX_BASE_TIMESTAMP:
         raise CorruptPayloadError(f"rows: impossible base timestamp {header.base_timestamp}")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from highwater.client.consumer.consumer_record import TABLE_SCHEMA_WITH_HEADERS
 from highwater.client.exceptions import InvalidRequestError
 from highwater.records import Batch, BatchHeader
+from highwater.records.limits import most_records
 from highwater.records.timestamps import shown
 
 COLUMNS = tuple(TABLE_SCHEMA_WITH_HEADERS.names)
@@ -39,8 +40,9 @@ def scan_schema(columns: Sequence[str] | None) -> pa.Schema:
 
 def header_is_enough(header: BatchHeader, schema: pa.Schema) -> bool:
     """Tells whether these columns follow from the batch's header alone, so that its payload need not be expanded: all
-    offsets are there (compaction has taken none), and times are the broker's, one for the batch."""
-    if header.record_count != header.last_offset_delta + 1:
+    offsets are there (compaction has taken none), and times are the broker's, one for the batch. A header that claims
+    more records than its payload can hold is not believed."""
+    if header.record_count != header.last_offset_delta + 1 or header.record_count > most_records(header):
         return False
     given = {"topic", "partition", "offset", *(("timestamp",) if header.log_append_time else ())}
     return given.issuperset(schema.names)

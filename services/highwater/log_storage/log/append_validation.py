@@ -16,6 +16,7 @@ from highwater.log_storage.producers.producer_states import (
     StagedProducers,
 )
 from highwater.records import BatchHeader, CorruptBatchError, ReadableBuffer, iter_batches, verify
+from highwater.records.limits import most_records
 
 BATCHES_AN_APPEND = 1_000  # of a leader to a partition; each takes some ten microseconds in which nothing else runs
 
@@ -60,7 +61,8 @@ def read_given(records: ReadableBuffer, most: int | None = None) -> list[GivenBa
 
 
 def check_produced(header: BatchHeader, config: LogConfig) -> None:
-    """Checks what a leader takes from a producer. Raises `LogError` (MESSAGE_TOO_LARGE, INVALID_RECORD)."""
+    """Checks what a leader takes from a producer. Raises `LogError` (MESSAGE_TOO_LARGE, INVALID_RECORD,
+    CORRUPT_MESSAGE)."""
     if header.size_bytes > config.message_max_bytes:
         raise LogError(
             ErrorCode.MESSAGE_TOO_LARGE,
@@ -71,6 +73,11 @@ def check_produced(header: BatchHeader, config: LogConfig) -> None:
         raise LogError(
             ErrorCode.INVALID_RECORD,
             f"{header.record_count} records up to offset delta {header.last_offset_delta}: a produced batch has no gap",
+        )
+    if header.record_count > (most := most_records(header)):
+        raise LogError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"a batch of {header.size_bytes} bytes claims {header.record_count} records: it can hold {most} at the most",
         )
     if header.control or header.transactional:
         raise LogError(ErrorCode.INVALID_RECORD, "transactional and control batches are not supported")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from highwater import records
 from highwater.errors import ErrorCode
 from highwater.records import BatchHeader, CorruptBatchError
+from highwater.records.limits import most_records
 from highwater.records.timestamps import MAX_TIMESTAMP_MS, NO_TIMESTAMP, writable
 from highwater.replica_manager.partition.topic_config import TopicConfig
 
@@ -55,6 +56,11 @@ def _problem(header: BatchHeader, config: TopicConfig) -> tuple[ErrorCode, str] 
         return (
             ErrorCode.INVALID_RECORD,
             f"holds {header.record_count} records over {header.last_offset_delta + 1} offsets: leave none out",
+        )
+    if header.record_count > (most := most_records(header)):
+        return (
+            ErrorCode.CORRUPT_MESSAGE,
+            f"claims {header.record_count} records: its {header.size_bytes} bytes can hold {most} at the most",
         )
     if header.control or header.transactional or header.delete_horizon_ms is not None:
         return (ErrorCode.INVALID_RECORD, "is a control or transactional batch: there are no transactions yet")
