@@ -21,6 +21,7 @@ import pyarrow as pa
 from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import BatchHeader
 from highwater.records.ipc_message import check_record_batch_message
+from highwater.records.limits import check_headers
 from highwater.records.record import Record, RecordHeader
 
 HEADERS_TYPE = pa.list_(
@@ -80,6 +81,8 @@ def decode_column_payload(payload: bytes, header: BatchHeader) -> pa.RecordBatch
         headers = columns.column(3)
         if lacks_header_key(headers):
             raise CorruptPayloadError("columns: a record header without a key")
+        lengths = headers.value_lengths().fill_null(0).to_numpy()
+        check_headers(int(lengths.max(initial=0)), int(lengths.sum(dtype=np.int64)))
         arrays.append(headers)
     return pa.RecordBatch.from_arrays(arrays, schema=reader_schema(headers=header.has_headers))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from highwater.records.codec import Codec
+from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import HEADER_BYTES, BatchHeader
 
 # What a payload may expand to for a reader, unless a caller says otherwise; a guard against decompression bombs.
@@ -38,3 +39,11 @@ def most_records(header: BatchHeader) -> int:
     payload_bytes = header.size_bytes - HEADER_BYTES
     expanded = min(payload_bytes * _MAX_RATIO[header.codec], DEFAULT_MAX_PAYLOAD_BYTES)
     return expanded // (_SMALLEST_COLUMNS_ROW_BYTES if header.columnar else SMALLEST_ROW_BYTES)
+
+
+def check_headers(of_record: int, of_batch: int) -> None:
+    """Raises `CorruptPayloadError` where a record, or its batch, has more headers than they may."""
+    if of_record > MAX_RECORD_HEADERS:
+        raise CorruptPayloadError(f"a record has {of_record} headers, the limit is {MAX_RECORD_HEADERS}")
+    if of_batch > MAX_BATCH_HEADERS:
+        raise CorruptPayloadError(f"the records have {of_batch} headers, the limit of a batch is {MAX_BATCH_HEADERS}")

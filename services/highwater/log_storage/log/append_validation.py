@@ -77,7 +77,7 @@ def check_produced(header: BatchHeader, config: LogConfig) -> None:
     if header.record_count > (most := most_records(header)):
         raise LogError(
             ErrorCode.CORRUPT_MESSAGE,
-            f"a batch of {header.size_bytes} bytes claims {header.record_count} records: it can hold {most} at the most",
+            f"a batch of {header.size_bytes} bytes claims {header.record_count} records: it can hold {most} at most",
         )
     if header.control or header.transactional:
         raise LogError(ErrorCode.INVALID_RECORD, "transactional and control batches are not supported")

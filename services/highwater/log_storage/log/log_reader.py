@@ -12,7 +12,7 @@ from highwater.log_storage.log.leader_epoch_file import LeaderEpochFile
 from highwater.log_storage.log.log_context import LogContext
 from highwater.log_storage.log.log_offsets import LogOffsets
 from highwater.log_storage.log.segment_list import SegmentList
-from highwater.log_storage.log.timestamp_lookup import FoundOffset, find_offset
+from highwater.log_storage.log.timestamp_lookup import FoundOffset, Search, find_offset, finished
 from highwater.log_storage.segment.damage import KnownDamage
 from highwater.log_storage.segment.segment import Segment
 from highwater.model.leader_epochs import EpochEnd
@@ -127,19 +127,29 @@ class LogReader:
 
     def list_offset(self, timestamp: int, max_offset: int = -1) -> FoundOffset:
         """See `timestamp_lookup.find_offset`. Raises `LogError`: CORRUPT_MESSAGE, LOG_STORAGE_ERROR."""
+        return finished(self.search_offset(timestamp, max_offset))
+
+    def search_offset(self, timestamp: int, max_offset: int = -1) -> Search:
+        """`list_offset` in steps, between which what is in a batch may be found out in a thread. What has the log for
+        itself meanwhile ends the search: the caller closes it. Raises as `list_offset`; a `CorruptBatchError` that is
+        thrown into it is damage."""
         self._context.check_online()
         bound = self._bound(max_offset)
         segments = self._segments.present.copy()
         try:
-            return find_offset(segments, self._epochs.cache, self._offsets.log_start_offset, bound, timestamp)
+            found = yield from find_offset(
+                segments, self._epochs.cache, self._offsets.log_start_offset, bound, timestamp
+            )
         except (CorruptBatchError, OSError) as error:
-            if any(segment.released for segment in segments):  # another thread has put others in their place
-                return self.list_offset(timestamp, max_offset)
+            # Another thread has put others in their place, or the log was cut between two steps.
+            if any(segment.released for segment in segments) or self._offsets.log_end_offset < bound:
+                return (yield from self.search_offset(timestamp, max_offset))
             if isinstance(error, OSError):
                 raise self._context.refusal(error) from error
             # In whichever segment: the sealed ones are scrubbed.
             active = self._segments.active
             raise DamagedError(active.base_offset, f"{self._context.directory}: {error}") from None
+        return found
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEnd:
         """Raises `LogError` (LOG_STORAGE_ERROR)."""

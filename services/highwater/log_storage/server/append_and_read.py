@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
 from highwater.log_storage.log.log import Appended, Log
 from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
+from highwater.log_storage.log.timestamp_lookup import go_on
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import Answering, fill_log, refuse
@@ -274,7 +276,7 @@ class AppendAndRead:
                 if hosted.busy:
                     standing.append((part, result))
                 else:
-                    self._look_up(hosted, part, result)
+                    await self._look_up(hosted, part, result)
             if monotonic() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + LOOKUP_TURN_S
@@ -291,17 +293,28 @@ class AppendAndRead:
                     hosted = await self._access.idle(part.partition)
             except TimeoutError:
                 raise LogError(ErrorCode.LOG_STORAGE_ERROR, "the log is being changed: try again") from None
-            self._look_up(hosted, part, result)
+            await self._look_up(hosted, part, result)
 
-    def _look_up(
+    async def _look_up(
         self,
         hosted: HostedLog,
         part: log_storage_pb2.LogListOffsetsPartition,
         result: log_storage_pb2.LogListOffsetsResult,
     ) -> None:
-        """Raises `LogError`."""
-        with self._access.following_up(hosted):
-            found = hosted.online().reader.list_offset(part.timestamp, part.max_offset)
+        """Batches are expanded in threads. Raises `LogError`."""
+        log = hosted.online()
+        search = log.reader.search_offset(part.timestamp, part.max_offset)
+        with self._access.following_up(hosted), contextlib.closing(search):
+            try:
+                looked_into = next(search)
+                while True:
+                    small = looked_into.small
+                    scanned = looked_into.scan() if small else await self._access.in_thread(looked_into.scan)
+                    if hosted.busy or hosted.log is not log:
+                        raise LogError(ErrorCode.LOG_STORAGE_ERROR, "the log is being changed: try again")
+                    looked_into = go_on(search, scanned)
+            except StopIteration as end:
+                found = end.value
         result.offset, result.timestamp, result.leader_epoch = found
 
     async def EndOffsetForEpoch(

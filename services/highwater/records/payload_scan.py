@@ -1,0 +1,73 @@
+"""What is known of a batch's records without making them: their times, offsets and keys that are missing.
+
+An append checks a payload by it, and a look-up by time finds its record. Rows are walked over, columns are looked at in
+place: neither loads Arrow but for columns with headers, for those that compaction has been at, and for those of another
+writer than Arrow's own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from highwater.records.codecs import decompress
+from highwater.records.column_frame import read_column_frame
+from highwater.records.errors import CorruptBatchError, CorruptPayloadError
+from highwater.records.header import HEADER_BYTES, BatchHeader, ReadableBuffer
+from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES, most_records
+from highwater.records.rows import scan_row_payload
+
+
+class PayloadScan(NamedTuple):
+    offsets: npt.NDArray[np.int64]
+    timestamps: npt.NDArray[np.int64]  # ms
+    keyless: int  # records without a key
+
+
+def scan_payload(
+    buffer: ReadableBuffer,
+    position: int,
+    header: BatchHeader,
+    *,
+    max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
+) -> PayloadScan:
+    """Expands the whole batch that is there at `position`, and checks all that `decode` checks but the CRC.
+
+    Raises:
+        CorruptBatchError: as `decode`; its cause is a `PayloadTooLargeError` where the payload expands beyond
+            `max_payload_bytes`.
+    """
+    compressed = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
+    try:
+        if header.record_count == 0 and not compressed:
+            return PayloadScan(np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+        if header.record_count > most_records(header):
+            raise CorruptPayloadError(f"{header.record_count} records cannot fit into {len(compressed)} bytes")
+        payload = decompress(header.codec, compressed, max_payload_bytes)
+        return _columns(payload, header) if header.columnar else _rows(payload, header)
+    except CorruptPayloadError as error:
+        raise CorruptBatchError(position, str(error)) from error
+    except MemoryError as error:
+        raise CorruptBatchError(position, "there is not enough memory to expand the payload") from error
+
+
+def _rows(payload: bytes, header: BatchHeader) -> PayloadScan:
+    scan = scan_row_payload(payload, header)
+    offsets = np.frombuffer(scan.offset_deltas, np.int32).astype(np.int64) + header.base_offset
+    return PayloadScan(offsets, np.frombuffer(scan.timestamps, np.int64), scan.keyless)
+
+
+def _columns(payload: bytes, header: BatchHeader) -> PayloadScan:
+    frame = read_column_frame(payload, header)
+    if frame is None:
+        from highwater.records.columns import decode_column_payload  # noqa: PLC0415  it loads Arrow
+
+        columns = decode_column_payload(payload, header)
+        return PayloadScan(columns.column(0).to_numpy(), columns.column(1).to_numpy(), columns.column(2).null_count)
+    timestamps = frame.timestamps
+    if header.log_append_time:
+        timestamps = np.full(header.record_count, header.max_timestamp, dtype=np.int64)
+    first = header.base_offset
+    return PayloadScan(np.arange(first, first + header.record_count, dtype=np.int64), timestamps, frame.keyless)
