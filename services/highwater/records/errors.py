@@ -26,3 +26,7 @@ class CorruptPayloadError(ValueError):
 
 class PayloadTooLargeError(CorruptPayloadError):
     """The payload expands beyond the limit."""
+
+
+class TooManyHeadersError(CorruptPayloadError):
+    """A record, or a batch, has more headers than they may."""

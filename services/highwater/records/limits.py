@@ -1,9 +1,9 @@
-"""How much a batch may claim and expand to. A header is believed up to what its payload can hold. Pure."""
+"""Bounds of what a batch may claim and expand to. A header is believed up to what its payload can hold. Pure."""
 
 from __future__ import annotations
 
 from highwater.records.codec import Codec
-from highwater.records.errors import CorruptPayloadError
+from highwater.records.errors import TooManyHeadersError
 from highwater.records.header import HEADER_BYTES, BatchHeader
 
 # What a payload may expand to for a reader, unless a caller says otherwise; a guard against decompression bombs.
@@ -42,8 +42,8 @@ def most_records(header: BatchHeader) -> int:
 
 
 def check_headers(of_record: int, of_batch: int) -> None:
-    """Raises `CorruptPayloadError` where a record, or its batch, has more headers than they may."""
+    """Raises `TooManyHeadersError` where a record, or its batch, has more headers than they may."""
     if of_record > MAX_RECORD_HEADERS:
-        raise CorruptPayloadError(f"a record has {of_record} headers, the limit is {MAX_RECORD_HEADERS}")
+        raise TooManyHeadersError(f"a record has {of_record} headers, the limit is {MAX_RECORD_HEADERS}")
     if of_batch > MAX_BATCH_HEADERS:
-        raise CorruptPayloadError(f"the records have {of_batch} headers, the limit of a batch is {MAX_BATCH_HEADERS}")
+        raise TooManyHeadersError(f"the records have {of_batch} headers, the limit of a batch is {MAX_BATCH_HEADERS}")

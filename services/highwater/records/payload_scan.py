@@ -1,4 +1,4 @@
-"""What is known of a batch's records without making them: their times, offsets and keys that are missing.
+"""A scan of a batch's records, which are not made: their times, offsets and keys that are missing.
 
 An append checks a payload by it, and a look-up by time finds its record. Rows are walked over, columns are looked at in
 place: neither loads Arrow but for columns with headers, for those that compaction has been at, and for those of another

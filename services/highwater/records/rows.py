@@ -82,7 +82,7 @@ def decode_row_payload(payload: bytes, header: BatchHeader) -> list[Record]:
 
 
 class RowScan(NamedTuple):
-    """What is known of rows whose keys, values and headers were passed over."""
+    """Rows whose keys, values and headers were passed over."""
 
     offset_deltas: array[int]
     timestamps: array[int]

@@ -171,6 +171,12 @@ class ReplicaManagerService:
         self.group_coordinator = group_coordinator(
             settings, self.replica_manager, self._active_controller, self._metrics, self._supervisor
         )
+        self._produce_handler = ProduceHandler(
+            self.replica_manager,
+            self._counted,
+            max_requests=settings.queued_max_requests,
+            max_bytes=settings.queued_max_request_bytes,
+        )
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
 
@@ -181,12 +187,6 @@ class ReplicaManagerService:
 
     async def start(self) -> None:
         replica_manager, settings = self.replica_manager, self._settings
-        produce_handler = ProduceHandler(
-            replica_manager,
-            self._counted,
-            max_requests=settings.queued_max_requests,
-            max_bytes=settings.queued_max_request_bytes,
-        )
         unread = UnreadResponses(settings.fetch_response_timeout_ms / 1000, self._counted.unread_responses.inc)
         offsets, delete_records_handler = OffsetsHandler(replica_manager), DeleteRecordsHandler(replica_manager)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
@@ -196,7 +196,7 @@ class ReplicaManagerService:
             server = self.servers[name].grpc
             BrokerServicer(
                 replica_manager,
-                produce_handler,
+                self._produce_handler,
                 self.fetch_handler,
                 offsets,
                 delete_records_handler,
@@ -277,6 +277,7 @@ class ReplicaManagerService:
         self.group_coordinator.stop()
         await self._supervisor.stop()
         await self.servers.stop()
+        await self._produce_handler.close()
         await self._topic_creation.stop()
         await self._active_controller.close()
         await self._isr_changes.stop()

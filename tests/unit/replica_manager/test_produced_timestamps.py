@@ -12,7 +12,9 @@ from highwater.errors import ErrorCode
 from highwater.records import Record, TimestampType, encode_columns, encode_rows
 from highwater.records.timestamps import MAX_TIMESTAMP_MS
 from highwater.replica_manager.partition.topic_config import LONG_MAX, TopicConfig, parse
-from highwater.replica_manager.requests.batch_check import check
+from highwater.replica_manager.requests import batch_check
+from highwater.replica_manager.requests.batch_check import CheckedBatches
+from highwater.replica_manager.requests.payload_check import check_payloads
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -20,6 +22,12 @@ ANY = TopicConfig(min_insync_replicas=1, max_message_bytes=1 << 20, rows_only=Fa
 OPEN = replace(ANY, timestamp_after_max_ms=LONG_MAX)
 NARROW = replace(ANY, timestamp_before_max_ms=1000, timestamp_after_max_ms=1000)
 APPEND_TIME = replace(ANY, timestamp_before_max_ms=None, timestamp_after_max_ms=None)
+
+
+def check(produced: bytes, config: TopicConfig, now_ms: int) -> CheckedBatches:
+    """Of the headers, and then of what is in the batches."""
+    checked = batch_check.check(produced, config, now_ms)
+    return checked if checked.error is not ErrorCode.NONE else check_payloads(produced, checked, config, now_ms)
 
 
 def rows(*timestamps: int) -> bytes:
@@ -55,7 +63,9 @@ def columns(*timestamps: int) -> bytes:
         ((NOW + 1001,), NARROW, ErrorCode.INVALID_TIMESTAMP),
         ((NOW + 2 * HOUR,), APPEND_TIME, ErrorCode.NONE),  # the broker's own takes their place
         ((-5,), APPEND_TIME, ErrorCode.INVALID_TIMESTAMP),
-        ((NOW, -5), replace(ANY, compacted=True), ErrorCode.INVALID_TIMESTAMP),  # in no header
+        ((NOW, -5), ANY, ErrorCode.INVALID_TIMESTAMP),  # in no header
+        ((NOW, -5, NOW), APPEND_TIME, ErrorCode.INVALID_TIMESTAMP),
+        ((NOW, NOW - 1001, NOW), NARROW, ErrorCode.INVALID_TIMESTAMP),
     ],
 )
 def test_times_are_taken_or_refused(

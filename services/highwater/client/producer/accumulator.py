@@ -26,8 +26,9 @@ Headers = Sequence[tuple[str, bytes | None]]
 # What a record costs beside key and value: its timestamp and Arrow's offsets.
 RECORD_OVERHEAD_BYTES = 16
 MAX_CACHED_KEYS = 16_384
-# A batch is filled by its expected size on the wire. This bounds how far the expectation is trusted.
-MAX_EXPECTED_RATIO = 16.0
+# A batch is filled by its expected size on the wire. This bounds how far the expectation is trusted: what a
+# broker lets a batch expand to (`records.limits`) is well above it.
+MAX_EXPECTED_RATIO = 10.0
 NEVER_DUE = float("inf")
 
 

@@ -40,7 +40,7 @@ class LookedInto(NamedTuple):
         return self.header.codec is Codec.NONE and len(self.batch) <= INLINE_SCAN_BYTES
 
     def scan(self) -> PayloadScan | CorruptBatchError:
-        """What is in it, or what is wrong with it. In a thread, unless it is `small`."""
+        """Expands it: what is in it, or what is wrong with it. In a thread, unless it is `small`."""
         try:
             return scan_payload(self.batch, 0, self.header)
         except CorruptBatchError as error:

@@ -1,7 +1,6 @@
-"""The demands on a produced partition's bytes before they are appended: whole, known, allowed by the topic. Pure.
+"""The demands on the headers of a produced partition's batches: whole, known, allowed by the topic. Pure.
 
-Headers only, except on compacted topics, where a record without a key must be found (RULES 10.3). The CRC is for
-log-storage to check, which writes the bytes.
+What is in the batches is checked next (`payload_check`). The CRC is for log-storage to check, which writes the bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ def check(produced: bytes, config: TopicConfig, now_ms: int) -> CheckedBatches:
     offsets = 0
     for position, header in batches:
         times = (header.base_timestamp, header.max_timestamp)
-        problem = _problem(header, config) or _timestamp_problem(times, config, now_ms)
-        if problem is None and config.compacted:
-            problem = _row_problem(produced, position, config, now_ms)
+        problem = _problem(header, config) or timestamp_problem(times, config, now_ms)
         if problem is not None:
             return CheckedBatches(problem[0], f"the batch at byte {position} {problem[1]}")
         offsets += header.last_offset_delta + 1
@@ -74,11 +71,8 @@ def _problem(header: BatchHeader, config: TopicConfig) -> tuple[ErrorCode, str] 
     return None
 
 
-def _timestamp_problem(
-    timestamps_ms: tuple[int, int], config: TopicConfig, now_ms: int
-) -> tuple[ErrorCode, str] | None:
-    """Of the first record and of the latest, as the header has them; -1 is none, as in Kafka. The rows between are not
-    looked at where they are not decoded anyway: readers show whatever they find (records/timestamps.py)."""
+def timestamp_problem(timestamps_ms: tuple[int, int], config: TopicConfig, now_ms: int) -> tuple[ErrorCode, str] | None:
+    """Of the first record and of the latest, or of the lowest; -1 is none, as in Kafka."""
     for timestamp_ms in timestamps_ms:
         if not writable(timestamp_ms):
             return (
@@ -100,15 +94,3 @@ def _timestamp_problem(
                 f"message.timestamp.after.max.ms is {config.timestamp_after_max_ms}",
             )
     return None
-
-
-def _row_problem(produced: bytes, position: int, config: TopicConfig, now_ms: int) -> tuple[ErrorCode, str] | None:
-    """Keys (RULES 10.3) and timestamps of a compacted topic's batch, as columns: no record becomes a Python object."""
-    try:
-        columns = records.decode(produced, position).to_arrow()
-    except ValueError as error:  # CorruptBatchError, and Arrow's own
-        return (ErrorCode.CORRUPT_MESSAGE, f"cannot be decoded: {error}")
-    if keyless := columns.column("key").null_count:
-        return (ErrorCode.INVALID_RECORD, f"has {keyless} records without a key, the topic is compacted")
-    timestamps = columns.column("timestamp").to_numpy()
-    return _timestamp_problem((int(timestamps.min()), int(timestamps.max())), config, now_ms)

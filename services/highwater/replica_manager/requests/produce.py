@@ -3,7 +3,8 @@
 The way out of an acks=all produce, and the way back:
 
     BrokerServicer.ProduceStream    protobuf becomes `ProducePart`s
-    ProduceHandler.submit           admission: a slot, the leadership, the minimum, the batches' headers
+    ProduceHandler.submit           admission: a slot; the batches' headers, and what is in them: in a thread
+    ProduceHandler._append          admission: the leadership, the minimum
     AppendPipeline.append           names the offset that it expects
     LeaderAppends.send              one message for each turn of the event loop, to log-storage
     _Request.appended               <- its answer: the produce enters the purgatory
@@ -13,7 +14,7 @@ The way out of an acks=all produce, and the way back:
     _Request.completed              the last partition to be completed answers the request
 
 Works by callbacks: no task is made for a request or a partition. The records of a request are handed to log-storage
-before `submit` returns, so requests keep the order in which they are submitted.
+before `submit` returns, or before what it returns is done: whoever waits for that keeps the order of its requests.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -31,10 +33,18 @@ from highwater.model.partition import PartitionKey
 from highwater.model.topic_name import is_internal_topic
 from highwater.records import BatchHeader
 from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
+from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.batch_check import check
+from highwater.replica_manager.requests.batch_check import CheckedBatches, check
+from highwater.replica_manager.requests.payload_check import check_payloads, check_small_payloads
+from highwater.telemetry.log import get_logger
+
+logger = get_logger("replica_manager.produce")
+
+# Requests whose batches are looked into at the same time: the others wait, and no more than `max_requests` of them.
+CHECKS_AT_ONCE = 2
 
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
@@ -86,6 +96,7 @@ class ProduceHandler:
         self._bytes = 0
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, "payload-check")
         self._coming = 0  # partitions that will wait for followers once log-storage has answered
 
     async def room(self) -> None:
@@ -94,17 +105,20 @@ class ProduceHandler:
 
     def submit(
         self, acks: int, timeout_ms: int, parts: Sequence[ProducePart], done: Done, *, until_done: bool = False
-    ) -> None:
-        """`done` is called once: with acks=0 before this returns, with acks=1 when all is answered by log-storage, with
-        acks=-1 when each partition is committed, refused or out of time. `until_done`: the caller holds the records
-        until then, so they count for as long."""
+    ) -> asyncio.Future[None] | None:
+        """`done` is called once: with acks=0 as soon as the records are on their way to log-storage, with acks=1 when
+        all is answered by log-storage, with acks=-1 when each partition is committed, refused or out of time.
+        `until_done`: the caller holds the records until then, so they count for as long.
+
+        None: the records are on their way. A future is done when they are: they are looked into by a thread before. Its
+        sender's next request is submitted after that."""
         size = sum(len(part.records) for part in parts)
         self._metrics.produced_bytes.inc(size)
         error, message = self._refusal(acks, len(parts), size)
         if error is not ErrorCode.NONE:
             self._metrics.refused_produces.labels(error.name).inc(len(parts))
             done([ProduceResult(part.key, error, message) for part in parts])
-            return
+            return None
         self._requests += 1
         self._bytes += size
         if self._full:
@@ -114,9 +128,48 @@ class ProduceHandler:
         if until_done:
             request.unwritten += 1
             request.until_done = True
-        for index, part in enumerate(parts):
-            self._append(request, index, part)
+        checks = [self._check_of(part) for part in parts]
+        if all(one is None or one.outcome is not None for one in checks):
+            self._hand_over(request, parts, checks)
+            return None
+        loop = asyncio.get_running_loop()
+        handed_over: asyncio.Future[None] = loop.create_future()
+
+        def looked_into(work: asyncio.Future[None]) -> None:
+            if not work.cancelled() and (error := work.exception()) is not None:
+                logger.error("what is in a produced batch could not be checked", exc_info=error)
+                for one in checks:
+                    if one is not None:
+                        one.fail(error)
+            self._hand_over(request, parts, checks)
+            if not handed_over.done():
+                handed_over.set_result(None)
+
+        loop.run_in_executor(self._threads, _run, checks).add_done_callback(looked_into)
+        return handed_over
+
+    def _hand_over(
+        self, request: _Request, parts: Sequence[ProducePart], checks: Sequence[_PayloadCheck | None]
+    ) -> None:
+        for index, (part, one) in enumerate(zip(parts, checks, strict=True)):
+            self._append(request, index, part, one)
         request.handed_over()
+
+    def _check_of(self, part: ProducePart) -> _PayloadCheck | None:
+        """None where the part will be refused in any case: nobody looks into it."""
+        hosted = self.replica_manager.hosted.get(part.key)
+        if hosted is None or hosted.pipeline is None or is_internal_topic(hosted.topic):
+            return None
+        now_ms, config = int(self._wall_clock_s() * 1000), hosted.config
+        headers = check(part.records, config, now_ms)
+        if headers.error is not ErrorCode.NONE:
+            return _PayloadCheck(part.records, config, now_ms, headers, headers)
+        outcome = check_small_payloads(part.records, headers, config, now_ms)
+        return _PayloadCheck(part.records, config, now_ms, headers, outcome)
+
+    async def close(self) -> None:
+        """Ends the threads. Nothing may be submitted any more."""
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
 
     def _refusal(self, acks: int, partitions: int, size: int) -> tuple[ErrorCode, str]:
         if acks not in ACKS:
@@ -135,7 +188,7 @@ class ProduceHandler:
             )
         return ErrorCode.NONE, ""
 
-    def _append(self, request: _Request, index: int, part: ProducePart) -> None:
+    def _append(self, request: _Request, index: int, part: ProducePart, check: _PayloadCheck | None) -> None:
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None:
             request.refuse(index, self.replica_manager.absent(part.key))
@@ -156,10 +209,10 @@ class ProduceHandler:
             )
             return
         pipeline = hosted.pipeline
-        if error is not ErrorCode.NONE or pipeline is None:
+        checked = None if check is None else check.outcome
+        if error is not ErrorCode.NONE or pipeline is None or checked is None:
             request.refuse(index, error or ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
-        checked = check(part.records, hosted.config, int(self._wall_clock_s() * 1000))
         if checked.error is not ErrorCode.NONE:
             request.refuse(index, checked.error, checked.message)
             return
@@ -189,6 +242,32 @@ class ProduceHandler:
         for result in request.results:
             if result.error is not ErrorCode.NONE:
                 self._metrics.refused_produces.labels(result.error.name).inc()
+
+
+@dataclass(slots=True)
+class _PayloadCheck:
+    """The check of a part's batches, by the topic and the clock as they were when it came."""
+
+    records: bytes
+    config: TopicConfig
+    now_ms: int
+    headers: CheckedBatches
+    outcome: CheckedBatches | None  # None: what is in them is not known yet
+
+    def run(self) -> None:
+        if self.outcome is None:
+            self.outcome = check_payloads(self.records, self.headers, self.config, self.now_ms)
+
+    def fail(self, error: BaseException) -> None:
+        if self.outcome is None:
+            message = f"what is in the batches could not be checked: {error}"
+            self.outcome = CheckedBatches(ErrorCode.UNKNOWN_SERVER_ERROR, message)
+
+
+def _run(checks: Sequence[_PayloadCheck | None]) -> None:
+    for one in checks:
+        if one is not None:
+            one.run()
 
 
 class _Request:

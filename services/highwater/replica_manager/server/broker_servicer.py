@@ -129,8 +129,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                         return
                     await room.acquire()
                     open_requests += 1
-                    self._submit(request, respond)
+                    handed_over = self._submit(request, respond)
                     del request  # the records are counted from here on
+                    if handed_over is not None:
+                        await asyncio.wait((handed_over,))  # where the stream ends, the request goes on all the same
             except Exception as error:  # a request without its answer would be waited for: the stream ends
                 failure = error
             finally:
@@ -160,7 +162,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         respond: Callable[[broker_pb2.ProduceResponse], None],
         *,
         until_done: bool = False,
-    ) -> None:
+    ) -> asyncio.Future[None] | None:
         correlation_id = request.correlation_id
 
         def done(results: Sequence[ProduceResult]) -> None:
@@ -169,7 +171,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             )
 
         parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
-        self._produce_handler.submit(request.acks, request.timeout_ms, parts, done, until_done=until_done)
+        return self._produce_handler.submit(request.acks, request.timeout_ms, parts, done, until_done=until_done)
 
     # Fetch
 
