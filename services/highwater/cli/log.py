@@ -86,7 +86,7 @@ def verify(
                 json_line({"path": str(file.path), **sizes, "problems": file.problems})
             else:
                 for problem in file.problems:
-                    screen.print(f"{file.path}: {problem}", markup=False, soft_wrap=True)
+                    screen.print(f"{file.path}: {problem}", soft_wrap=True)
     if unsound:
         raise UserError(
             f"{directory}: {unsound} of {counted(files, 'file')} {'is' if unsound == 1 else 'are'} not sound"
@@ -118,10 +118,10 @@ def _print_batch(batch: DumpedBatch, json: bool) -> None:
     if json:
         json_line({**fields, **({"records": rows} if rows else {})})
         return
-    screen.print(_pairs(fields), markup=False, soft_wrap=True)
+    screen.print(_pairs(fields), soft_wrap=True)
     for row in rows:
         text = _pairs(row)
-        screen.print(f"  {escaped_text(text) if screen.is_terminal else text}", markup=False, soft_wrap=True)
+        screen.print(f"  {escaped_text(text) if screen.is_terminal else text}", soft_wrap=True)
 
 
 def _batch_fields(batch: DumpedBatch) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def describe(
         )
     for one in found:
         if one.error:
-            screen.print(f"broker {one.broker_id}: {one.error}", soft_wrap=True, markup=False)
+            screen.print(f"broker {one.broker_id}: {one.error}", soft_wrap=True)
 
 
 def _state(log_dir: LogDirDescription) -> str:
@@ -108,12 +108,12 @@ def move(
         if outcome is not None:
             raise outcome
         if not wait:
-            screen.print(f"{topic}-{partition} of broker {broker} moves to {to}", markup=False)
+            screen.print(f"{topic}-{partition} of broker {broker} moves to {to}")
             return
         place = _follow(admin, topic, partition, broker)
     if to not in place:
         raise UserError(f"{topic}-{partition} stays in {place[0]}: the move was given up, see log-storage's log")
-    screen.print(f"{topic}-{partition} of broker {broker} is in {place[0]}", markup=False)
+    screen.print(f"{topic}-{partition} of broker {broker} is in {place[0]}")
 
 
 def _follow(admin: Admin, topic: str, partition: int, broker: int) -> tuple[str, str]:

@@ -102,14 +102,14 @@ def _show(topic: str, found: list[PartitionVerification]) -> None:
         for replica in verified.replicas:
             where = f"{topic}-{verified.partition}, broker {replica.broker_id}"
             if replica.error is not None:
-                screen.print(f"{where}: {replica.error}", markup=False, soft_wrap=True)
+                screen.print(f"{where}: {replica.error}", soft_wrap=True)
             for problem in replica.problems:
-                screen.print(f"{where}: {problem}", markup=False, soft_wrap=True)
+                screen.print(f"{where}: {problem}", soft_wrap=True)
             if replica.more_problems:
                 screen.print(f"{where}: and {replica.more_problems} more")
             for damaged in replica.damaged:
                 offsets = f"offsets {damaged.first_offset} to {damaged.last_offset}"
-                screen.print(f"{where}: {offsets} are damaged: {damaged.problem}", markup=False, soft_wrap=True)
+                screen.print(f"{where}: {offsets} are damaged: {damaged.problem}", soft_wrap=True)
 
 
 def _role(replica: ReplicaVerification) -> str:

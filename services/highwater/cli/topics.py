@@ -11,6 +11,7 @@ import typer
 from highwater.cli.topic_argument import Topic
 from highwater.console.counted import counted
 from highwater.console.output import DEFAULT_BOOTSTRAP, MAX_BLOCK_MS, AsJson, Bootstrap, json_line, screen, table
+from highwater.console.record_text import escaped_text
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -175,7 +176,7 @@ def alter(
         if partitions is not None:
             admin.create_partitions(topic, partitions)
         (altered,) = admin.describe_topics([topic])
-    own = " ".join(f"{key}={value}" for key, value in sorted(altered.config.items()))
+    own = escaped_text(" ".join(f"{key}={value}" for key, value in sorted(altered.config.items())))
     screen.print(f"altered {topic}: {counted(len(altered.partitions), 'partition')}{own and ', '}{own}")
 
 

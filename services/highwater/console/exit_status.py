@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from highwater.client.exceptions import HighwaterError
 from highwater.console import INTERRUPTED
@@ -55,4 +55,4 @@ def _what_is_wrong(error: Any) -> str:
 
 def _complain(sentence: str) -> None:
     if sentence:
-        errors.print("[red]highwater:[/red]", escape(sentence), soft_wrap=True)
+        errors.print(Text("highwater:", "red"), sentence, soft_wrap=True)

@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from highwater.console.record_text import escaped_lines, escaped_text
 
 # The brokers of `highwater up` with its defaults: any of them will do, and one may be down.
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
@@ -21,10 +23,23 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
 MAX_BLOCK_MS = 0
 
 
+class PlainConsole(Console):
+    """A console to which text is text: `[red]` and `:bug:` are printed as they stand, and a terminal gets no control
+    character of it. What is to be coloured is a `Text` of our own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if self.is_terminal:
+            objects = tuple(escaped_lines(each) if isinstance(each, str) else each for each in objects)
+        super().print(*objects, **options)
+
+
 def _console(*, stderr: bool = False) -> Console:
     """Makes a console. One that is no terminal has no width: a line stays one, for grep and awk."""
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=10_000)
+    console = PlainConsole(stderr=stderr)
+    return console if console.is_terminal else PlainConsole(stderr=stderr, width=10_000)
 
 
 screen = _console()
@@ -40,8 +55,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON lines instead o
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table for people: numbers to the right."""
-    drawn = Table(title=title or None, title_justify="left", header_style="bold")
+    """A table for people: numbers to the right, and control characters escaped wherever it goes, that a row be one."""
+    drawn = Table(title=Text(escaped_text(title)) if title else None, title_justify="left", header_style="bold")
     cells = [list(row) for row in rows]
     texts = [[_text(cell) for cell in row] for row in cells]
     widths = [max(len(column), *(len(row[index]) for row in texts), 0) for index, column in enumerate(columns)]
@@ -54,14 +69,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
         justify: Literal["left", "right"] = "right" if numeric else "left"
         drawn.add_column(column, justify=justify, overflow="fold", width=width, min_width=least if narrow else None)
     for row in texts:
-        drawn.add_row(*map(escape, row))
+        drawn.add_row(*map(Text, row))
     screen.print(drawn)
 
 
 def _text(cell: Any) -> str:
     if isinstance(cell, (list, tuple)):
-        return ",".join(str(item) for item in cell)
-    return str(cell)
+        return ",".join(_text(item) for item in cell)
+    return escaped_text(str(cell))
 
 
 def json_line(value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Bytes of records on their way to a screen: the one place where they are made harmless.
+"""What others wrote on its way to a screen: the one place where it is made harmless.
 
-Whoever may write to a topic writes what somebody's terminal gets: an escape sequence could rename its window, hide what
-stands in other lines or answer in the user's name. A pipe or a file gets the bytes as they are.
+Whoever may write to a topic, or configure one, writes what somebody's terminal gets: an escape sequence could rename
+its window, hide what stands in other lines or answer in the user's name. A pipe or a file gets the bytes as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ _UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 def escaped_text(text: str) -> str:
     r"""The text with `\x1b`, `\n`, `\u202e` for the characters that a terminal would obey."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def escaped_lines(text: str) -> str:
+    """The same, of a text that may have several lines."""
+    return "\n".join(map(escaped_text, text.split("\n")))
 
 
 def escaped(data: bytes) -> bytes:

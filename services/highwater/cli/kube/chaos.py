@@ -60,14 +60,14 @@ def chaos(
         if json:
             json_line(dataclasses.asdict(event))
         else:
-            screen.print(f"{event.time} {event.kind}: {event.said}", markup=False, soft_wrap=True)
+            screen.print(f"{event.time} {event.kind}: {event.said}", soft_wrap=True)
 
     with ended_as_by_ctrl_c():
         done = Chaos(found, seed, kinds, wanted, tell, back).run(duration)
     if json:
         json_line({"faults": done, "seed": seed})
     else:
-        screen.print(f"{counted(done, 'fault')}, seed {seed}; all came back", markup=False)
+        screen.print(f"{counted(done, 'fault')}, seed {seed}; all came back")
 
 
 def _confirm(release: Release, kinds: list[str]) -> None:
@@ -77,6 +77,6 @@ def _confirm(release: Release, kinds: list[str]) -> None:
     where = f"release {release.name} in namespace {release.namespace} at {release.api.host}"
     if not sys.stdin.isatty():
         raise UserError(f"this breaks {where}: give --yes where nobody can be asked")
-    errors.print(f"This breaks {where}: {', '.join(kinds)}.{warning}", markup=False, soft_wrap=True)
+    errors.print(f"This breaks {where}: {', '.join(kinds)}.{warning}", soft_wrap=True)
     if typer.prompt("Type the release's name to go on", err=True) != release.name:
         raise UserError("nothing was broken: that is not the release's name")

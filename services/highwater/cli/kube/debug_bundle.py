@@ -30,7 +30,7 @@ def debug_bundle(
 
     def tell(entry: Entry) -> None:
         if entry.error and not json:
-            errors.print(f"{entry.name}: {entry.error}", markup=False, soft_wrap=True)
+            errors.print(f"{entry.name}: {entry.error}", soft_wrap=True)
 
     entries = write(found, out, timeout, tell)
     if json:

@@ -43,9 +43,9 @@ def logs(
             if follow:
                 sys.stdout.flush()
         else:
-            screen.print(f"{one.pod}/{one.container}", one.text, markup=False, soft_wrap=True)
+            screen.print(f"{one.pod}/{one.container}", one.text, soft_wrap=True)
     for complaint in merged.complaints:
-        errors.print(complaint, markup=False, soft_wrap=True)
+        errors.print(complaint, soft_wrap=True)
 
 
 def _seconds(text: str) -> float:

@@ -147,8 +147,8 @@ def _default_claim(release: Release, backup: Path | None) -> str | None:
 
 
 def _say(text: str) -> None:
-    errors.print(text, markup=False, soft_wrap=True)
+    errors.print(text, soft_wrap=True)
 
 
 def _show(text: str) -> None:
-    screen.print(text.rstrip(), markup=False, soft_wrap=True)
+    screen.print(text.rstrip(), soft_wrap=True)

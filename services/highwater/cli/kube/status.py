@@ -96,7 +96,7 @@ def status(
 
 
 def _say(line: str) -> None:
-    screen.print(line, markup=False, soft_wrap=True)
+    screen.print(line, soft_wrap=True)
 
 
 def _yes(value: bool) -> str:
