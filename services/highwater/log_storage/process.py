@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 from typing import NoReturn
 
 from highwater.log_storage.recovery.recovery_progress import OpeningStopped
@@ -13,6 +12,7 @@ from highwater.log_storage.segment.open_segments import open_segments
 from highwater.log_storage.segment.unsynced_segments import unsynced_segments
 from highwater.log_storage.service import LogStorageService
 from highwater.log_storage.settings import LogStorageSettings
+from highwater.rpc.open_files import allow_open_files
 from highwater.rpc.server import run_service
 from highwater.rpc.settings import from_command_line
 from highwater.telemetry import log
@@ -25,8 +25,11 @@ logger = log.get_logger("log_storage.process")
 def main() -> None:
     settings = from_command_line(LogStorageSettings)
     log.configure("log-storage", settings.log_level)
-    _allow_many_files()
-
+    # Each log has the active segment's file open, one that waits to be synced has its own, and a segment that is read
+    # three.
+    open_files = allow_open_files()
+    open_segments.allow(open_files)
+    unsynced_segments.allow(open_files)
     run_service(lambda stop: serve(settings, stop))
 
 
@@ -58,12 +61,3 @@ def _end(message: str) -> NoReturn:
     logger.error(message)
     logging.shutdown()
     os._exit(1)
-
-
-def _allow_many_files() -> None:
-    """Each log has the active segment's file open, one that waits to be synced has its own, and a segment that is read
-    three. What a process may open by default is often 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    open_segments.allow(hard)
-    unsynced_segments.allow(hard)

@@ -48,6 +48,7 @@ from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
+from highwater.rpc.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
@@ -66,6 +67,7 @@ STORAGE_TIMEOUT_S = 5.0  # RULES 7.7: a replica whose storage does not answer fo
 STRAYS_S = 0.2  # between two looks whether logs that nobody wants are to be looked for
 MAX_REQUEST_WAITS = 64  # partitions of the largest produce request, on average
 MAX_WAITING_FETCHES = 10_000
+MAX_SILENT_MS = 20_000  # of a client's connection, before it says anything
 MAX_TICK_MS = 100  # a session that is closed for 500 ms must be noticed (RULES 5.6)
 
 
@@ -134,7 +136,7 @@ class ReplicaManagerService:
             settings.listeners,
             settings.advertised_listeners,
             settings.health_listen,
-            ServerLimits(settings.socket_request_max_bytes, settings.max_open_calls, settings.max_connections),
+            _limits_of_clients(settings),
             trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
         )
         self.liveness = Liveness(
@@ -384,6 +386,18 @@ class ReplicaManagerService:
                 pairs(waited_ms=gave_up.waited_ms, **_in_the_way(gave_up.standing)),
             )
         await self._report_readiness()
+
+
+def _limits_of_clients(settings: ReplicaManagerSettings) -> ServerLimits:
+    """Those of each listener that clients use; what connects to them leaves the broker's own work its descriptors."""
+    listeners = max(1, len(settings.listeners) - 1)
+    return ServerLimits(
+        settings.socket_request_max_bytes,
+        settings.max_open_calls,
+        min(settings.max_connections, connections_within(open_files_allowed(), listeners)),
+        settings.connections_max_idle_ms,
+        MAX_SILENT_MS,
+    )
 
 
 def _in_the_way(standing: Standing | None) -> dict[str, object]:

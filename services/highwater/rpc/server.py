@@ -18,9 +18,13 @@ from grpc_reflection.v1alpha import reflection
 from highwater.errors import UserError
 from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.malloc import keep_freed_memory
+from highwater.rpc.open_files import allow_open_files
 
 LIVE = "live"
 """The health name that says that the process is at work, be it only to wait for etcd or to recover its logs."""
+
+NO_LIMIT = 2**31 - 2
+"""The highest number that gRPC takes."""
 
 _PROBE_S = 1.0
 
@@ -41,11 +45,14 @@ SERVER_OPTIONS = (
 class ServerLimits(NamedTuple):
     """Bounds of the memory that a server's requests take, which gRPC holds before anybody knows of them: `max_calls` of
     `max_message_bytes` each. A larger message, and a call too many, is RESOURCE_EXHAUSTED, and not read. A connection
-    too many is closed."""
+    too many is closed; so is one that had no call for `max_idle_ms`, and one that has not begun to speak HTTP/2 within
+    `max_silent_ms`. A channel connects anew when it is next used."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_calls: int | None = None
-    max_connections: int = 2**31 - 2  # the highest number that gRPC takes
+    max_connections: int = NO_LIMIT
+    max_idle_ms: int = NO_LIMIT
+    max_silent_ms: int = 120_000  # gRPC's own
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
@@ -53,6 +60,8 @@ class ServerLimits(NamedTuple):
             *((name, value) for name, value in SERVER_OPTIONS if name != _RECEIVE_LIMIT),
             (_RECEIVE_LIMIT, self.max_message_bytes),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_connection_idle_ms", self.max_idle_ms),
+            ("grpc.server_handshake_timeout_ms", self.max_silent_ms),
         )
 
 
@@ -198,6 +207,7 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
     stderr and exit status 1; anything else is a bug and keeps its traceback."""
 
     keep_freed_memory()
+    allow_open_files()
 
     async def supervised() -> None:
         stop = asyncio.Event()

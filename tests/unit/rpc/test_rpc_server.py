@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -8,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.rpc.channel import open_channel
+from highwater.rpc.open_files import connections_within
 from highwater.rpc.server import AddressInUseError, RpcServer, ServerLimits
 
 NAME = "highwater.v1.LogStorage"
@@ -136,3 +141,65 @@ async def test_a_message_too_large_and_a_call_or_connection_too_many_are_refused
                 watch.cancel()
     finally:
         await server.stop(0)
+
+
+async def closed(connection: socket.socket) -> bool:
+    """Waits until the other end has closed it."""
+    connection.setblocking(False)
+    async with asyncio.timeout(10):
+        while await asyncio.get_running_loop().sock_recv(connection, 4096):
+            pass
+    return True
+
+
+async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
+    server = RpcServer([f"unix:{tmp_path}/s"], limits=ServerLimits(max_silent_ms=200))
+    await server.start([NAME])
+    try:
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(f"{tmp_path}/s")
+            assert await closed(silent)
+    finally:
+        await server.stop(0)
+
+
+async def test_an_idle_connection_is_closed_and_its_client_comes_back_by_itself(tmp_path: Path) -> None:
+    server = RpcServer([f"unix:{tmp_path}/s"], limits=ServerLimits(max_connections=1, max_idle_ms=300))
+    await server.start([NAME])
+    try:
+        async with open_channel(server.addresses[0]) as channel, open_channel(server.addresses[0]) as another:
+            first, second = (health_pb2_grpc.HealthStub(each) for each in (channel, another))
+            await first.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            while channel.get_state() is grpc.ChannelConnectivity.READY:
+                await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 10)
+            # The only connection that there may be is free again: another takes it, and in its turn the first.
+            await second.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
+            await first.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=10)
+    finally:
+        await server.stop(0)
+
+
+def test_clients_leave_the_process_descriptors() -> None:
+    assert connections_within(1024, 1) == 768
+    assert connections_within(1024, 3) == 256
+    assert connections_within(1, 1) == 1
+
+
+OPEN_FILES = """
+import asyncio, resource
+from highwater.rpc.server import run_service
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+
+async def main(stop):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+run_service(main)
+"""
+
+
+def test_every_service_may_open_as_many_files_as_it_is_allowed_to() -> None:
+    done = subprocess.run([sys.executable, "-c", OPEN_FILES], capture_output=True, text=True, check=True, timeout=60)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert done.stdout.split() == [str(hard), str(hard)]
