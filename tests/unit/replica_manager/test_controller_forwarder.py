@@ -295,3 +295,11 @@ async def test_questions_for_configurations_leave_room_for_other_administration(
     for call in (*asking, *creating):
         assert from_proto((await call).error) is ErrorCode.NONE
     assert from_proto((await describe()).error) is ErrorCode.NONE
+
+
+async def test_a_request_that_names_too_much_goes_no_further(world: World) -> None:
+    request = controller_pb2.CreateTopicsRequest(topics=[controller_pb2.NewTopic(topic="t")] * 1_001)
+    response = await world.stub.CreateTopics(request, timeout=10)
+    assert from_proto(response.error) is ErrorCode.INVALID_REQUEST
+    assert response.error.message == "a request with 1001 topics: 1000 are the most, send several"
+    assert [controller.asked for controller in world.controllers] == [0, 0]

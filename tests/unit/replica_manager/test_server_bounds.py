@@ -22,11 +22,12 @@ from highwater.replica_manager.requests.fetch import FULL_PAUSE_S, FetchHandler,
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.fetch_parts import FetchPart, FetchRole
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
-from highwater.replica_manager.server.fetch_stream import MAX_FETCH_PARTITIONS, fetch_refusal
+from highwater.replica_manager.server.fetch_stream import fetch_refusal
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
+from highwater.rpc.request_limits import MAX_FETCH_PARTITIONS, MAX_METADATA_TOPICS, MAX_PARTITIONS
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import broker_pb2
 
@@ -170,6 +171,40 @@ def test_a_fetch_of_more_partitions_than_any_broker_has_is_refused() -> None:
     assert fetch_refusal(request, INTERNAL) == ""
     request.partitions.append(part)
     assert "100001 partitions" in fetch_refusal(request, INTERNAL)
+
+
+async def test_a_request_that_names_too_much_is_refused_before_anything_is_done(
+    replica_manager: ReplicaManager,
+) -> None:
+    nothing: Any = None  # no handler is asked
+    servicer = BrokerServicer(
+        replica_manager, nothing, nothing, nothing, nothing, nothing, nothing, lambda: "", INTERNAL
+    )
+    key = to_key(KEY)
+    many = MAX_PARTITIONS + 1
+    response: Any
+    for response in (
+        await servicer.Produce(broker_pb2.ProduceRequest(partitions=[broker_pb2.ProducePartition()] * many), nothing),
+        await servicer.ListOffsets(
+            broker_pb2.ListOffsetsRequest(partitions=[broker_pb2.ListOffsetsPartition()] * many), nothing
+        ),
+        await servicer.OffsetForLeaderEpoch(
+            broker_pb2.OffsetForLeaderEpochRequest(partitions=[broker_pb2.EpochPartition()] * many), nothing
+        ),
+        await servicer.DeleteRecords(
+            broker_pb2.DeleteRecordsRequest(partitions=[broker_pb2.DeleteRecordsPartition()] * many), nothing
+        ),
+        await servicer.DescribeLogDirs(broker_pb2.DescribeLogDirsRequest(partitions=[key] * many), nothing),
+        await servicer.AlterReplicaLogDirs(
+            broker_pb2.AlterReplicaLogDirsRequest(moves=[broker_pb2.ReplicaLogDir()] * many), nothing
+        ),
+        broker_pb2.MetadataResponse.FromString(
+            await servicer.Metadata(broker_pb2.MetadataRequest(topics=["t"] * (MAX_METADATA_TOPICS + 1)), nothing)
+        ),
+    ):
+        assert response.error.code == ErrorCode.INVALID_REQUEST, type(response)
+        assert "are the most, send several" in response.error.message
+        assert not getattr(response, "results", ())
 
 
 def too_early() -> FetchParams:

@@ -8,6 +8,7 @@ from typing import Any
 
 from highwater.client.admin.descriptions import LogDirDescription, LogDirReplica
 from highwater.client.cluster.cluster import Cluster
+from highwater.client.cluster.connection import check_whole
 from highwater.client.exceptions import HighwaterError, InvalidRequestError, error_for
 from highwater.client.topic_partition import TopicPartition
 from highwater.errors import ErrorCode
@@ -51,6 +52,7 @@ async def alter_replica_log_dirs(
     )
     outcomes: dict[Replica, HighwaterError | None] = {}
     for (broker, _, wanted), response in zip(asked, responses, strict=True):
+        check_whole(response)
         for (partition, _), result in zip(wanted, response.results, strict=True):
             code = from_proto(result.error)
             failed = code is not ErrorCode.NONE

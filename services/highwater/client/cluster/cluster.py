@@ -10,7 +10,7 @@ from time import monotonic
 
 from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_topics
 from highwater.client.cluster.bootstrap import bootstrap_addresses
-from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError
+from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.client.exceptions import (
     ClientClosedError,
@@ -437,6 +437,7 @@ class Cluster:
             response = await connection.call(
                 connection.stub.Metadata, request, min(METADATA_TIMEOUT_S, self.request_timeout_s)
             )
+            check_whole(response)
         except UnreachableError:
             raise  # it was not sent
         except BaseException:

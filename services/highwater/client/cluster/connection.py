@@ -16,10 +16,17 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from highwater.client.exceptions import HighwaterError, NetworkError, RequestTimedOutError, RetriableError
+from highwater.client.exceptions import (
+    HighwaterError,
+    NetworkError,
+    RequestTimedOutError,
+    RetriableError,
+    error_for,
+)
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.channel import ReplaceableChannel, open_channel
+from highwater.rpc.errors import from_proto
 from highwater.supervision import is_cancelled
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc
@@ -91,6 +98,19 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
             return RetriableError(f"the broker at {address} is overloaded: {details}", ErrorCode.OVERLOADED)
         return _unreachable(address, code, details)
     return NetworkError(f"the connection to {address} broke: {error or type(error).__name__}")
+
+
+def whole_error(response: Any) -> HighwaterError | None:
+    """The error of a response as a whole; None: each of its results has its own."""
+    code = from_proto(response.error)
+    return None if code is ErrorCode.NONE else error_for(code, response.error.message)
+
+
+def check_whole(response: Any) -> None:
+    """Raises the error of a response as a whole."""
+    error = whole_error(response)
+    if error is not None:
+        raise error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from time import monotonic
 
 from highwater.client.cluster.cluster import Cluster
-from highwater.client.cluster.connection import Connection
+from highwater.client.cluster.connection import Connection, check_whole
 from highwater.client.exceptions import HighwaterError, LeaderNotAvailableError, RetriableError, error_for
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import from_proto
+from highwater.rpc.request_limits import MAX_PARTITIONS
 from highwater.v1 import broker_pb2, common_pb2
 
 _CONSUMER = -1
@@ -59,8 +60,9 @@ async def lookup_offsets(
                 by_leader.setdefault(leader[0], []).append(partition)
         await asyncio.gather(
             *(
-                _ask(cluster, connection, {item: timestamps_ms[item] for item in partitions}, found, errors)
+                _ask(cluster, connection, {item: timestamps_ms[item] for item in some}, found, errors)
                 for connection, partitions in by_leader.items()
+                for some in _pieces(partitions)
             )
         )
         failed = [errors[partition] for partition in missing if partition not in found]
@@ -73,6 +75,12 @@ async def lookup_offsets(
         await asyncio.sleep(delay_s)
         delay_s = min(delay_s * 2, _RETRY_MAX_S)
     return found
+
+
+def _pieces(partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
+    """As many as one request may name."""
+    for start in range(0, len(partitions), MAX_PARTITIONS):
+        yield partitions[start : start + MAX_PARTITIONS]
 
 
 async def _ask(
@@ -97,6 +105,7 @@ async def _ask(
     try:
         timeout_s = min(_ATTEMPT_S, cluster.request_timeout_s)
         response = await connection.call(connection.stub.ListOffsets, request, timeout_s)
+        check_whole(response)
     except HighwaterError as error:
         errors.update(dict.fromkeys(asked, error))
         return

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from time import monotonic
 
 from highwater.client.cluster.cluster import Cluster
-from highwater.client.cluster.connection import Connection
+from highwater.client.cluster.connection import Connection, whole_error
 from highwater.client.exceptions import HighwaterError, RetriableError, error_for
 from highwater.client.producer.accumulator import (
     NEVER_DUE,
@@ -31,6 +31,7 @@ from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
+from highwater.rpc.request_limits import MAX_PARTITIONS
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, common_pb2
 
@@ -302,7 +303,8 @@ class Sender:
                         self._give_producer_id(accumulator)
                     continue
                 assert batch.payload is not None
-                if request and size + len(batch.payload) > self._settings.batch_bytes:
+                full = len(request) >= MAX_PARTITIONS or size + len(batch.payload) > self._settings.batch_bytes
+                if request and full:
                     self._send_request(connection, request)
                     request, size = [], 0
                 request.append((accumulator, batch))
@@ -353,6 +355,8 @@ class Sender:
         response: broker_pb2.ProduceResponse | HighwaterError,
     ) -> None:
         now_ms = self._now_ms()
+        if not isinstance(response, HighwaterError) and (refused := whole_error(response)) is not None:
+            response = refused
         if isinstance(response, HighwaterError):
             self._cluster.request_refresh()
             code = response.code if isinstance(response, RetriableError) else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -17,6 +17,7 @@ from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import to_key
+from highwater.rpc.request_limits import limited
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 DEFAULT_TIMEOUT_MS = 30_000
@@ -41,6 +42,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         self._hint = hint
         self._cluster_id = cluster_id
 
+    @limited(controller_pb2.CreateTopicsResponse)
     async def CreateTopics(
         self, request: controller_pb2.CreateTopicsRequest, context: Context
     ) -> controller_pb2.CreateTopicsResponse:
@@ -57,6 +59,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             return controller_pb2.CreateTopicsResponse(results=map(_topic_result, outcomes))
         return self._elsewhere(controller_pb2.CreateTopicsResponse)
 
+    @limited(controller_pb2.DeleteTopicsResponse)
     async def DeleteTopics(
         self, request: controller_pb2.DeleteTopicsRequest, context: Context
     ) -> controller_pb2.DeleteTopicsResponse:
@@ -69,6 +72,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             return controller_pb2.DeleteTopicsResponse(results=map(_topic_result, outcomes))
         return self._elsewhere(controller_pb2.DeleteTopicsResponse)
 
+    @limited(controller_pb2.CreatePartitionsResponse)
     async def CreatePartitions(
         self, request: controller_pb2.CreatePartitionsRequest, context: Context
     ) -> controller_pb2.CreatePartitionsResponse:
@@ -115,6 +119,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             ],
         )
 
+    @limited(controller_pb2.ElectLeadersResponse)
     async def ElectLeaders(
         self, request: controller_pb2.ElectLeadersRequest, context: Context
     ) -> controller_pb2.ElectLeadersResponse:
@@ -164,6 +169,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             under_replicated_partitions=sum(partition.under_replicated for partition in partitions),
         )
 
+    @limited(controller_pb2.AlterConfigsResponse)
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Context
     ) -> controller_pb2.AlterConfigsResponse:
@@ -179,6 +185,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             return self._elsewhere(controller_pb2.AlterConfigsResponse)
         return controller_pb2.AlterConfigsResponse(error=None if refusal is None else to_proto(*refusal))
 
+    @limited(controller_pb2.DescribeConfigsResponse)
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:

@@ -35,6 +35,7 @@ from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.request_limits import limited, too_large
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -164,6 +165,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         until_done: bool = False,
     ) -> asyncio.Future[None] | None:
         correlation_id = request.correlation_id
+        if refusal := too_large(request):
+            error = to_proto(ErrorCode.INVALID_REQUEST, refusal)
+            respond(broker_pb2.ProduceResponse(correlation_id=correlation_id, error=error))
+            return None
 
         def done(results: Sequence[ProduceResult]) -> None:
             respond(
@@ -229,6 +234,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
     # The rest
 
+    @limited(broker_pb2.ListOffsetsResponse)
     async def ListOffsets(
         self, request: broker_pb2.ListOffsetsRequest, context: Context
     ) -> broker_pb2.ListOffsetsResponse:
@@ -253,6 +259,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             ]
         )
 
+    @limited(broker_pb2.OffsetForLeaderEpochResponse)
     async def OffsetForLeaderEpoch(
         self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
     ) -> broker_pb2.OffsetForLeaderEpochResponse:
@@ -272,6 +279,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             ]
         )
 
+    @limited(broker_pb2.DeleteRecordsResponse)
     async def DeleteRecords(
         self, request: broker_pb2.DeleteRecordsRequest, context: Context
     ) -> broker_pb2.DeleteRecordsResponse:
@@ -299,11 +307,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self._unread.watch_unary(context, response.ByteSize())
         return response
 
+    @limited(broker_pb2.DescribeLogDirsResponse)
     async def DescribeLogDirs(
         self, request: broker_pb2.DescribeLogDirsRequest, context: Context
     ) -> broker_pb2.DescribeLogDirsResponse:
         return await self._log_dirs.describe([from_key(key) for key in request.partitions])
 
+    @limited(broker_pb2.AlterReplicaLogDirsResponse)
     async def AlterReplicaLogDirs(
         self, request: broker_pb2.AlterReplicaLogDirsRequest, context: Context
     ) -> broker_pb2.AlterReplicaLogDirsResponse:
@@ -318,6 +328,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def Metadata(  # type: ignore[override]
         self, request: broker_pb2.MetadataRequest, context: Context
     ) -> bytes:
+        if refusal := too_large(request):
+            error = to_proto(ErrorCode.INVALID_REQUEST, refusal)
+            return broker_pb2.MetadataResponse(error=error).SerializeToString()
         response = await self._metadata.answer(request, context)
         self._unread.watch_unary(context, len(response))
         return response

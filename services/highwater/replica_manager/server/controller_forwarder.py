@@ -14,6 +14,7 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
 from highwater.rpc.errors import from_proto, to_proto
+from highwater.rpc.request_limits import too_large
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 # Calls under way, over all listeners of this broker, and DescribeConfigs among them: every client that sends to a topic
@@ -44,6 +45,8 @@ class Forwarding:
         context: Context,
     ) -> _Response:
         """`refused` makes the response for what this broker has to say itself."""
+        if refusal := too_large(request):
+            return refused(error=to_proto(ErrorCode.INVALID_REQUEST, refusal))
         if self._under_way >= MAX_FORWARDED:
             return refused(error=_overloaded(MAX_FORWARDED, "administrative calls"))
         self._under_way += 1

@@ -21,12 +21,11 @@ from highwater.rpc.embedding import Piece, embed
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.request_limits import too_large
 from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.
 MAX_STREAM_FETCHES = 16
-# Of one request: what is made of a partition takes ten times as much memory as its part of the request.
-MAX_FETCH_PARTITIONS = 100_000
 _RESULTS_FIELD = 2  # FetchResponse.results
 _RECORDS_FIELD = 5  # FetchResult.records
 
@@ -189,8 +188,8 @@ class FetchStream:
 
 def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
     """Tells why a request of this size and role is not taken on this listener; empty: it is."""
-    if len(request.partitions) > MAX_FETCH_PARTITIONS:
-        return f"a fetch of {len(request.partitions)} partitions: ask for {MAX_FETCH_PARTITIONS} at most"
+    if refusal := too_large(request):
+        return refusal
     role = request.WhichOneof("role")
     return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 

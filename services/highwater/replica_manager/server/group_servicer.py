@@ -105,14 +105,16 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def FetchOffsets(
         self, request: group_pb2.FetchOffsetsRequest, context: Context
     ) -> group_pb2.FetchOffsetsResponse:
-        asked = req.FetchOffsets(
-            request.group,
-            request.member_id,
-            request.member_epoch,
-            wire.named_partitions(request.partitions) or None,
-            request.require_stable,
-        )
-        answer = await self._coordinator.ask(request.group, asked)
+        answer: req.Answer | req.Refusal | None = wire.too_many("offsets", len(request.partitions), MOST_OFFSETS)
+        if answer is None:
+            asked = req.FetchOffsets(
+                request.group,
+                request.member_id,
+                request.member_epoch,
+                wire.named_partitions(request.partitions) or None,
+                request.require_stable,
+            )
+            answer = await self._coordinator.ask(request.group, asked)
         if isinstance(answer, req.Refusal):
             return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer))
         assert isinstance(answer, req.FetchAnswer), answer

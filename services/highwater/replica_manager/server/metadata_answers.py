@@ -15,12 +15,14 @@ from highwater.replica_manager.membership.topic_creation import CreationOutcome,
 from highwater.replica_manager.replicas.metadata_cache import CachedPartition, CachedTopic, Endpoint, MetadataCache
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.server.partition_errors import unknown_topic_id
+from highwater.rpc.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.embedding import tag
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.v1 import broker_pb2, common_pb2
 
 UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
 MIN_KEPT = 100  # topics whose messages are kept, whether or not they are still there
 
 _TOPICS = tag(broker_pb2.MetadataResponse.TOPICS_FIELD_NUMBER)
@@ -59,26 +61,29 @@ class MetadataAnswers:
         created: dict[str, CreationOutcome] = {}
         if self._topic_creation.enabled and request.allow_auto_topic_creation:
             created = await self._topic_creation.create(
-                [name for name in request.topics if cache.by_name(name) is None]
+                [name for name in dict.fromkeys(request.topics) if cache.by_name(name) is None]
             )
         # Nothing is waited for from here on: the answer is that of one moment.
         out = [self._head(cache)]
         for topic in cache.topics() if request.all_topics else ():
             _embed(out, self._topic(topic))
-        for name in request.topics:
+        for name in dict.fromkeys(request.topics):  # a name is short, and a topic may be large
             named = cache.by_name(name)
             if named is None:
                 error = to_proto(*created.get(name, UNKNOWN_TOPIC))
                 _embed(out, broker_pb2.TopicMetadata(topic=name, error=error).SerializeToString())
             else:
                 _embed(out, self._topic(named))
-        for topic_id in request.topic_ids:
+        for topic_id in dict.fromkeys(request.topic_ids):
             identified = cache.by_id(topic_id)
             if identified is None:
                 error = to_proto(ErrorCode.UNKNOWN_TOPIC_ID, unknown_topic_id(topic_id))
                 _embed(out, broker_pb2.TopicMetadata(topic_id=topic_id, error=error).SerializeToString())
             else:
                 _embed(out, self._topic(identified))
+        if (size := sum(map(len, out))) > MAX_ANSWER_BYTES:
+            message = f"the answer has {size} bytes: {MAX_ANSWER_BYTES} are the most, ask for fewer topics at a time"
+            return broker_pb2.MetadataResponse(error=to_proto(ErrorCode.INVALID_REQUEST, message)).SerializeToString()
         return b"".join(out)
 
     def _head(self, cache: MetadataCache) -> bytes:
