@@ -17,7 +17,7 @@ from controller_world import World, acts, create, elected, joins_isr, new_topic,
 from fake_broker import FakeBroker, eventually, eventually_async
 
 from highwater.errors import ErrorCode
-from highwater.metadata.schema.models import PartitionState, TopicAssignment
+from highwater.metadata.schema.models import PartitionState, TopicAssignment, config_to_json
 from highwater.metadata.state.partition_states import StateWrite, write_states
 from highwater.metadata.state.topics import create_topic, mark_for_deletion, read_topics
 from highwater.metadata.store.etcd_errors import ControllerDeposed
@@ -421,3 +421,49 @@ async def test_an_etcd_that_loses_answered_writes_is_told_of(
     monkeypatch.setattr(Store, "version", version)
     await world.acting()
     assert "etcd 3.5.1 is not for production" in caplog.text
+
+
+async def test_entries_that_cannot_be_taken_keep_nobody_from_the_rest(world: World) -> None:
+    """As another version, or a hand, may have written them: what is large is 80 MB in all, more than a message."""
+    large = {"follower.replication.throttled.replicas": "1:1," * 320_000, "min.insync.replicas": "1"}
+    for number in range(64):
+        name = f"large-{number:02d}"
+        topic = TopicAssignment(name, uuid.uuid4().bytes, ((1, 2),))
+        await world.store.put(world.keys.topic(name), topic.to_json())
+        await world.store.put(world.keys.topic_config(name), config_to_json(large), timeout_s=30)
+    await world.store.put(world.keys.topic("nonsense"), b"nonsense")
+    halved = TopicAssignment("halved", uuid.uuid4().bytes, ((1, 2), (1, 2)))
+    await world.store.put(world.keys.topic("halved"), halved.to_json())
+    await world.store.put(world.keys.state("halved", 0), b"{")
+    stub = await world.cluster(2)
+    unreadable = world.controllers[-1]._unreadable
+    assert len(unreadable) == 66
+    broker = world.brokers[1]
+    # All topics but the one that cannot be read are served, and of that which is damaged what is not.
+    await eventually(lambda: len(broker.states) == 65, "the broker is told of its partitions")
+    assert PartitionKey(halved.topic_id, 1) in broker.states
+    assert len(await create(stub, "new", 2, 2)) == 2
+    # Put right, it is served.
+    await world.store.put(world.keys.state("halved", 0), elected_state().to_json())
+    await eventually(lambda: PartitionKey(halved.topic_id, 0) in broker.states, "the repaired partition is told")
+    assert len(unreadable) == 65
+
+
+def elected_state() -> PartitionState:
+    return PartitionState(leader=-1, leader_epoch=0, leader_broker_epoch=0, isr=(1, 2))
+
+
+async def test_a_configuration_is_bounded_with_what_it_has_already(world: World) -> None:
+    stub = await world.cluster(2)
+    name = "follower.replication.throttled.replicas"
+    full = ",".join(["1000:1"] * 580)  # 4,059 characters
+    (response,) = (await stub.CreateTopics(new_topic("t", 1, 2, config={name: full}))).results
+    assert from_proto(response.error) is ErrorCode.NONE
+    other = name.replace("follower", "leader")
+    resource = controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC, name="t")
+    request = controller_pb2.AlterConfigsRequest(resource=resource, set={other: full})
+    altered = await stub.AlterConfigs(request)
+    assert from_proto(altered.error) is ErrorCode.INVALID_CONFIG
+    assert "8192 are the most" in altered.error.message
+    request.unset.append(name)
+    assert from_proto((await stub.AlterConfigs(request)).error) is ErrorCode.NONE

@@ -10,8 +10,10 @@ import ssl
 import time
 from pathlib import Path
 
+import grpc.aio
 import pytest
 import trustme
+from aetcd import rpc
 from etcd_proxy import EtcdProxy, until
 
 from highwater.metadata.local import LocalEtcd
@@ -91,6 +93,31 @@ async def test_a_listing_is_of_one_revision_and_any_length(
     await store.txn((), (DeletePrefix(keys.partitions("t")),))
     assert (await store.get_prefix(keys.partitions("t"))).entries == ()
     assert len((await store.get_prefix(keys.partitions("t"), revision=written)).entries) == 100
+
+
+async def test_a_listing_is_read_whatever_its_entries_weigh(store: Store, keys: Keys) -> None:
+    """80 MB in 64 entries, between some that are small: more than one answer may have."""
+    small = [keys.state("t", partition) for partition in range(300)]
+    for start in range(0, 300, 100):
+        await store.txn((), [Put(name, b"x") for name in small[start : start + 100]])
+    large = [keys.topic_config(f"t-{number:02d}") for number in range(64)]
+    for name in large:
+        await store.put(name, b"y" * 1_250_000, timeout_s=30)
+    listing = await store.get_prefix(keys.everything, timeout_s=30)
+    assert [entry.key for entry in listing.entries] == sorted([*small, *large])
+    assert all(len(entry.value) == (1_250_000 if entry.key in large else 1) for entry in listing.entries)
+    found, _ = await store.get_many([*small, *large], timeout_s=30)
+    assert set(found) == {*small, *large}
+
+
+async def test_a_key_that_is_no_text_keeps_nobody_from_the_others(etcd: LocalEtcd, store: Store, keys: Keys) -> None:
+    key = keys.topic("t")
+    await store.put(key, b"x")
+    raw = key.encode() + b"\xff\xfe"
+    async with grpc.aio.insecure_channel(etcd.address) as channel:
+        await rpc.KVStub(channel).Put(rpc.PutRequest(key=raw, value=b"y"))
+    listing = await store.get_prefix(keys.topics)
+    assert [entry.key for entry in listing.entries] == [key, key + r"\xff\xfe"]
 
 
 async def test_many_keys_are_read_as_of_one_revision(store: Store, keys: Keys) -> None:

@@ -21,6 +21,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.state.cluster_id import ensure_cluster_id
 from highwater.metadata.state.isr_notifications import QUIET_MS
+from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
@@ -48,6 +49,7 @@ class ControllerService:
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._absent_topics = AbsentTopics(self._store, self._keys)
+        self._unreadable = UnreadableEntries()
         self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
         self._election: ControllerElection | None = None
         self._active_controller: ActiveController | None = None
@@ -125,6 +127,7 @@ class ControllerService:
             )
             if settings.auto_leader_rebalance_enable
             else None,
+            unreadable=self._unreadable,
             isr_quiet_ms=self._isr_quiet_ms,
         )
         self._active_controller = active_controller
@@ -193,4 +196,6 @@ class ControllerService:
             "Partitions without a leader.",
             lambda cluster: sum(each.leader == NO_LEADER for each in cluster.topics.partitions()),
         )
+        unreadable = "Entries of etcd that cannot be read, and are left out; the log names them."
+        self._metrics.gauge("unreadable_entries", unreadable).set_function(lambda: float(len(self._unreadable)))
         self._metrics.serve(self.settings.metrics_listen)

@@ -7,7 +7,9 @@ from highwater.metadata.schema.cluster_view import (
     CorruptMetadataError,
     DeletionChange,
     StateChange,
+    TopicConfigChange,
     decode_event,
+    decode_events,
     decode_snapshot,
 )
 from highwater.metadata.schema.keys import Keys
@@ -22,6 +24,7 @@ from highwater.metadata.schema.models import (
     VersionedTopic,
     config_to_json,
 )
+from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.transactions import Entry, Event, Listing
 
 KEYS = Keys("test")
@@ -81,3 +84,41 @@ def test_an_unreadable_value_names_its_key(value: bytes) -> None:
     key = KEYS.state("t", 0)
     with pytest.raises(CorruptMetadataError, match=key):
         decode_event(KEYS, Event(key, entry(key, value), 5))
+
+
+def test_what_cannot_be_read_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    unreadable = UnreadableEntries()
+    good, bad = KEYS.topic("t"), (KEYS.topic("u"), KEYS.state("t", 0), KEYS.broker(2), KEYS.topic_config("t"))
+    listing = Listing((entry(good, TOPIC.to_json()), *(entry(key, b"nonsense") for key in bad)), revision=11)
+    for _ in range(2):
+        snapshot = decode_snapshot(KEYS, listing, unreadable)
+        assert snapshot.topics == {"t": VersionedTopic(TOPIC, 3, 5)}
+        assert (snapshot.states, snapshot.brokers, snapshot.topic_configs) == ({}, {}, {})
+    assert len(unreadable) == 4
+    for key in bad:
+        assert sum(f"etcd's key {key} cannot be read" in each.getMessage() for each in caplog.records) == 1
+    repaired = Event(KEYS.state("t", 0), entry(KEYS.state("t", 0), STATE.to_json(), modified=12), 12)
+    removed = Event(KEYS.topic("u"), None, 13)
+    (changed, _) = decode_events(KEYS, (repaired, removed), unreadable)
+    assert changed == StateChange("t", 0, VersionedState(STATE, 12), 12)
+    assert len(unreadable) == 2
+    unreadable.listed({good})
+    assert len(unreadable) == 0
+
+
+def test_a_value_of_a_configuration_that_is_too_large_is_left_out_alone() -> None:
+    unreadable = UnreadableEntries()
+    key = KEYS.topic_config("t")
+    config = {"min.insync.replicas": "2", "follower.replication.throttled.replicas": "1:1," * 400_000}
+    event = Event(key, entry(key, config_to_json(config)), 5)
+    (change,) = decode_events(KEYS, (event,), unreadable)
+    assert isinstance(change, TopicConfigChange)
+    assert change.config == {"min.insync.replicas": "2"}
+    assert change.dropped == ("follower.replication.throttled.replicas",)
+    assert len(unreadable) == 1
+    many = {f"key-{number:02d}": "x" * 1_000 for number in range(20)}
+    (change,) = decode_events(KEYS, (Event(key, entry(key, config_to_json(many)), 6),), unreadable)
+    assert isinstance(change, TopicConfigChange)
+    assert change.config is not None
+    assert len(change.config) == 8
+    assert sorted([*change.config, *change.dropped]) == sorted(many)

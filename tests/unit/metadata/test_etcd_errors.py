@@ -6,6 +6,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from highwater.metadata.store.connections import Connections
 from highwater.metadata.store.etcd_errors import (
+    AnswerTooLarge,
     Compacted,
     LeaseNotFound,
     OutcomeUnknown,
@@ -31,6 +32,12 @@ def answer(code: grpc.StatusCode, details: str) -> AioRpcError:
         (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader", Unavailable, Unavailable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Unavailable, Unavailable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Refused, Refused),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "CLIENT: Received message larger than max (68 vs. 67)",
+            AnswerTooLarge,
+            AnswerTooLarge,
+        ),
         (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: too many operations", Refused, Refused),
         (grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found", LeaseNotFound, LeaseNotFound),
         (grpc.StatusCode.OUT_OF_RANGE, "mvcc: required revision has been compacted", Compacted, Compacted),

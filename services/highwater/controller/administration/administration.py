@@ -20,7 +20,14 @@ from highwater.controller.administration.configuration import Configuration
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.term.active_controller import ActiveController, Standing
-from highwater.controller.topics.topic_admin import NewTopic, Refusal, Surroundings, plan_topic, refuse_internal
+from highwater.controller.topics.topic_admin import (
+    NewTopic,
+    Refusal,
+    Surroundings,
+    plan_topic,
+    refuse_internal,
+    refuse_size,
+)
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
@@ -111,6 +118,10 @@ class Administration:
                 continue
             leaders += [replicas[0] for replicas in planned]
             assignment = TopicAssignment(new.topic, uuid.uuid4().bytes, planned)
+            too_large = refuse_size(assignment)
+            if too_large is not None:
+                outcomes.append(TopicOutcome(new.topic, too_large.error, too_large.message))
+                continue
             outcomes.append(
                 TopicOutcome(new.topic, partitions=len(planned), replication_factor=len(planned[0]))
                 if validate_only
@@ -175,11 +186,13 @@ class Administration:
         """Answers when every partition has a leader that has taken up its leadership, as `create_topics` does."""
         deadline = time.monotonic() + timeout_s
         outcomes: list[TopicOutcome] = []
+        seen: set[str] = set()
         for new in topics:
-            if new.topic in {each.topic for each in outcomes}:
+            if new.topic in seen:
                 message = f"topic {new.topic!r} is named twice"
                 outcomes.append(TopicOutcome(new.topic, ErrorCode.INVALID_REQUEST, message))
                 continue
+            seen.add(new.topic)
             outcomes.append(await self._grow(new, deadline, validate_only=validate_only))
         return await self._served(outcomes, "got its partitions", deadline)
 
@@ -201,6 +214,9 @@ class Administration:
             planned = plan_growth(new, current.assignment, self._brokers())
             if isinstance(planned, Refusal):
                 return TopicOutcome(new.topic, planned.error, planned.message)
+            too_large = refuse_size(planned)
+            if too_large is not None:
+                return TopicOutcome(new.topic, too_large.error, too_large.message)
             if validate_only:
                 return replace(_planned(planned), topic_id=b"")
             try:

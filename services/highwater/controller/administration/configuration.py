@@ -15,7 +15,7 @@ from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
-from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with
+from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with, too_large
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.topic_configs import read_topic_config, write_topic_config
@@ -81,6 +81,8 @@ class Configuration:
             try:
                 current = await read_topic_config(self._store, self._keys, name)
                 config = {key: value for key, value in {**current.config, **changed}.items() if key not in unset}
+                if (problem := too_large(config)) is not None:
+                    return Refusal(ErrorCode.INVALID_CONFIG, f"topic {name!r}: {problem}")
                 created = topic.versioned.create_revision
                 # Repeated after an outcome that is not known: the same keys get the same values.
                 if await write_topic_config(

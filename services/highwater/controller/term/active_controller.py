@@ -45,6 +45,7 @@ from highwater.metadata.schema.models import LiveBroker
 from highwater.metadata.state.brokers import expel_broker
 from highwater.metadata.state.cluster_watch import watch_cluster
 from highwater.metadata.state.isr_notifications import QUIET_MS, IsrNotificationCollector, remove_notifications
+from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
@@ -89,9 +90,11 @@ class ActiveController:
         address: str,
         clock_ms: Callable[[], int],
         rebalancing: Rebalancing | None,
+        unreadable: UnreadableEntries,
         isr_quiet_ms: int = QUIET_MS,
     ) -> None:
-        """`rebalancing` None: leaderships go back to their preferred leaders only on demand."""
+        """`rebalancing` None: leaderships go back to their preferred leaders only on demand. `unreadable` is told what
+        of etcd cannot be taken: the rest is served."""
         self.term = term
         self.cluster = Cluster(term.controller_id, term.controller_epoch, defaults)
         self.loaded = False
@@ -101,6 +104,7 @@ class ActiveController:
         self._address = address
         self._clock_ms = clock_ms
         self._rebalancing = rebalancing
+        self._unreadable = unreadable
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
         self._tasks: TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
@@ -181,7 +185,7 @@ class ActiveController:
     # etcd
 
     async def _follow_etcd(self) -> None:
-        async with contextlib.aclosing(watch_cluster(self._store, self._keys)) as updates:
+        async with contextlib.aclosing(watch_cluster(self._store, self._keys, self._unreadable)) as updates:
             async for update in updates:
                 if isinstance(update, ClusterSnapshot):
                     self._load(update)
@@ -204,6 +208,7 @@ class ActiveController:
             pairs(revision=snapshot.revision, brokers=len(snapshot.brokers), topics=len(snapshot.topics)),
         )
         self.perform(actions)
+        self._writer.all_told(snapshot.states)
 
     def _apply(self, update: ClusterChanges) -> None:
         # A topic and its configuration come in one revision: the configuration is there when the topic is seen.
@@ -212,6 +217,8 @@ class ActiveController:
                 self._configs[change.topic] = change.config or {}
         for change in update.changes:
             self.perform(self._decide(change))
+            if isinstance(change, StateChange):
+                self._writer.state_told(change.topic, change.partition, change.value)
 
     def _decide(self, change: Change) -> list[Action]:
         cluster = self.cluster

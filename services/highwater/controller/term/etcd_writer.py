@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from highwater.controller.state_machines.actions import Action, RecordTail, RemoveStates, RemoveTopic, Write, WriteState
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.models import VersionedState
 from highwater.metadata.state.brokers import record_tail
 from highwater.metadata.state.partition_states import (
     Outcome,
@@ -50,6 +51,19 @@ class EtcdWriter:
         self._term = term
         self._cluster = cluster
         self._perform = perform
+        # Refused by a state in etcd that nobody can read. Nothing else is decided about these partitions.
+        self._waiting: dict[tuple[str, int], WriteState] = {}
+
+    def state_told(self, topic: str, partition: int, found: VersionedState | None) -> None:
+        """A state that was put right, or deleted, is what a write that waits for that has met."""
+        write = self._waiting.pop((topic, partition), None)
+        if write is not None:
+            self._perform(self._cluster.refused([(write, found)]))
+
+    def all_told(self, states: Mapping[tuple[str, int], VersionedState]) -> None:
+        """The same, of all states that can be read. A write whose state is still not among them meets it again."""
+        for place in tuple(self._waiting):
+            self.state_told(*place, states.get(place))
 
     async def carry_out(self, writes: Sequence[Write]) -> None:
         """All of them, beside one another."""
@@ -90,12 +104,19 @@ class EtcdWriter:
 
     async def _conclude(self, writes: Sequence[WriteState], results: Sequence[StateWriteResult]) -> None:
         written: dict[int, list[WriteState]] = defaultdict(list)
-        refused = []
+        refused: list[tuple[WriteState, VersionedState | None]] = []
         unsettled = []
         for write, result in zip(writes, results, strict=True):
             match result.outcome:
                 case Outcome.WRITTEN:
                     written[result.revision].append(write)
+                case Outcome.REFUSED if result.unreadable:
+                    known = self._cluster.topics.partition(write.key)
+                    told = None if known is None else known.versioned
+                    if told is not None and told.revision > write.compare_revision:
+                        refused.append((write, told))  # the watch was faster than this answer
+                    else:
+                        self._waiting[write.topic, write.key.partition] = write
                 case Outcome.REFUSED:
                     refused.append((write, result.current))
                 case Outcome.UNAVAILABLE | Outcome.UNKNOWN:

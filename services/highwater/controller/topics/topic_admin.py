@@ -12,9 +12,11 @@ from typing import NamedTuple
 from highwater.controller.topics.assignment import assign_replicas, least_leading
 from highwater.controller.topics.topic_config import problem_with
 from highwater.errors import ErrorCode
+from highwater.metadata.schema.models import TopicAssignment
 from highwater.model.topic_name import is_internal_topic, is_legal_topic_name
 
 MAX_PARTITIONS = 10_000  # of a topic; a limit of this implementation, so that a typo is refused
+MAX_ASSIGNMENT_BYTES = 1 << 20
 
 DEFAULT = -1
 
@@ -93,12 +95,24 @@ def brokers_away(topic: str, factor: int, registered: int) -> Refusal:
 
 
 def refuse_internal(topic: str) -> Refusal | None:
-    """Tells why a client may neither delete nor grow it."""
+    """The reason why a client may neither delete nor grow it."""
     if not is_internal_topic(topic):
         return None
     return Refusal(
         ErrorCode.INVALID_TOPIC,
         f"topic {topic!r} is internal: names that begin with two underscores are for the cluster's own records",
+    )
+
+
+def refuse_size(assignment: TopicAssignment) -> Refusal | None:
+    """The reason why etcd would not take it: a request of it has 1.5 MiB."""
+    size = len(assignment.to_json())
+    if size <= MAX_ASSIGNMENT_BYTES:
+        return None
+    return Refusal(
+        ErrorCode.INVALID_PARTITIONS,
+        f"topic {assignment.topic!r}: the replicas of {len(assignment.replicas)} partitions take {size} bytes, and "
+        f"{MAX_ASSIGNMENT_BYTES} are the most: ask for fewer",
     )
 
 
@@ -144,8 +158,15 @@ def _checked_assignment(new: NewTopic, brokers: Sequence[int]) -> tuple[tuple[in
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"topic {new.topic!r}: all partitions of an assignment must have equally many replicas, one at least",
         )
+    live = set(brokers)
     for number, replicas in enumerate(assigned):
-        if len(set(replicas)) != len(replicas) or not set(replicas) <= set(brokers):
+        if len(replicas) > len(brokers):
+            return Refusal(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"topic {new.topic!r}, partition {number}: {len(replicas)} replicas are more than the {len(brokers)} "
+                "live brokers",
+            )
+        if len(set(replicas)) != len(replicas) or not live.issuperset(replicas):
             return Refusal(
                 ErrorCode.INVALID_REQUEST,
                 f"topic {new.topic!r}, partition {number}: replicas {list(replicas)} must be distinct live brokers "

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from highwater.metadata.schema.models import MAX_CONFIG_BYTES, MAX_CONFIG_VALUE_BYTES, config_to_json
+
 Check = Callable[[str], str | None]
 """What is wrong with a value, as the end of a sentence; None where it is good."""
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+MAX_SHOWN = 100  # characters of what was given, in what is said of it
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+_THROTTLED = re.compile(r"\*|none|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?")
 
 
 def problem_with(config: Mapping[str, str]) -> str | None:
@@ -18,11 +22,27 @@ def problem_with(config: Mapping[str, str]) -> str | None:
     for key, value in sorted(config.items()):
         check = TOPIC_CONFIG.get(key)
         if check is None:
-            return f"unknown topic configuration {key!r}: the known keys are {', '.join(TOPIC_CONFIG)}"
-        problem = check(value)
+            return f"unknown topic configuration {_shown(key)}: the known keys are {', '.join(TOPIC_CONFIG)}"
+        if len(value) > MAX_CONFIG_VALUE_BYTES:
+            return f"{key} has {len(value)} characters: {MAX_CONFIG_VALUE_BYTES} are the most"
+        problem = check(value) if value.isascii() and value.isprintable() else "has a character that is not printable"
         if problem is not None:
-            return f"{key}={value!r} {problem}"
-    return None
+            return f"{key}={_shown(value)} {problem}"
+    return too_large(config)
+
+
+def too_large(config: Mapping[str, str]) -> str | None:
+    """One sentence where all of it together is too large."""
+    size = len(config_to_json(config))
+    if size <= MAX_CONFIG_BYTES:
+        return None
+    largest = max(config, key=lambda key: len(config[key]))
+    return f"its configuration has {size} bytes, most of them in {largest}: {MAX_CONFIG_BYTES} are the most"
+
+
+def _shown(text: str) -> str:
+    """As much of it as a sentence can have."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}…"
 
 
 def _integer(lowest: int, highest: int) -> Check:
@@ -52,6 +72,11 @@ def _policies(value: str) -> str | None:
     return None if good else "is not delete, compact, or both with a comma between"
 
 
+def _replicas(value: str) -> str | None:
+    good = _THROTTLED.fullmatch(value) is not None
+    return None if good else "is not partition:broker pairs with commas between, *, none or empty"
+
+
 _boolean = _one_of("true", "false")
 
 TOPIC_CONFIG: Mapping[str, Check] = {
@@ -61,9 +86,9 @@ TOPIC_CONFIG: Mapping[str, Check] = {
     "file.delete.delay.ms": _integer(0, LONG_MAX),
     "flush.messages": _integer(1, LONG_MAX),
     "flush.ms": _integer(0, LONG_MAX),
-    "follower.replication.throttled.replicas": lambda value: None,
+    "follower.replication.throttled.replicas": _replicas,
     "index.interval.bytes": _integer(0, INT_MAX),
-    "leader.replication.throttled.replicas": lambda value: None,
+    "leader.replication.throttled.replicas": _replicas,
     "max.compaction.lag.ms": _integer(1, LONG_MAX),
     "max.message.bytes": _integer(1, INT_MAX),
     "message.timestamp.after.max.ms": _integer(0, LONG_MAX),

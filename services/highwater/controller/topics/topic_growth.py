@@ -62,6 +62,7 @@ def _checked_assignment(
             f"topic {new.topic!r}: the assignment must name partitions {present} to {new.total - 1}, each once",
         )
     added = tuple(replicas for _, replicas in sorted(new.assignment.items()))
+    live = set(brokers)
     for number, replicas in enumerate(added, start=present):
         if len(replicas) != factor:
             return Refusal(
@@ -69,7 +70,7 @@ def _checked_assignment(
                 f"topic {new.topic!r}, partition {number}: {len(replicas)} replicas, but the topic's replication "
                 f"factor is {factor}",
             )
-        if len(set(replicas)) != len(replicas) or not set(replicas) <= set(brokers):
+        if len(set(replicas)) != len(replicas) or not live.issuperset(replicas):
             return Refusal(
                 ErrorCode.INVALID_REQUEST,
                 f"topic {new.topic!r}, partition {number}: replicas {list(replicas)} must be distinct live brokers "

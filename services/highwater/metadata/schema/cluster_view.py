@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from highwater.metadata.schema.keys import (
     BrokerIdKey,
@@ -28,6 +28,7 @@ from highwater.metadata.schema.models import (
     TopicAssignment,
     VersionedState,
     VersionedTopic,
+    bounded_config,
     config_from_json,
     notified_partitions,
 )
@@ -72,6 +73,7 @@ class TopicConfigChange:
     topic: str
     config: dict[str, str] | None
     revision: int
+    dropped: tuple[str, ...] = ()  # keys with too large a value, which are not in `config`
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +152,44 @@ def decode_event(keys: Keys, event: Event) -> Change | None:
         raise CorruptMetadataError(f"etcd's key {event.key} cannot be read ({error!r}): repair or delete it") from error
 
 
-def decode_events(keys: Keys, events: Iterable[Event]) -> tuple[Change, ...]:
-    changes = (decode_event(keys, event) for event in events)
-    return tuple(change for change in changes if change is not None)
+class Unreadable(Protocol):
+    """Is told of entries that cannot be taken, and of those that can."""
+
+    def found(self, key: str, why: str) -> None: ...
+    def read(self, key: str) -> None: ...
 
 
-def decode_snapshot(keys: Keys, listing: Listing) -> ClusterSnapshot:
-    """The view of a listing of `keys.everything`. Raises `CorruptMetadataError`."""
+def decode_events(keys: Keys, events: Iterable[Event], unreadable: Unreadable | None = None) -> tuple[Change, ...]:
+    """The changes of those events that can be read; without `unreadable` one that cannot raises
+    `CorruptMetadataError`."""
+    changes = []
+    for event in events:
+        try:
+            change = decode_event(keys, event)
+        except CorruptMetadataError as error:
+            if unreadable is None:
+                raise
+            unreadable.found(event.key, str(error))
+            continue
+        if unreadable is not None:
+            if isinstance(change, TopicConfigChange) and change.dropped:
+                dropped = ", ".join(change.dropped)
+                unreadable.found(event.key, f"etcd's key {event.key} has too large a value: {dropped} is left out")
+            else:
+                unreadable.read(event.key)
+        if change is not None:
+            changes.append(change)
+    return tuple(changes)
+
+
+def decode_snapshot(keys: Keys, listing: Listing, unreadable: Unreadable | None = None) -> ClusterSnapshot:
+    """The view of a listing of `keys.everything`; as `decode_events`."""
     snapshot = ClusterSnapshot(listing.revision, {}, {}, {}, {}, {}, {}, (), None, 0)
     notifications: list[IsrNotification] = []
     controller: ControllerRegistration | None = None
     controller_epoch = 0
-    for change in decode_events(keys, (Event(each.key, each, each.mod_revision) for each in listing.entries)):
+    events = (Event(each.key, each, each.mod_revision) for each in listing.entries)
+    for change in decode_events(keys, events, unreadable):
         match change:
             case BrokerChange(broker_id, LiveBroker() as broker):
                 snapshot.brokers[broker_id] = broker
@@ -206,7 +234,10 @@ def _decode(parsed: ParsedKey, entry: Entry | None, revision: int) -> Change:
         case StateKey(topic, partition):
             return StateChange(topic, partition, _of(entry, versioned_state), revision)
         case TopicConfigKey(topic):
-            return TopicConfigChange(topic, _of(entry, lambda each: config_from_json(each.value)), revision)
+            if entry is None:
+                return TopicConfigChange(topic, None, revision)
+            config, dropped = bounded_config(config_from_json(entry.value))
+            return TopicConfigChange(topic, config, revision, dropped)
         case DeleteTopicKey(topic):
             return DeletionChange(topic, _of(entry, marked_topic_id), revision)
         case IsrChangeKey(broker_id, epoch, sequence):

@@ -14,6 +14,10 @@ from highwater.model.leader_epochs import NO_EPOCH
 
 NO_LEADER = -1
 
+# Of one topic's configuration, and of one value in it. Metadata of all topics, which has them, is to fit one message.
+MAX_CONFIG_BYTES = 8 << 10
+MAX_CONFIG_VALUE_BYTES = 4 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
@@ -167,6 +171,20 @@ def config_to_json(config: Mapping[str, str]) -> bytes:
 
 def config_from_json(text: bytes | str) -> dict[str, str]:
     return {str(key): str(value) for key, value in json.loads(text).items()}
+
+
+def bounded_config(config: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The configuration without what is too large, and the keys of that: of versions that took any value."""
+    kept: dict[str, str] = {}
+    dropped = []
+    size = 0
+    for key, value in sorted(config.items(), key=lambda item: len(item[1])):
+        size += len(key.encode()) + len(value.encode(errors="surrogatepass"))
+        if len(value) > MAX_CONFIG_VALUE_BYTES or size > MAX_CONFIG_BYTES:
+            dropped.append(key)
+        else:
+            kept[key] = value
+    return kept, tuple(sorted(dropped))
 
 
 def _known_fields(cls: type[Any], text: bytes | str) -> dict[str, Any]:

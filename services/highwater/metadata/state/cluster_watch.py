@@ -12,10 +12,10 @@ from highwater.metadata.schema.cluster_view import (
     ClusterSnapshot,
     decode_events,
     decode_snapshot,
-    live_broker,
 )
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import LiveBroker
+from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Listing, WatchBatch
@@ -26,32 +26,38 @@ _log = get_logger(__name__)
 RETRY_PAUSE_S = 0.2
 
 
-async def watch_cluster(store: Store, keys: Keys) -> AsyncGenerator[ClusterSnapshot | ClusterChanges]:
+async def watch_cluster(
+    store: Store, keys: Keys, unreadable: UnreadableEntries | None = None
+) -> AsyncGenerator[ClusterSnapshot | ClusterChanges]:
     """A `ClusterSnapshot` at first, then `ClusterChanges` without a gap; where continuity was lost (compaction), a
     fresh snapshot, to be compared with what was known by (id, create revision) (RULES 1.5).
 
-    Waits out failures of etcd. Raises `CorruptMetadataError` and `StoreClosed`. Use with `contextlib.aclosing`.
+    Waits out failures of etcd. Entries that cannot be read are left out and told to `unreadable`; without it they raise
+    `CorruptMetadataError`. Raises `StoreClosed`. Use with `contextlib.aclosing`.
     """
     async with contextlib.aclosing(watch_listed(store, keys.everything)) as updates:
         async for update in updates:
             if isinstance(update, Listing):
-                yield decode_snapshot(keys, update)
-            elif changes := decode_events(keys, update.events):
+                if unreadable is not None:
+                    unreadable.listed({entry.key for entry in update.entries})
+                yield decode_snapshot(keys, update, unreadable)
+            elif changes := decode_events(keys, update.events, unreadable):
                 yield ClusterChanges(update.revision, changes)
 
 
 async def watch_brokers(store: Store, keys: Keys) -> AsyncGenerator[dict[int, LiveBroker]]:
     """All registered brokers by id, at first and after every change. A broker that restarted has another broker epoch.
-    Otherwise as `watch_cluster`."""
+    A registration that cannot be read is left out. Otherwise as `watch_cluster`."""
     brokers: dict[int, LiveBroker] = {}
+    unreadable = UnreadableEntries()
     async with contextlib.aclosing(watch_listed(store, keys.broker_ids)) as updates:
         async for update in updates:
             if isinstance(update, Listing):
-                found = map(live_broker, update.entries)
-                brokers = {broker.registration.broker_id: broker for broker in found}
+                unreadable.listed({entry.key for entry in update.entries})
+                brokers = dict(decode_snapshot(keys, update, unreadable).brokers)
             else:
                 brokers = dict(brokers)
-                for change in decode_events(keys, update.events):
+                for change in decode_events(keys, update.events, unreadable):
                     if isinstance(change, BrokerChange) and change.broker is not None:
                         brokers[change.broker_id] = change.broker
                     elif isinstance(change, BrokerChange):

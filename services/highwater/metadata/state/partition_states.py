@@ -55,6 +55,7 @@ class StateWriteResult:
     outcome: Outcome
     revision: int = 0  # WRITTEN: the new state revision
     current: VersionedState | None = None  # REFUSED: the state as it stood then; None: there is none
+    unreadable: bool = False  # REFUSED: there is one, which nobody can read
 
 
 async def read_states(
@@ -98,7 +99,7 @@ async def write_states(
         results = await write_in_batches(store, conditional, guards=(term.guard(keys),), timeout_s=timeout_s)
     except GuardFailed as error:
         raise ControllerDeposed(str(error)) from error
-    return [state_result(result) for result in results]
+    return [controllers_result(result) for result in results]
 
 
 class IsrWriter:
@@ -143,3 +144,11 @@ class IsrWriter:
 def state_result(result: WriteResult) -> StateWriteResult:
     state = result.current[0] if result.current else None  # the state's own compare comes first
     return StateWriteResult(result.outcome, result.revision, None if state is None else versioned_state(state))
+
+
+def controllers_result(result: WriteResult) -> StateWriteResult:
+    """As `state_result`, where a state that cannot be read is none of the others' business."""
+    try:
+        return state_result(result)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return StateWriteResult(result.outcome, result.revision, unreadable=True)

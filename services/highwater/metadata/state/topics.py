@@ -10,7 +10,7 @@ from highwater.metadata.schema.cluster_view import marked_topic_id, versioned_to
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys, TopicKey
 from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedTopic, config_to_json
-from highwater.metadata.state.partition_states import StateWrite, StateWriteResult, state_result
+from highwater.metadata.state.partition_states import StateWrite, StateWriteResult, controllers_result
 from highwater.metadata.store.batches import BATCH_WRITES, ConditionalWrite, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
@@ -126,7 +126,7 @@ async def create_states(
         results = await write_in_batches(store, writes, guards=(term.guard(keys),))
     except GuardFailed as error:
         raise ControllerDeposed(str(error)) from error
-    return [state_result(result) for result in results]
+    return [controllers_result(result) for result in results]
 
 
 async def change_assignment(

@@ -45,6 +45,10 @@ class Refused(StoreError):  # noqa: N818
     tells of refusals late while they go on, so that nobody who does can spin."""
 
 
+class AnswerTooLarge(Refused):
+    """etcd's answer has more bytes than this end takes: ask for less at a time."""
+
+
 class GuardFailed(StoreError):  # noqa: N818
     """A compare of every transaction of a batch no longer holds: nothing more was written."""
 
@@ -64,6 +68,7 @@ def may_pass(error: StoreError) -> bool:
 _NOT_DONE = ("etcdserver: no leader", "etcdserver: not capable", "etcdserver: too many requests")
 _COMPACTED = "has been compacted"
 _LEASE_NOT_FOUND = "lease not found"
+_TOO_LARGE = "larger than max"
 _AMBIGUOUS = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -87,6 +92,8 @@ def classify(error: grpc.RpcError, *, wrote: bool) -> StoreError:
         return LeaseNotFound(details)
     if details.startswith(_NOT_DONE):
         return Unavailable(f"etcd cannot serve now: {details}")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return AnswerTooLarge(f"etcd's answer is too large: {details}")
     if error.code() in _AMBIGUOUS:
         if wrote:
             return OutcomeUnknown(f"the outcome of a write to etcd is not known: {details}")

@@ -19,6 +19,7 @@ from grpc.aio import AioRpcError
 from highwater.metadata.store.blocking_leases import BlockingLeases
 from highwater.metadata.store.connections import RETRY_PAUSE_S, Connections, Member, Retired
 from highwater.metadata.store.etcd_errors import (
+    AnswerTooLarge,
     Compacted,
     LeaseNotFound,
     OutcomeUnknown,
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
     from highwater.rpc.settings import EtcdSettings
 
 DEFAULT_TIMEOUT_S = 5.0
+FIRST_PAGE_ENTRIES = 100
 PAGE_ENTRIES = 2_000
+PAGE_BYTES = 4 << 20  # that a page is to have, going by the one before it
 LISTING_ATTEMPTS = 3
 
 __all__ = [
@@ -119,13 +122,21 @@ class Store:
         """Entries of the keys that exist, all as of one revision, which comes second."""
         wanted = list(dict.fromkeys(keys))
         found: dict[str, Entry] = {}
-        revision = 0
-        for start in range(0, len(wanted), MAX_TXN_OPERATIONS) or (0,):
+        revision = start = 0
+        page = MAX_TXN_OPERATIONS
+        while start < len(wanted) or not revision:
             gets = [
                 rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode(), revision=revision))
-                for key in wanted[start : start + MAX_TXN_OPERATIONS]
+                for key in wanted[start : start + page]
             ]
-            response = await self._read(lambda member: member.kv.Txn, rpc.TxnRequest(success=gets), timeout_s)
+            try:
+                response = await self._read(lambda member: member.kv.Txn, rpc.TxnRequest(success=gets), timeout_s)
+            except AnswerTooLarge:
+                if page == 1:
+                    raise
+                page = max(page // 8, 1)
+                continue
+            start += page
             revision = revision or response.header.revision
             for answer in response.responses:
                 found |= {entry.key: entry for entry in map(entry_of, answer.response_range.kvs)}
@@ -146,14 +157,23 @@ class Store:
     async def _list(self, prefix: str, revision: int, timeout_s: float | None) -> Listing:
         entries: list[Entry] = []
         key, end = prefix.encode(), prefix_end(prefix)
+        page = min(FIRST_PAGE_ENTRIES, PAGE_ENTRIES)
         while True:
-            request = rpc.RangeRequest(key=key, range_end=end, revision=revision, limit=PAGE_ENTRIES)
-            response = await self._read(lambda member: member.kv.Range, request, timeout_s)
+            request = rpc.RangeRequest(key=key, range_end=end, revision=revision, limit=page)
+            try:
+                response = await self._read(lambda member: member.kv.Range, request, timeout_s)
+            except AnswerTooLarge:
+                if page == 1:
+                    raise
+                page = max(page // 8, 1)
+                continue
             revision = revision or response.header.revision
             entries += map(entry_of, response.kvs)
             if not response.more:
                 return Listing(tuple(entries), revision)
             key = response.kvs[-1].key + b"\0"
+            # Entries differ: those of one kind, which are like one another, stand together.
+            page = max(1, min(PAGE_ENTRIES, len(response.kvs) * PAGE_BYTES // response.ByteSize()))
 
     async def version(self, *, timeout_s: float | None = None) -> str:
         """The version of the member that answers, for example "3.5.6"."""
@@ -270,7 +290,7 @@ class Store:
         """Returns where the call may be repeated, at the next member; raises `error` otherwise."""
         if isinstance(error, Unavailable | OutcomeUnknown):
             self._connections.failed(member)
-        if isinstance(error, Refused):
+        if isinstance(error, Refused) and not isinstance(error, AnswerTooLarge):
             await self._refusals.pause(error, deadline - time.monotonic())
         if not isinstance(error, Unavailable) or time.monotonic() + RETRY_PAUSE_S >= deadline:
             raise error from cause

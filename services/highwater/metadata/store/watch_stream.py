@@ -31,8 +31,14 @@ def prefix_end(prefix: str) -> bytes:
     return bytes(key)
 
 
+def _key(pair: Any) -> str:
+    """As text: what is not UTF-8 is none of ours, and no reason to read nothing."""
+    key: bytes = pair.key
+    return key.decode(errors="backslashreplace")
+
+
 def entry_of(pair: Any) -> Entry:
-    return Entry(pair.key.decode(), pair.value, pair.create_revision, pair.mod_revision, pair.lease)
+    return Entry(_key(pair), pair.value, pair.create_revision, pair.mod_revision, pair.lease)
 
 
 async def watch_range(
@@ -93,4 +99,4 @@ async def watch_range(
 
 def _event(event: Any) -> Event:
     deleted = event.type == rpc.Event.DELETE
-    return Event(event.kv.key.decode(), None if deleted else entry_of(event.kv), event.kv.mod_revision)
+    return Event(_key(event.kv), None if deleted else entry_of(event.kv), event.kv.mod_revision)
