@@ -106,6 +106,7 @@ class Administration:
         outcomes = []
         seen: set[str] = set()
         for new in topics:
+            await asyncio.sleep(0)  # each is compared with all there are, and others are served meanwhile
             if new.topic in seen:
                 outcomes.append(
                     TopicOutcome(new.topic, ErrorCode.INVALID_REQUEST, f"topic {new.topic!r} is named twice")
@@ -188,6 +189,7 @@ class Administration:
         outcomes: list[TopicOutcome] = []
         seen: set[str] = set()
         for new in topics:
+            await asyncio.sleep(0)
             if new.topic in seen:
                 message = f"topic {new.topic!r} is named twice"
                 outcomes.append(TopicOutcome(new.topic, ErrorCode.INVALID_REQUEST, message))
