@@ -1,4 +1,4 @@
-"""What others wrote on its way to a screen: the one place where it is made harmless.
+"""The words of others on their way to a screen: the one place where they are made harmless.
 
 Whoever may write to a topic, or configure one, writes what somebody's terminal gets: an escape sequence could rename
 its window, hide what stands in other lines or answer in the user's name. A pipe or a file gets the bytes as they are.
