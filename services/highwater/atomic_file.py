@@ -10,6 +10,9 @@ from pathlib import Path
 
 TEMPORARY_SUFFIX = ".tmp"
 SMALL_BYTES = 256 << 20  # no small file has more: at most a line of some hundred bytes for each log of a broker
+OWNERS = 0o600
+"""The mode of a file that nobody else on the machine may read."""
+OWNERS_DIRECTORY = 0o700
 
 _numbers = itertools.count()
 
@@ -34,13 +37,13 @@ def replace_file(path: Path, content: bytes) -> None:
     fsync_directory(path.parent)
 
 
-def write_whole(path: Path, content: bytes, *, sync: bool) -> None:
-    """The same without the fsync of the directory; without `sync` the file is not synced either, and a crash of the
-    machine may leave one that is torn. Raises `OSError`: nothing has changed."""
+def write_whole(path: Path, content: bytes, *, sync: bool, mode: int = OWNERS) -> None:
+    """The same, for the readers that `mode` allows, without the fsync of the directory; without `sync` the file is not
+    synced either, and a crash of the machine may leave one that is torn. Raises `OSError`: nothing has changed."""
     # A name of its own: two threads may write the same file, and the last one to rename has it.
     temporary = path.with_name(f"{path.name}.{next(_numbers)}{TEMPORARY_SUFFIX}")
     try:
-        _write(temporary, content, sync=sync)
+        _write(temporary, content, sync=sync, mode=mode)
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):  # what is left of it takes space where there may be none
@@ -71,8 +74,8 @@ def remove_temporaries(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes, *, sync: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _write(path: Path, content: bytes, *, sync: bool, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         view = memoryview(content)
         while view:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,23 @@ def test_a_directory_has_one_user(tmp_path: Path) -> None:
         opened(tmp_path)
     first.close()
     opened(tmp_path).unlock()
+
+
+def test_what_is_in_a_directory_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        manager = opened(tmp_path / "data")
+        confirm(manager)
+        manager.create("t", KEY, {})
+        lead(log_of(manager), produced(3, sequence=0))
+        manager.logs.write_checkpoints(manager.logs.log_dirs[0])
+        manager.close()
+    finally:
+        os.umask(before)
+    found = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    assert {"00000000000000000000.log", "00000000000000000000.index"} <= {path.name for path in found}
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_a_directory_belongs_to_one_broker(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.replica_manager.server.partition_errors import partition_error
@@ -32,3 +34,19 @@ def test_a_sentence_that_knows_more_is_kept() -> None:
     error = partition_error(KEY, ErrorCode.NOT_LEADER_OR_FOLLOWER, "use acks=all", (2, 5))
     assert (error.code, error.message) == (int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "use acks=all")
     assert partition_error(KEY, ErrorCode.OVERLOADED).message == ErrorCode.OVERLOADED.sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "the log /data/hw/t-0 is offline: [Errno 5] Input/output error: '/data/hw/t-0/00000.log'",
+            "the log t-0 is offline: [Errno 5] Input/output error: '00000.log'",
+        ),
+        ("/data: no space left", "data: no space left"),
+        ("nobody answers at unix:/run/highwater/log-storage.sock", "nobody answers at unix:log-storage.sock"),
+        ("12 records/s, and/or none", "12 records/s, and/or none"),
+    ],
+)
+def test_a_client_is_not_told_where_files_stand(said: str, told: str) -> None:
+    assert partition_error(KEY, ErrorCode.LOG_STORAGE_ERROR, said).message == told

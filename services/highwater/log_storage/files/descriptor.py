@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from highwater.atomic_file import OWNERS
+
 
 class Descriptor:
     """Keep the object while `number` is in use: another thread may let go of its owner's."""
@@ -14,7 +16,7 @@ class Descriptor:
     def __init__(self, path: Path, flags: int) -> None:
         """Raises `OSError`."""
         self.number = -1
-        self.number = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self.number = os.open(path, flags | os.O_CLOEXEC, OWNERS)
 
     @property
     def size_bytes(self) -> int:

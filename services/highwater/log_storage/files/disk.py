@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from highwater.atomic_file import OWNERS
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.telemetry.log import get_logger
@@ -199,7 +200,7 @@ class Disk:
 
 
 def _allocate(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, OWNERS)
     try:
         os.posix_fallocate(descriptor, 0, 2 * RESERVE_BYTES)
         os.ftruncate(descriptor, RESERVE_BYTES)

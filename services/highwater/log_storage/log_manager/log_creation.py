@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from highwater.atomic_file import fsync_directory
+from highwater.atomic_file import OWNERS_DIRECTORY, fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
@@ -127,7 +127,7 @@ class LogCreation:
         """The log's files, under its name, which is not synced yet."""
         making = place.log_dir.path / f"{secrets.token_hex(8)}{CREATING}"
         try:
-            making.mkdir()
+            making.mkdir(OWNERS_DIRECTORY)
             partition_metadata.write(making, place.wanted.key.topic_id)
             new_segment(making, 0, self._logs.config)
             fsync_directory(making)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from highwater.atomic_file import fsync_directory, remove_temporaries, replace_file
+from highwater.atomic_file import OWNERS, OWNERS_DIRECTORY, fsync_directory, remove_temporaries, replace_file
 from highwater.errors import ErrorCode, UserError
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence
@@ -75,7 +75,7 @@ class LogDir:
             self._give_up(f"data dir {path} cannot be used: {error.strerror or error}")
 
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(OWNERS_DIRECTORY, parents=True, exist_ok=True)
         self._lock_descriptor = _lock(self.path)
         self.disk.remember(self._lock_descriptor)
         remove_temporaries(self.path)
@@ -315,7 +315,7 @@ def lacking(error: OSError) -> UserError:
 
 
 def _lock(path: Path) -> int:
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNERS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -6,7 +6,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from highwater.atomic_file import fsync_directory
+from highwater.atomic_file import OWNERS_DIRECTORY, fsync_directory
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import future_files, partition_metadata
@@ -70,7 +70,7 @@ class LogMover:
         source = hosted.online()
         making = target.path / f"{secrets.token_hex(8)}{CREATING}"
         directory = target.path / future_files.future_directory_name(hosted.topic, hosted.key.partition)
-        making.mkdir()
+        making.mkdir(OWNERS_DIRECTORY)
         partition_metadata.write(making, hosted.key.topic_id)
         new_segment(making, source.segments[0].base_offset, source.config)
         fsync_directory(making)

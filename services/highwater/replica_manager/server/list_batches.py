@@ -5,6 +5,7 @@ from __future__ import annotations
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.server.partition_errors import without_places
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key
 from highwater.v1 import broker_pb2
@@ -24,7 +25,8 @@ async def list_batches(
             key, request.offset, request.max_batches, check_crcs=request.check_crcs
         )
     except StorageUnavailableError as error:
-        return broker_pb2.ListBatchesResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, str(error)))
+        return broker_pb2.ListBatchesResponse(error=to_proto(ErrorCode.LOG_STORAGE_ERROR, without_places(str(error))))
+    found.error.message = without_places(found.error.message)
     if found.log.offline:
         replica_manager.offline_logs.seen([key])
     partition = hosted.partition

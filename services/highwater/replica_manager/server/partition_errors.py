@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import NO_LEADER
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.v1 import common_pb2
+
+# The directories of an absolute path: a slash that begins a word, and all up to the last one.
+_PLACE = re.compile(r"(?<![^\s'\"(\[:=,])/(?:[^\s'\"/:,]+/)*")
 
 NOT_KNOWN = (NO_LEADER, -1)
 
@@ -14,12 +19,18 @@ NOT_KNOWN = (NO_LEADER, -1)
 def partition_error(
     key: PartitionKey, code: ErrorCode, message: str = "", leader: tuple[int, int] = NOT_KNOWN
 ) -> common_pb2.Error:
-    """`message` where there is one. `leader`: its id and the leader epoch, as this broker knows them."""
+    """`message` where there is one, without the places of files. `leader`: its id and the leader epoch, as this broker
+    knows them."""
     if not message and code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
         message = _not_leader(key, *leader)
     elif not message and code is ErrorCode.UNKNOWN_TOPIC_ID:
         message = unknown_topic_id(key.topic_id)
-    return to_proto(code, message)
+    return to_proto(code, without_places(message))
+
+
+def without_places(message: str) -> str:
+    """The sentence with the names of files alone: where they stand is in the log of the broker's log-storage."""
+    return _PLACE.sub("", message) if "/" in message else message
 
 
 def unknown_topic_id(topic_id: bytes) -> str:

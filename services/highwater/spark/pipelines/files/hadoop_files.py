@@ -277,7 +277,7 @@ def write_new_file(path: Path, content: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
-        write_whole(partial, content, sync=True)
+        write_whole(partial, content, sync=True, mode=0o644)
         os.link(partial, path)
     except FileExistsError:
         return False
