@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,16 @@ from log_storage_client import DEADLINE_S, LEADER, key, running
 from highwater.errors import ErrorCode
 from highwater.log_storage.config import LogConfig
 from highwater.log_storage.errors import LogError
+from highwater.log_storage.log.flusher import Flush
 from highwater.log_storage.log.log import Log
+from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.log_creation import WantedLog, most_logs
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.recovery.recovery import Checkpointed
 from highwater.log_storage.segment.open_segments import OpenSegments, open_segments
 from highwater.log_storage.segment.segment import Segment
 from highwater.log_storage.segment.unsynced_segments import UnsyncedSegments, unsynced_segments
+from highwater.log_storage.server.flush_and_checkpoint import FLUSHED_AT_ONCE
 from highwater.model.partition import PartitionKey
 from highwater.v1 import log_storage_pb2
 
@@ -164,6 +168,43 @@ async def test_a_deleted_log_has_no_file_open(tmp_path: Path) -> None:
         async with asyncio.timeout(DEADLINE_S):  # a thread removes the directories
             while files_open(logs):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
+
+
+async def test_a_long_flush_lets_others_have_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flush of a log that is deleted meanwhile ends."""
+    unsynced_segments.limit += 100
+    count = 5 * FLUSHED_AT_ONCE
+    begun, may_go_on, flushed = threading.Event(), threading.Event(), list[tuple[str, int]]()
+    run = Flush.run
+
+    def slow(flush: Flush) -> None:
+        begun.set()
+        assert may_go_on.wait(DEADLINE_S)
+        flushed.append((flush.sync.segments[0].path.parent.name, len(flush.sync.segments)))
+        run(flush)
+
+    async with running(tmp_path) as storage:
+        service = storage.service
+        monkeypatch.setattr(Flush, "run", slow)
+        for number in range(2):
+            await storage.create(key(number), topic="t")
+            await storage.fence(LEADER, 1, [key(number)])
+        kept, gone = (service._manager.logs.get(PartitionKey(b"t" * 16, number)) for number in range(2))
+        for hosted in (kept, gone):
+            lead_weeks(hosted.online(), count)
+        flush = asyncio.create_task(service._servicer.flushes.flush(gone))
+        await asyncio.to_thread(begun.wait, DEADLINE_S)
+        delete = storage.stub.DeleteLog(log_storage_pb2.DeleteLogRequest(partition=key(1), leader_epoch=1))
+        async with asyncio.timeout(DEADLINE_S):
+            while gone.cleaning.state is CleaningState.NONE:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        may_go_on.set()
+        assert (await delete).error.code == 0
+        await flush
+        assert len([name for name, _ in flushed if name == "t-1"]) < 5
+        await service._servicer.flushes.flush(kept)
+        assert kept.online().recovery_point == count
+        assert max(segments for _, segments in flushed) == FLUSHED_AT_ONCE + 1
 
 
 def wanted(number: int) -> WantedLog:

@@ -102,8 +102,9 @@ class Flusher:
         """Tells whether a sealed segment is not flushed yet."""
         return self._segments.present[-1].base_offset > self._offsets.recovery_point
 
-    def begin_flush(self) -> Flush:
-        return Flush(self._begin_sync(self._offsets.recovery_point), self._epochs.write)
+    def begin_flush(self, most: int | None = None) -> Flush:
+        """`most`: sealed segments; those behind them are left to the next flush."""
+        return Flush(self._begin_sync(self._offsets.recovery_point, most), self._epochs.write)
 
     def finish_flush(self, flush: Flush) -> None:
         """After it was written out; the log must not have been truncated in between."""
@@ -151,9 +152,13 @@ class Flusher:
         """Of the batches that are not on disk yet."""
         return self._begin_sync(self._offsets.synced_offset)
 
-    def _begin_sync(self, offset: int) -> Sync:
+    def _begin_sync(self, offset: int, most: int | None = None) -> Sync:
         directory = self._segments.take_unsynced_directory()
-        return Sync(self._segments.starting_with(offset), directory, self._offsets.log_end_offset)
+        segments, end_offset = self._segments.starting_with(offset), self._offsets.log_end_offset
+        if most is not None and len(segments) > most + 1:
+            segments = segments[: most + 1]
+            end_offset = segments[-1].base_offset  # of that one nothing is promised
+        return Sync(segments, directory, end_offset)
 
     def finish_sync(self, sync: Sync) -> None:
         """After it was written out."""

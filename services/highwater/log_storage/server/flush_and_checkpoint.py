@@ -8,6 +8,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage.clock import monotonic_ms, wall_clock_ms
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.files import checkpoints
+from highwater.log_storage.log.log import Log
 from highwater.log_storage.log_manager.cleaning_state import CleaningState
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
@@ -19,6 +20,8 @@ from highwater.rpc.partition_keys import from_key, to_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 from highwater.v1 import log_storage_pb2
+
+FLUSHED_AT_ONCE = 16  # sealed segments of a log, of three files each; then others may have the log
 
 _log = get_logger("log_storage.flush_and_checkpoint")
 
@@ -61,17 +64,27 @@ class FlushAndCheckpoint:
         return response
 
     async def flush(self, hosted: HostedLog) -> None:
-        """One log to disk. Appends go on meanwhile. Raises `LogError` (LOG_STORAGE_ERROR)."""
-        async with hosted.maintenance:
-            log = hosted.online()
-            began_ms = monotonic_ms()
-            if log.producer_state.pending:
-                await self._access.in_thread(log.producer_state.write_snapshots)
-            flush = log.flusher.begin_flush()
-            with self._access.fsync.time():
-                await self._access.in_thread(log.flusher.write_out, flush)
-            log.flusher.finish_flush(flush)
-            hosted.flushed_ms = began_ms
+        """One log to disk. Appends go on meanwhile, and others who want the log get their turn between some segments
+        and the next: a log that has rolled often and is to be deleted is not flushed any more. Raises `LogError`
+        (LOG_STORAGE_ERROR)."""
+        log, began_ms = hosted.online(), monotonic_ms()
+        log_end_offset = log.log_end_offset
+        while True:
+            async with hosted.maintenance:
+                if hosted.log is not log:  # it has been deleted, or has moved
+                    return
+                await self._flush_some(hosted.online())
+            if log.recovery_point >= min(log_end_offset, log.log_end_offset):  # it may have been cut meanwhile
+                hosted.flushed_ms = began_ms
+                return
+
+    async def _flush_some(self, log: Log) -> None:
+        if log.producer_state.pending:
+            await self._access.in_thread(log.producer_state.write_snapshots)
+        flush = log.flusher.begin_flush(FLUSHED_AT_ONCE)
+        with self._access.fsync.time():
+            await self._access.in_thread(log.flusher.write_out, flush)
+        log.flusher.finish_flush(flush)
 
     async def flush_due(self) -> None:
         """`flush.ms`: flushes each log whose last flush is so long ago and that has been appended to since."""
