@@ -14,6 +14,7 @@ frames that declare none are expanded step by step.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 
 import cramjam
@@ -29,6 +30,14 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 1 << 20
 _INT32 = struct.Struct(">i")
+_UINT32 = struct.Struct("<I")
+# Magic, flags, block size, content size, header checksum.
+_LZ4_HEADER = struct.Struct("<IBBQB")
+_LZ4_MAGIC = 0x184D2204
+_LZ4_PLAIN = 0x48  # version 1, the content's size is there
+_LZ4_INDEPENDENT_BLOCKS = 0x20
+_LZ4_STORED_BLOCK = 1 << 31
+_LZ4_STEP_BYTES = 32 << 10
 # Each member that follows another costs a copy of what is left.
 _MAX_GZIP_MEMBERS = 256
 # A zstd block expands to at most 128 KiB and takes at least 4 bytes: what a step of input gives is known before it.
@@ -89,6 +98,70 @@ def decompress(codec: Codec, data: memoryview, max_bytes: int = DEFAULT_MAX_PAYL
     if len(payload) > max_bytes:
         raise PayloadTooLargeError(f"{codec.name.lower()}: {_too_large(len(payload), max_bytes)}")
     return payload
+
+
+class Scratch(threading.local):
+    """Each thread's memory for one payload at a time. Fresh memory for each costs four times what lz4 takes to fill it:
+    the system gives it page by page."""
+
+    MOST_BYTES = 8 << 20  # that stay with a thread
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, size: int) -> bytearray:
+        """So many bytes or more, until the next call in this thread."""
+        if size > self.MOST_BYTES:
+            return bytearray(size)
+        if size > len(self._memory):
+            self._memory = bytearray(min(self.MOST_BYTES, 2 * size))
+        return self._memory
+
+
+class Lz4Front:
+    """The front of a plain lz4 frame (`plain_lz4_bytes`), expanded as far as it is asked for, into a thread's scratch:
+    it is there until the next one."""
+
+    def __init__(self, scratch: Scratch, data: memoryview, size: int) -> None:
+        self._frame = lz4.frame.LZ4FrameDecompressor()
+        self._data = data
+        self._taken = 0
+        self._memory = memoryview(scratch.of(size))[:size]
+        self._filled = 0
+
+    def first(self, count: int) -> memoryview:
+        """So many bytes or more. Raises `CorruptPayloadError`."""
+        while self._filled < count:
+            if self._taken >= len(self._data):
+                raise CorruptPayloadError("lz4: truncated")
+            try:
+                piece = self._frame.decompress(self._data[self._taken : self._taken + _LZ4_STEP_BYTES])
+            except (RuntimeError, EOFError, ValueError) as error:
+                raise CorruptPayloadError(f"lz4: {error}") from error
+            self._taken += _LZ4_STEP_BYTES
+            end = self._filled + len(piece)
+            if end > len(self._memory):
+                raise CorruptPayloadError(f"lz4: more than the {len(self._memory)} bytes that the frame says")
+            self._memory[self._filled : end] = piece
+            self._filled = end
+        return self._memory[: self._filled]
+
+
+def plain_lz4_bytes(data: memoryview) -> int | None:
+    """What the frame says that it expands to, where it is a single one as most writers make it: it says so, has neither
+    dictionary nor checksums, and nothing stands behind it. None: another one, or none."""
+    if len(data) < _LZ4_HEADER.size:
+        return None
+    magic, flags, _, size, _ = _LZ4_HEADER.unpack_from(data)
+    if magic != _LZ4_MAGIC or flags & ~_LZ4_INDEPENDENT_BLOCKS != _LZ4_PLAIN:
+        return None
+    position = _LZ4_HEADER.size
+    while position + _UINT32.size <= len(data):
+        (block,) = _UINT32.unpack_from(data, position)
+        position += _UINT32.size + (block & ~_LZ4_STORED_BLOCK)
+        if not block:
+            return int(size) if position == len(data) else None
+    return None
 
 
 def _too_large(size: int, max_bytes: int) -> PayloadTooLargeError:

@@ -21,6 +21,7 @@ reads it (`columns`). Whatever is accepted here, Arrow accepts.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,29 +42,33 @@ class ColumnFrame(NamedTuple):
     keyless: int  # records without a key
 
 
-def read_column_frame(payload: bytes, header: BatchHeader) -> ColumnFrame | None:
-    """The frame of a sound payload, whose columns are within their buffers and have as many nulls as they say. None: it
-    is another one, or not sound."""
-    if header.has_headers or header.has_offset_deltas or len(payload) < _FRAME.size:
+def read_column_frame(first: Callable[[int], bytes | memoryview], size: int, header: BatchHeader) -> ColumnFrame | None:
+    """The frame of a sound payload of `size` bytes, whose columns are within their buffers and have as many nulls as
+    they say. None: it is another one, or not sound. `first` gives so many of its bytes or more, from its beginning; the
+    values themselves are not asked for."""
+    if header.has_headers or header.has_offset_deltas or size < _FRAME.size:
         return None
-    prefix, tables, body, table, rows, buffers_head, *numbers = _FRAME.unpack_from(payload)
+    prefix, tables, body, table, rows, buffers_head, *numbers = _FRAME.unpack_from(first(_FRAME.size))
     buffers, nodes_head, nodes = numbers[:16], numbers[16], numbers[17:]
     if (prefix, tables, table, buffers_head, nodes_head) != (_PREFIX, _TABLES, _BATCH_TABLE, _BUFFERS, _NODES):
         return None
-    if body != len(payload) - _FRAME.size or rows != header.record_count or rows != header.last_offset_delta + 1:
+    if body != size - _FRAME.size or rows != header.record_count or rows != header.last_offset_delta + 1:
         return None
     for offset, length in zip(buffers[::2], buffers[1::2], strict=True):
         if offset < 0 or offset % 8 or not 0 <= length <= body - offset:
             return None
     if nodes[0] != rows or nodes[1] != 0 or buffers[3] < 8 * rows:
         return None
+    # Up to the end of all buffers but the keys' and the values' data.
+    ends = [buffers[number] + buffers[number + 1] for number in (2, 4, 6, 10, 12)]
+    payload = first(_FRAME.size + max(ends))
     key_sound = _sound_binary(payload, rows, buffers[4:10], nodes[2:4])
     if not key_sound or not _sound_binary(payload, rows, buffers[10:], nodes[4:]):
         return None
     return ColumnFrame(np.frombuffer(payload, "<i8", rows, _FRAME.size + buffers[2]), nodes[3])
 
 
-def _sound_binary(payload: bytes, rows: int, buffers: list[int], node: list[int]) -> bool:
+def _sound_binary(payload: bytes | memoryview, rows: int, buffers: list[int], node: list[int]) -> bool:
     """Tells whether a binary column's values are within its data."""
     validity_at, validity_bytes, offsets_at, offsets_bytes, _, data_bytes = buffers
     length, nulls = node

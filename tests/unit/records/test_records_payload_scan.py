@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 
+import lz4.frame
 import numpy as np
 import pytest
 import zstandard
@@ -23,9 +24,9 @@ from highwater.records import (
     read_header,
     retain,
 )
-from highwater.records.codecs import compress
-from highwater.records.column_frame import read_column_frame
-from highwater.records.errors import PayloadTooLargeError
+from highwater.records.codecs import Lz4Front, Scratch, compress, decompress, plain_lz4_bytes
+from highwater.records.column_frame import ColumnFrame, read_column_frame
+from highwater.records.errors import CorruptPayloadError, PayloadTooLargeError
 from highwater.records.header import CHECKED_FROM, HEADER_BYTES
 from highwater.records.limits import MAX_BATCH_HEADERS, MAX_RECORD_HEADERS
 from highwater.records.payload_scan import PayloadScan, scan_payload
@@ -36,6 +37,12 @@ NOW = 1_800_000_000_000
 
 def scan(batch: bytes) -> PayloadScan:
     return scan_payload(batch, 0, read_header(batch))
+
+
+def frame_of(batch: bytes) -> ColumnFrame | None:
+    """Of a batch that is not compressed."""
+    payload = batch[HEADER_BYTES:]
+    return read_column_frame(lambda _: payload, len(payload), read_header(batch))
 
 
 def assert_same(batch: bytes) -> None:
@@ -57,7 +64,7 @@ def test_a_scan_knows_what_decode_knows(batch: bytes) -> None:
 def test_the_columns_that_our_encoder_writes_are_read_without_arrow(count: int, keys: str) -> None:
     given_keys = [b"k" * index if keys == "all" or index % 3 else None for index in range(count)]
     batch = encode_lists(range(NOW, NOW + count), None if keys == "none" else given_keys, [b"v", *[None] * (count - 1)])
-    frame = read_column_frame(batch[HEADER_BYTES:], read_header(batch))
+    frame = frame_of(batch)
     assert frame is not None
     assert frame.timestamps.tolist() == list(range(NOW, NOW + count))
     assert_same(batch)
@@ -87,8 +94,76 @@ PLAIN = encode_lists([NOW, NOW + 1, NOW + 2], [b"a", None, b"c"], [b"1", b"22", 
 @given(at=st.integers(HEADER_BYTES, len(PLAIN) - 1), value=st.integers(0, 255))
 def test_each_byte_of_a_frame_is_judged_as_arrow_judges_it(at: int, value: int) -> None:
     changed = sealed(PLAIN[:at] + bytes([value]) + PLAIN[at + 1 :])
-    if read_column_frame(changed[HEADER_BYTES:], read_header(changed)) is not None:
+    if frame_of(changed) is not None:
         assert_same(changed)
+
+
+def lz4_columns(count: int = 300) -> bytes:
+    return encode_lists(
+        range(NOW, NOW + count), None, [b"value-%d" % number for number in range(count)], codec=Codec.LZ4
+    )
+
+
+@given(data=st.data())
+def test_the_front_of_a_frame_is_what_readers_expand(data: st.DataObject) -> None:
+    original = lz4_columns(data.draw(st.sampled_from([1, 3, 300])))
+    frame = memoryview(data.draw(damage(original, start=HEADER_BYTES)))[HEADER_BYTES:]
+    size = plain_lz4_bytes(frame)
+    if size is None or size > 1 << 20:
+        return
+    try:
+        whole = decompress(Codec.LZ4, frame, 1 << 20)
+    except CorruptPayloadError:
+        whole = None
+    try:
+        front = bytes(Lz4Front(Scratch(), frame, size).first(size))
+    except CorruptPayloadError:
+        assert whole is None
+    else:
+        assert whole is None or whole == front
+
+
+def test_the_values_of_columns_are_not_expanded() -> None:
+    values = [bytes([number % 251]) * 1000 for number in range(4000)]
+    batch = encode_lists(range(4000), None, values, codec=Codec.LZ4)
+    asked = []
+
+    def first(count: int) -> memoryview:
+        asked.append(count)
+        return front.first(count)
+
+    payload = memoryview(batch)[HEADER_BYTES:]
+    size = plain_lz4_bytes(payload)
+    assert size is not None
+    front = Lz4Front(Scratch(), payload, size)
+    assert read_column_frame(first, size, read_header(batch)) is not None
+    assert max(asked) < 100_000
+    assert size > 4_000_000
+    assert_same(batch)
+
+
+@pytest.mark.parametrize(
+    "behind", [b"\0", lz4.frame.compress(b""), lz4.frame.compress(b"", store_size=False), b"\x50\x2a\x4d\x18\0\0\0\0"]
+)
+def test_nothing_may_stand_behind_a_frame(behind: bytes) -> None:
+    for batch in (
+        sealed(lz4_columns() + behind),
+        sealed(lz4_columns()[:HEADER_BYTES] + behind + lz4_columns()[HEADER_BYTES:]),
+    ):
+        for reader in (decode, scan):
+            with pytest.raises(CorruptBatchError):
+                reader(batch)
+
+
+def test_scratch_is_written_over_and_what_was_found_is_not() -> None:
+    first = scan(lz4_columns())
+    expected = first.timestamps.tolist()
+    scan(encode_lists([1] * 500, None, [b"other"] * 500, codec=Codec.LZ4))
+    assert first.timestamps.tolist() == expected
+    scratch = Scratch()
+    assert scratch.of(100) is scratch.of(50)
+    assert len(scratch.of(Scratch.MOST_BYTES + 1)) == Scratch.MOST_BYTES + 1
+    assert len(scratch.of(Scratch.MOST_BYTES)) == Scratch.MOST_BYTES
 
 
 def empty_headers(count: int, codec: Codec = Codec.ZSTD) -> bytes:
