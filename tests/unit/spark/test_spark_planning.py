@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.client.topic_partition import TopicPartition
-from highwater.spark.offsets.ranges import OffsetRange, split_ranges
+from highwater.spark.offsets.ranges import MAX_TASKS, OffsetRange, split_ranges
 from highwater.spark.offsets.stream_offset import NOT_BEGUN, StreamOffset, parse_stream_offset
 from highwater.spark.progress.lag import lag
 from highwater.spark.source.admission import Limits, admitted, admitted_bytes
@@ -149,3 +149,11 @@ def test_lag_of_each_partition() -> None:
         == {}
     )
     assert lag({"sources": [{"endOffset": delta, "latestOffset": delta}]}) == {}
+
+
+@pytest.mark.parametrize(("min_partitions", "max_records"), [(None, 1), (3_200_000, None), (3_200_000, 7)])
+def test_tasks_are_bounded_however_many_offsets_there_are(min_partitions: int | None, max_records: int | None) -> None:
+    ranges = [OffsetRange(A, 0, 2**40), OffsetRange(A, 5, 6)]
+    pieces = split_ranges(ranges, min_partitions=min_partitions, max_records=max_records)
+    assert MAX_TASKS <= len(pieces) <= MAX_TASKS + len(ranges)
+    assert sum(piece.size for piece in pieces) == 2**40 + 1

@@ -8,6 +8,10 @@ from itertools import pairwise
 
 from highwater.client.topic_partition import TopicPartition
 
+# Of one read, or one micro-batch, beside one for each partition: the driver holds an object for each of its tasks, and
+# offsets tell little of how much there is to read.
+MAX_TASKS = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
@@ -33,9 +37,12 @@ def split_ranges(
 ) -> list[OffsetRange]:
     """Cuts ranges for tasks: no empty range, none of more than `max_records` offsets, about `min_partitions` of them
     where there would be fewer, each cut from its partition in proportion to its size (Spark's Kafka source does the
-    same)."""
+    same). More than `MAX_TASKS` are not made of them: the pieces are larger then."""
     found = [one for one in ranges if one.size > 0]
+    if min_partitions is not None:
+        min_partitions = min(min_partitions, MAX_TASKS)
     if max_records is not None:
+        max_records = max(max_records, -(-sum(one.size for one in found) // MAX_TASKS))
         found = [piece for one in found for piece in _cut(one, -(-one.size // max_records))]
     if min_partitions is None or len(found) >= min_partitions:
         return found
