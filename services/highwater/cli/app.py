@@ -8,6 +8,7 @@ import typer
 
 from highwater import __version__
 from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
+from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("up")(up.up)
 app.add_typer(topics.app, name="topics")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(groups.app, name="groups")
 app.command("cluster")(cluster.cluster)
 app.command("health", context_settings=health.AS_THEY_ARE, add_help_option=False)(health.health)
 app.add_typer(log.app, name="log")

@@ -1,0 +1,1 @@
+"""`highwater groups`: consumer groups listed, described, reset and deleted."""

@@ -1,0 +1,218 @@
+"""`highwater groups` against a running cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from command_line import Result, Run, runner
+from running_cluster import HIGHWATER
+
+from highwater.cli.groups import app as group_commands
+from highwater.cli.groups.group_argument import completed_groups
+from highwater.cli.local_cluster import LocalCluster
+from highwater.client import RetriableError
+from highwater.client.blocking import Admin, Consumer, Producer
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, shared_cluster: LocalCluster, tmp_path: Path) -> Run:
+    monkeypatch.setenv("HIGHWATER_BOOTSTRAP", shared_cluster.bootstrap)
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("highwater.client.cluster.cluster.UNKNOWN_TOPIC_PATIENCE_S", 0.1)
+    return runner(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def admin(shared_cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(shared_cluster.bootstrap) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(admin: Admin, shared_cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of two partitions: ten records, 0 to 9, in the first one and four in the second."""
+    name = request.node.name.partition("[")[0]
+    admin.create_topic(name, 2, 3)
+    with Producer(shared_cluster.bootstrap) as producer:
+        for partition, count in ((0, 10), (1, 4)):
+            for number in range(count):
+                producer.send(name, b"%d" % number, partition=partition)
+    yield name
+    admin.delete_topic(name)
+
+
+@contextmanager
+def member(cluster: LocalCluster, topic: str, group: str) -> Iterator[Consumer]:
+    """One that has its partitions, and commits nothing."""
+    with Consumer(
+        topic, bootstrap=cluster.bootstrap, group=group, client_id="reader", enable_auto_commit=False
+    ) as consumer:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(consumer.assignment()) < 2:
+            assert time.monotonic() < deadline, "no partitions"
+            consumer.poll(timeout_ms=100)
+        yield consumer
+
+
+def commit(admin: Admin, group: str, offsets: dict[tuple[str, int], int]) -> None:
+    """The coordinator may not have heard of a new topic yet."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(outcomes := list(admin.alter_offsets(group, offsets).values())):
+        assert time.monotonic() < deadline, outcomes
+
+
+def partitions(described: Result) -> dict[int, dict[str, Any]]:
+    (row,) = described.rows
+    return {one["partition"]: one for one in row["partitions"]}  # type: ignore[attr-defined]
+
+
+def committed(admin: Admin, group: str) -> dict[int, int]:
+    return {one.partition: each.offset for one, each in admin.list_group_offsets(group).items()}
+
+
+def test_a_group_from_its_members_to_its_deletion(
+    run: Run, admin: Admin, topic: str, shared_cluster: LocalCluster
+) -> None:
+    group = "described"
+    commit(admin, group, {(topic, 0): 7, (topic, 1): 4})
+    with member(shared_cluster, topic, group):
+        described = run("groups", "describe", group, "--json")
+        (row,) = described.rows
+        assert row["state"] in {"stable", "reconciling"}
+        (one,) = row["members"]  # type: ignore[misc]
+        assert one["client_id"] == "reader"
+        found = partitions(described)
+        assert [(each["committed"], each["end"], each["lag"]) for each in found.values()] == [(7, 10, 3), (4, 4, 0)]
+        assert 0 < found[0]["lag_seconds"] < DEADLINE_S
+        assert found[1]["lag_seconds"] == 0
+        assert {each["member_id"] for each in found.values()} == {one["member_id"]}
+        shown = run("groups", "describe", group).out
+        assert re.search(rf"│ {topic} +│ +0 │ +7 │ +10 │ +3 │ +[0-9.]+ │ reader ", shown), shown
+        assert f"{topic}: 0,1" in shown
+        assert shown.endswith("1 member, 3 offsets behind\n")
+        assert {"group": group, "members": 1} in [
+            {key: one[key] for key in ("group", "members")} for one in run("groups", "list", "--json").rows
+        ]
+        run("groups", "reset", group, "--to", "latest", "--all-topics").is_one_sentence(
+            "has 1 member (reader)", "stop them first"
+        )
+        run("groups", "delete", group).is_one_sentence("stop them first")
+    assert [line.split()[1::2] for line in run("groups", "list", "--state", "empty").out.splitlines() if group in line]
+    assert group not in run("groups", "list", "--state", "stable").out
+    assert completed_groups(SimpleNamespace(params={}), "descr") == [group]  # type: ignore[arg-type]
+    assert run("groups", "delete", group) == Result(0, "deleted described\n", "")
+    run("groups", "describe", group).is_one_sentence("there is no group 'described'")
+
+
+def test_what_is_committed_or_assigned_alone_is_described(
+    run: Run, admin: Admin, topic: str, shared_cluster: LocalCluster
+) -> None:
+    """No lag is known where nothing was committed; a partition that nobody has is shown."""
+    commit(admin, "half", {(topic, 0): 10})
+    found = partitions(run("groups", "describe", "half", "--json"))
+    assert list(found) == [0]
+    assert (found[0]["lag"], found[0]["lag_seconds"], found[0]["member_id"]) == (0, 0, "")
+    with member(shared_cluster, topic, "half"):
+        second = partitions(run("groups", "describe", "half", "--json"))[1]
+    assert (second["committed"], second["end"], second["lag"], second["lag_seconds"]) == (None, 4, None, None)
+
+
+def test_a_reset_is_shown_and_then_done(run: Run, admin: Admin, topic: str) -> None:
+    group = "reset"
+    commit(admin, group, {(topic, 0): 1, (topic, 1): 1})  # its coordinator knows the topic from now on
+    admin.delete_groups([group])
+    shown = run("groups", "reset", group, "--to", "latest-3", "--topic", topic)
+    assert shown.status == 0, shown.err
+    assert shown.out.endswith("2 partitions would change; nothing was done: add --execute\n")
+    assert [line.split()[1::2] for line in shown.out.splitlines() if f"│ {topic} " in line] == [
+        [topic, "0", "none", "7", "0", "10"],
+        [topic, "1", "none", "1", "0", "4"],
+    ]
+    assert committed(admin, group) == {}
+    done = run("groups", "reset", group, "--to", "latest-3", "--topic", topic, "--execute")
+    assert done.out.endswith(f"reset 2 partitions of group {group}\n")
+    assert committed(admin, group) == {0: 7, 1: 1}
+    for arguments, after in (
+        (["--to-offset", 2, "--topic", f"{topic}:1"], {0: 7, 1: 2}),
+        (["--to", "earliest+10", "--all-topics"], {0: 10, 1: 4}),
+        (["--to-time", "-1h", "--all-topics"], {0: 0, 1: 0}),
+        (["--to-datetime", "2100-01-01", "--topic", f"{topic}:0"], {0: 10, 1: 0}),
+        (["--to", "earliest", "--topic", f"{topic}:0,1"], {0: 0, 1: 0}),
+    ):
+        before = committed(admin, group)
+        rows = run("groups", "reset", group, *arguments, "--execute", "--json").rows
+        assert {row["partition"]: row["before"] for row in rows}.items() <= before.items()
+        assert committed(admin, group) == after, arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["describe", "absent"], "there is no group 'absent'"),
+        (["delete", "absent"], "there is no group 'absent'"),
+        (["reset", "absent", "--to", "latest", "--all-topics"], "has committed nothing"),
+        (["reset", "absent", "--to", "latest"], "--topic, or --all-topics"),
+        (["reset", "absent", "--to", "latest", "--topic", "t", "--all-topics"], "--topic, or --all-topics"),
+        (["reset", "absent", "--all-topics"], "one of --to, --to-offset and --to-datetime"),
+        (["reset", "absent", "--to", "sometime", "--all-topics"], "--to is 'sometime'"),
+        (["reset", "absent", "--to", "latest", "--topic", "no-such"], "'no-such' does not exist"),
+        (["list", "--state", "idle"], "idle"),
+        (["list", "--bootstrap", "127.0.0.1:1"], "is the cluster up?"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_groups_with_wrong_input(run: Run, arguments: list[str], part: str) -> None:
+    run("groups", *arguments).is_one_sentence(part)
+
+
+def test_a_partition_that_there_is_not(run: Run, topic: str) -> None:
+    run("groups", "reset", "g", "--to", "latest", "--topic", f"{topic}:7").is_one_sentence("there is no 7")
+
+
+def test_a_description_is_drawn_again_until_ctrl_c(run: Run, admin: Admin, topic: str) -> None:
+    commit(admin, "watched", {(topic, 0): 7})
+    with subprocess.Popen(
+        [HIGHWATER, "groups", "describe", "watched", "--watch", "0.1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert first["partitions"][0]["lag"] == 3
+        commit(admin, "watched", {(topic, 0): 9})
+        while json.loads(process.stdout.readline())["partitions"][0]["lag"] != 1:
+            pass
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_a_watch_goes_on_while_the_coordinator_moves(
+    run: Run, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    async def describe(*arguments: Any, **options: Any) -> None:
+        drawn.append(len(drawn))
+        if len(drawn) == 1:
+            raise RetriableError("the coordinator moves")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group_commands, "_describe_once", describe)
+    result = run("groups", "describe", "g", "--watch", "0.1")
+    assert (result.status, result.out, result.err) == (130, "the coordinator moves\n", "")
+    assert drawn == [0, 1]
