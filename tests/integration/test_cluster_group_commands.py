@@ -1,4 +1,4 @@
-"""`highwater groups` against a running cluster."""
+"""`highwater groups` and `highwater consume --group` against a running cluster."""
 
 from __future__ import annotations
 
@@ -216,3 +216,57 @@ def test_a_watch_goes_on_while_the_coordinator_moves(
     result = run("groups", "describe", "g", "--watch", "0.1")
     assert (result.status, result.out, result.err) == (130, "the coordinator moves\n", "")
     assert drawn == [0, 1]
+
+
+def test_a_group_reads_on_where_it_was(run: Run, admin: Admin, topic: str) -> None:
+    group = "reading"
+    first = run("consume", topic, "--group", group, "--from-beginning", "--max-records", 5, "--json")
+    assert (first.status, first.err) == (0, f"consumed 5 records of {topic}\n")
+    assert sum(committed(admin, group).values()) == 5
+    rest = run("consume", topic, "--group", group, "--from-beginning", "--max-records", 9, "--json")
+    rows = [(row["partition"], row["offset"]) for row in first.rows + rest.rows]
+    assert sorted(rows) == [(0, number) for number in range(10)] + [(1, number) for number in range(4)]
+    assert committed(admin, group) == {0: 10, 1: 4}
+    (listed,) = [each for each in admin.list_groups() if each.group == group]
+    assert listed.members == 0  # it has left, and not only gone
+
+
+def test_ctrl_c_commits_and_leaves(run: Run, admin: Admin, topic: str) -> None:
+    group = "interrupted"
+    with subprocess.Popen(
+        [HIGHWATER, "consume", topic, "--group", group, "--from", "-1h", "--format", r"%p %o\n"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        printed = [process.stdout.readline().split() for _ in range(14)]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out) == (130, b"")
+    assert err.decode() == f"interrupted: consumed 14 records of {topic}\n"
+    assert len({tuple(each) for each in printed}) == 14
+    assert committed(admin, group) == {0: 10, 1: 4}
+    assert run("groups", "describe", group).out.endswith("0 members, 0 offsets behind\n")
+
+
+def test_records_from_now_on_where_nothing_was_committed(run: Run, admin: Admin, topic: str) -> None:
+    commit(admin, "new", {(topic, 1): 2})
+    rows = run("consume", topic, "--group", "new", "--max-records", 2, "--json").rows
+    assert [(row["partition"], row["offset"]) for row in rows] == [(1, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--until", "latest"], "takes no --until"),
+        (["--last", "3"], "takes no --until or --last"),
+        (["--partition", "0"], "takes no --partition"),
+        (["--output", "t.parquet"], "takes no --output"),
+        (["--from", "4711"], "earliest, latest or a time"),
+        (["--from", "latest-5"], "earliest, latest or a time"),
+        ([], "'absent' does not exist"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_member_does_not_take(run: Run, arguments: list[str], part: str) -> None:
+    run("consume", "absent", "--group", "g", *arguments).is_one_sentence(part)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from highwater.cli.groups.group_argument import completed_groups
 from highwater.cli.records.record_fields import record_fields
 from highwater.cli.records.record_format import RecordFormat
 from highwater.cli.records.table_file import check_suffix, table_file
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 Print = Callable[["ConsumerRecord"], None]
 
+_POLLED = 10_000  # records at once
+_LAST_COMMIT_S = 5.0  # what somebody who has pressed Ctrl-C waits for a commit
 _POSITIONS = "an offset, earliest, latest, latest-N, a time before now (-1h) or a time (2026-11-25T10:00:00Z)"
 
 
@@ -46,6 +50,15 @@ def consume(
         list[int] | None, typer.Option(metavar="N", min=0, help="only this partition; may be repeated")
     ] = None,
     max_records: Annotated[int | None, typer.Option(min=0, help="stop after so many")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="as a member of this group: its share of the partitions, from where the group has committed (--from: "
+            "where it has not), and what was printed is committed",
+            autocompletion=completed_groups,
+        ),
+    ] = None,
     json: Annotated[
         bool,
         typer.Option(
@@ -76,11 +89,14 @@ def consume(
     start, end = _ends(from_, until, last, from_beginning)
     asked = Asked(topic, start, end, partition or None, max_records, bootstrap)
     counts = Counts()
+    if group is not None:
+        _check_of_group(end, asked.partitions, output)
     if output is not None:
         check_suffix(output)
         work = _to_file(asked, output, counts)
     else:
-        work = _to_screen(asked, _printer(json, None if format_ is None else RecordFormat(format_)), counts)
+        show = _printer(json, None if format_ is None else RecordFormat(format_))
+        work = _to_screen(asked, show, counts) if group is None else _of_group(asked, group, show, counts)
     try:
         asyncio.run(work)
     except KeyboardInterrupt:
@@ -139,6 +155,36 @@ def _ends(
     return "earliest" if from_beginning else from_, until
 
 
+def _check_of_group(end: str | None, partitions: list[int] | None, output: Path | None) -> None:
+    """Refuses what a member of a group cannot do."""
+    for name, given, why in (
+        ("--until or --last", end is not None, "it goes on until --max-records or Ctrl-C"),
+        ("--partition", partitions is not None, "the partitions are shared out among its members"),
+        ("--output", output is not None, "it commits what it has printed"),
+    ):
+        if given:
+            raise typer.BadParameter(f"a member of a group (--group) takes no {name}: {why}")
+
+
+def _reset_of_group(start: str | None) -> Literal["earliest", "latest"] | int:
+    """The place where a member begins to read partitions of which nothing was committed."""
+    from highwater.client.scan.positions import Kind, parse_position
+
+    position = parse_position("--from", start or "latest")
+    if position.kind is Kind.EARLIEST:
+        return "earliest"
+    if position.kind is Kind.LATEST and not position.number:
+        return "latest"
+    if position.kind is Kind.TIME:
+        return position.number
+    if position.kind is Kind.AGO:
+        return max(int(time() * 1000) - position.number, 0)
+    raise typer.BadParameter(
+        f"with --group, --from is where nothing was committed: earliest, latest or a time, and not {start!r}; "
+        "`highwater groups reset` sets where a group goes on"
+    )
+
+
 def _printer(json: bool, form: RecordFormat | None) -> Print:
     output = RecordOutput()
 
@@ -193,7 +239,43 @@ async def _followed(asked: Asked) -> AsyncGenerator[Sequence[ConsumerRecord]]:
         for partition, one in ranges.items():
             consumer.seek(partition, one.start)
         while True:
-            yield await consumer.poll(timeout_ms=500, max_records=10_000)
+            yield await consumer.poll(timeout_ms=500, max_records=_POLLED)
+
+
+async def _of_group(asked: Asked, group: str, show: Print, counts: Counts) -> None:
+    """As a member of the group. What was printed is committed before more is printed, and at Ctrl-C."""
+    import asyncio
+
+    from highwater.client import Admin, CommitFailedError, Consumer, HighwaterError
+
+    reset = _reset_of_group(asked.start)
+    if asked.max_records == 0:
+        return
+    options: dict[str, Any] = {"bootstrap": asked.bootstrap, "max_block_ms": MAX_BLOCK_MS}
+    async with Admin(**options) as admin:
+        await admin.describe_topics([asked.topic])  # a member would wait for a topic that does not exist
+    async with Consumer(
+        asked.topic, group=group, auto_offset_reset=reset, enable_auto_commit=False, **options
+    ) as consumer:
+        try:
+            while counts.records != asked.max_records:
+                left = _POLLED if asked.max_records is None else min(asked.max_records - counts.records, _POLLED)
+                records = await consumer.poll(timeout_ms=500, max_records=left)
+                for record in records:
+                    show(record)
+                sys.stdout.flush()
+                counts.records += len(records)
+                if not records:
+                    continue
+                try:
+                    await consumer.commit()
+                except CommitFailedError as error:
+                    errors.print(f"{error}; they are read again", markup=False, soft_wrap=True)
+        except asyncio.CancelledError:  # Ctrl-C, which comes where something is awaited: all that came was printed
+            with suppress(HighwaterError, TimeoutError):
+                async with asyncio.timeout(_LAST_COMMIT_S):
+                    await consumer.commit()
+            raise
 
 
 async def _to_file(asked: Asked, output: Path, counts: Counts) -> None:
