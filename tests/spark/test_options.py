@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 import test_faults
+import test_stream_groups
 import test_stream_read
 import test_typed_values
 import test_write
@@ -278,6 +279,8 @@ ELSEWHERE = {
     "minOffsetsPerTrigger": test_stream_read.test_few_records_wait_for_more,
     "maxTriggerDelay": test_max_trigger_delay,
     "maxBytesPerTrigger": test_stream_read.test_micro_batches_of_so_many_bytes,
+    "commitOffsetsToGroup": test_stream_groups.test_offsets_are_told_to_a_group,
+    "startingOffsetsByGroupStrategy": test_stream_groups.test_a_query_begins_where_a_group_has_committed,
     "kafkaConsumer.pollTimeoutMs": test_faults.test_a_partition_without_a_leader_fails_the_query,
     **dict.fromkeys(VALUE_OPTIONS, test_typed_values.test_a_batch_read),
     "valueErrors": test_typed_values.test_a_bad_value_fails_a_read_with_one_sentence,

@@ -86,6 +86,16 @@ def test_limits_of_a_stream() -> None:
         ({"maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger is for streaming queries only"),
         ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, True, "minOffsetsPerTrigger is 6, more than"),
         ({"startingOffsetsByTimestampStrategy": "guess"}, False, "Strategy is 'guess'; it can be error or latest"),
+        (
+            {"startingOffsetsByGroupStrategy": "latest"},
+            True,
+            "GroupStrategy is for startingOffsets of a group",
+        ),
+        ({"startingOffsets": "group:"}, False, "startingOffsets names no group"),
+        ({"commitOffsetsToGroup": "g"}, False, "commitOffsetsToGroup is for streaming queries only"),
+        ({"commitOffsetsToGroup": " "}, True, "commitOffsetsToGroup is empty"),
+        ({"highwater.group": "g"}, True, "highwater.group cannot be set: use commitOffsetsToGroup, or startingOffsets"),
+        ({"kafka.enable.auto.commit": "true"}, True, "kafka.enable.auto.commit has no counterpart"),
         ({"maxOffsetPerTrigger": "5"}, True, "no option maxoffsetpertrigger; did you mean maxOffsetsPerTrigger"),
         ({"columns": "value,valeu"}, False, "columns names 'valeu'; there are key, value,"),
         ({"kafka.security.protocol": "SASL_SSL"}, False, "kafka.security.protocol has no counterpart in Highwater"),
@@ -130,6 +140,8 @@ def test_client_settings_are_the_sdks_and_of_its_types() -> None:
         "kafka.max.in.flight.requests.per.connection": "3",
         "kafka.enable.idempotence": "false",
         "kafka.group.id": "ignored",
+        "kafka.client.rack": "ignored",
+        "kafka.max.poll.interval.ms": "1",
         "highwater.bootstrap.servers": "a:1",
     }
     assert client_settings(options, "Consumer") == {"client_id": "42", "fetch_max_bytes": 1000, "check_crcs": False}

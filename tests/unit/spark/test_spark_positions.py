@@ -86,3 +86,34 @@ def test_durations() -> None:
     assert [parse_duration_ms("maxTriggerDelay", text) for text in texts] == [900_000, 30_000, 250, 40]
     with pytest.raises(OptionError, match="maxTriggerDelay is 'soon'; it is a duration such as 30s"):
         parse_duration_ms("maxTriggerDelay", "soon")
+
+
+def test_where_a_group_has_committed() -> None:
+    begin = parse_positions({"startingoffsets": "group: Reports"}, Side.STARTING, LATEST)
+    assert begin.group is not None
+    assert begin.group.group == "Reports"
+    assert begin.committed({P0: 7}, [P0, P1]).of([P0, P1]) == {P0: Position(Kind.OFFSET, 7), P1: EARLIEST}
+    options = {"startingoffsets": "group:reports", "startingoffsetsbygroupstrategy": "Latest"}
+    assert parse_positions(options, Side.STARTING, LATEST).committed({}, [P1]).of([P1]) == {P1: LATEST}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"startingoffsets": "group:"}, "names no group"),
+        ({"startingoffsets": "group:g", "startingoffsetsbygroupstrategy": "guess"}, "can be earliest, latest or error"),
+        ({"endingoffsets": "group:g"}, "option endingOffsets is 'group:g'"),
+    ],
+)
+def test_what_is_no_group(options: dict[str, str], sentence: str) -> None:
+    side = Side.ENDING if "endingoffsets" in options else Side.STARTING
+    with pytest.raises(OptionError, match=sentence):
+        parse_positions(options, side, LATEST)
+
+
+def test_a_partition_of_which_a_group_has_committed_nothing() -> None:
+    options = {"startingoffsets": "group:g", "startingoffsetsbygroupstrategy": "error"}
+    begin = parse_positions(options, Side.STARTING, LATEST)
+    assert begin.committed({P0: 7}, [P0]).of([P0]) == {P0: Position(Kind.OFFSET, 7)}
+    with pytest.raises(OptionError, match="group 'g' has committed nothing of events-1; set startingOffsetsByGroup"):
+        begin.committed({P0: 7}, [P0, P1])

@@ -85,9 +85,12 @@ class TopicOffsets:
 
         Raises:
             OptionError: the positions do not name these partitions, or there is no record at or after a time, and
-                `no_match` is an error.
+                `no_match` is an error; or a group has committed nothing of a partition, and that is an error.
             OffsetOutOfRangeError: an offset that was named lies behind the end.
         """
+        if positions.group is not None:
+            committed = self._admin.list_group_offsets(positions.group.group, latest)
+            positions = positions.committed({one: each.offset for one, each in committed.items()}, latest)
         wanted = positions.of(latest)
         earliest_of = [
             partition

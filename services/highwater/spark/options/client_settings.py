@@ -22,6 +22,7 @@ _KAFKA_NAMES = {
     "max_in_flight_requests_per_connection": "max_in_flight",
 }
 _INSTEAD = {
+    "group": "commitOffsetsToGroup, or startingOffsets",
     "auto_offset_reset": "startingOffsets",
     "include_headers": "includeHeaders",
     "max_poll_records": "maxRecordsPerPartition",
@@ -40,6 +41,22 @@ _DROPPED = frozenset(
         "send_buffer_bytes",
         "retries",
         "default_api_timeout_ms",
+    }
+)
+# A task reads the ranges that it is told, and is in no group.
+_OF_GROUPS = frozenset(
+    {
+        "group",
+        "instance_id",
+        "assignor",
+        "pattern",
+        "client_rack",
+        "enable_auto_commit",
+        "auto_commit_interval_ms",
+        "max_poll_interval_ms",
+        "on_assigned",
+        "on_revoked",
+        "on_lost",
     }
 )
 Client = Literal["Consumer", "Producer", "Admin"]
@@ -84,7 +101,8 @@ def _parameters(client: Client) -> dict[str, Any]:
     """Keyword parameters of the client and their defaults."""
     # Imported here: most queries set none, and the Python processes of their planning need no client.
     parameters = signature(getattr(import_module("highwater.client"), client)).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "bootstrap"}
+    own = _OF_GROUPS | {"bootstrap"}
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in own}
 
 
 def _converted(option: str, text: str, default: Any) -> Any:

@@ -19,6 +19,7 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.spark.errors import OptionError
 from highwater.spark.options.client_settings import PREFIXES, check_client_settings
 from highwater.spark.options.positions import (
+    GROUP_STRATEGY,
     Positions,
     Side,
     parse_duration_ms,
@@ -46,6 +47,7 @@ READ_OPTIONS = (
     "startingTimestamp",
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
+    GROUP_STRATEGY,
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
@@ -53,6 +55,7 @@ READ_OPTIONS = (
     "minOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "maxTriggerDelay",
+    "commitOffsetsToGroup",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -63,7 +66,13 @@ READ_OPTIONS = (
     *VALUE_OPTIONS,
 )
 WRITE_OPTIONS = ("topic", "includeHeaders", "includeTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsetsToGroup",
+)
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushDownFilters")
 
 
@@ -96,6 +105,7 @@ class ReadOptions:
     min_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
     max_trigger_delay_ms: int
+    commit_to_group: str | None
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     push_down_filters: bool
@@ -120,6 +130,8 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
                 f"option {name} is for {'batch reads' if streaming else 'streaming queries'} only: remove it"
             )
     starting = parse_positions(options, Side.STARTING, LATEST if streaming else EARLIEST)
+    if GROUP_STRATEGY.lower() in options and starting.group is None:
+        raise OptionError(f"option {GROUP_STRATEGY} is for startingOffsets of a group, group:NAME: remove it")
     ending = parse_positions(options, Side.ENDING, LATEST)
     if not streaming:
         _check_batch_bounds(starting, ending)
@@ -146,6 +158,7 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
         max_trigger_delay_ms=DEFAULT_MAX_TRIGGER_DELAY_MS
         if delay is None
         else parse_duration_ms("maxTriggerDelay", delay),
+        commit_to_group=_commit_to_group(options),
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         columns=parse_columns(options),
         push_down_filters=_flag(options, "pushDownFilters", default=False),
@@ -213,6 +226,13 @@ def _check_batch_bounds(starting: Positions, ending: Positions) -> None:
     at_end = [ending.everywhere] if ending.everywhere is not None else list(ending.each.values())
     if any(position is not None and position.kind is Kind.EARLIEST for position in at_end):
         raise OptionError(f"option {ending.option} is earliest: a batch read that ends at the beginning reads nothing")
+
+
+def _commit_to_group(options: Mapping[str, str]) -> str | None:
+    group = options.get("commitoffsetstogroup")
+    if group is not None and not group.strip():
+        raise OptionError("option commitOffsetsToGroup is empty; name a group, or leave it out")
+    return None if group is None else group.strip()
 
 
 def _bootstrap(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """The positions at which a read begins and ends, as users give them in options. Pure.
 
     startingOffsets       earliest | latest | latest-1000 | {"events": {"0": 23, "1": -2}}     (-2 earliest, -1 latest)
+                          group:reports     (where that group has committed)
     startingTimestamp     1700000000000 | -10m
     startingOffsetsByTimestamp    {"events": {"0": 1700000000000}}
 
-and the same for `ending...`. A timestamp goes before offsets by timestamp, and they before offsets, as in Spark's Kafka
-source.
+and the same for `ending...`, but for a group. A timestamp goes before offsets by timestamp, and they before offsets, as
+in Spark's Kafka source.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from highwater.spark.errors import OptionError
 
 EARLIEST_OFFSET = -2
 LATEST_OFFSET = -1
+GROUP_STRATEGY = "startingOffsetsByGroupStrategy"
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RELATIVE_TIME = re.compile(r"-(\d+)\s*(ms|s|m|h|d)")
 _BACK_FROM_LATEST = re.compile(r"latest\s*-\s*(\d+)")
+
+
+_GROUP = "group:"
+_UNCOMMITTED = {"earliest": EARLIEST, "latest": LATEST, "error": None}
 
 
 class Side(Enum):
@@ -34,12 +40,36 @@ class Side(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPositions:
+    """The offsets that a group has committed."""
+
+    group: str
+    uncommitted: Position | None  # of partitions of which it has committed nothing; None: an error
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
-    """One position for every partition, or one for each. `option` is where it was said."""
+    """One position for every partition, or one for each, or those of a group. `option` is where it was said."""
 
     option: str
     everywhere: Position | None
     each: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    group: GroupPositions | None = None  # to be looked up, see `committed`
+
+    def committed(self, offsets: Mapping[TopicPartition, int], partitions: Iterable[TopicPartition]) -> Positions:
+        """Those of a group that has committed these offsets. Raises `OptionError` where it has committed none of a
+        partition, and that is an error."""
+        assert self.group is not None
+        each = {}
+        for one in partitions:
+            position = Position(Kind.OFFSET, offsets[one]) if one in offsets else self.group.uncommitted
+            if position is None:
+                raise OptionError(
+                    f"option {self.option}: group {self.group.group!r} has committed nothing of {_named([one])}; set "
+                    f"{GROUP_STRATEGY} to earliest or latest"
+                )
+            each[one] = position
+        return Positions(self.option, None, each)
 
     def of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
         """The position of each of these. Raises `OptionError` where the option names others, or not all of them."""
@@ -74,10 +104,21 @@ def parse_positions(options: Mapping[str, str], side: Side, default: Position) -
     if value is None:
         return Positions(name, default)
     stripped = value.strip()
+    if side is Side.STARTING and stripped.lower().startswith(_GROUP):
+        return Positions(name, None, group=_group(name, stripped[len(_GROUP) :].strip(), options))
     if stripped.startswith("{"):
         numbers = parse_partition_numbers(name, stripped)
         return Positions(name, None, {key: _offset(name, key, number) for key, number in numbers.items()})
     return Positions(name, _named_position(name, stripped.lower()))
+
+
+def _group(option: str, group: str, options: Mapping[str, str]) -> GroupPositions:
+    if not group:
+        raise OptionError(f"option {option} names no group: group:NAME")
+    strategy = options.get(GROUP_STRATEGY.lower(), "earliest").strip().lower()
+    if strategy not in _UNCOMMITTED:
+        raise OptionError(f"option {GROUP_STRATEGY} is {strategy!r}; it can be earliest, latest or error")
+    return GroupPositions(group, _UNCOMMITTED[strategy])
 
 
 def parse_partition_numbers(option: str, text: str) -> dict[TopicPartition, int]:

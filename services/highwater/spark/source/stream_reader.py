@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from highwater.spark.offsets.topic_offsets import TopicOffsets
+    from highwater.spark.source.group_commits import GroupCommits
     from highwater.spark.source.offset_sizes import OffsetSizes
 
 Offsets = Mapping[TopicPartition, int]
@@ -53,6 +54,7 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._sample_settings = client_settings(lower_case(options), "Consumer")
         self._topics: TopicOffsets | None = None
         self._sizes: OffsetSizes | None = None
+        self._commits: GroupCommits | None = None
         self._latest: Offsets | None = None  # as of the last look
         self._topic_ids: Mapping[str, str] = {}  # the same
         self._target: Offsets | None = None  # of Trigger.AvailableNow
@@ -88,7 +90,9 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 anew, or a new one has lost its first records already, and `failOnDataLoss`.
         """
         with ShortTraceback():
-            return self._next_end(start, limit)
+            end = self._next_end(start, limit)
+            self._tell_group(parse_stream_offset(start).ends)
+            return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of the partitions; `highwater.spark.lag` compares them with where the query stands."""
@@ -106,6 +110,8 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return range_partitions(cut)
 
     def stop(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
         if self._topics is not None:
             self._topics.close()
         if self._sizes is not None:
@@ -141,6 +147,20 @@ class HighwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return start
         self._last_batch_s = monotonic()
         return StreamOffset(ends, starts if starts or not begun else None, ids).to_json()
+
+    def _tell_group(self, done: Offsets) -> None:
+        """Commits for the group that the options name, which is looked at by people: the query goes by its checkpoint.
+        Spark asks for a next micro-batch only when the last one is in the checkpoint, so that what it begins with is
+        done; its own call, `commit`, comes with the next micro-batch that has records, and never for the last one."""
+        group = self._options.commit_to_group
+        if group is None or not done:
+            return
+        if self._commits is None:
+            from highwater.spark.source.group_commits import GroupCommits
+
+            self._commits = GroupCommits(self._options.bootstrap, group, self._admin_settings)
+        latest = self._latest or {}  # what is gone would be refused
+        self._commits.commit({partition: offset for partition, offset in done.items() if partition in latest})
 
     def _found(self, before: Offsets) -> Offsets:
         """The ends of the partitions. Only when several looks in a row miss a partition does it count as gone."""
