@@ -88,6 +88,7 @@ class GroupAssignment:
             member_id,
             lambda: self._member.epoch,
             lambda topic: self._topic_ids.get(topic, b""),
+            self._tenure,
         )
         self._positions = CommittedPositions(self._committed, reset_timestamp, self.touched, self._positions_found)
         self._touched: set[TopicPartition] = set()  # their positions have changed since they were committed last
@@ -237,6 +238,9 @@ class GroupAssignment:
             await self._committed.commit(offsets)
         else:
             await self._commit(self._positions_of(self._touched))
+
+    def _tenure(self, partition: TopicPartition) -> object | None:
+        return self._fetcher.buffers.get(partition)
 
     def _positions_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         buffers = self._fetcher.buffers

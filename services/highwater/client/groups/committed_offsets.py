@@ -24,7 +24,8 @@ def chunks(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicParti
 
 class CommittedOffsets:
     """`epoch` gives the member's present one, 0 where it is not in the group; `topic_id` that of a topic that it
-    consumes, empty where it does not."""
+    consumes, empty where it does not. `tenure` stands for one time of having a partition: another object each time it
+    is taken up, None while it is not the member's."""
 
     def __init__(
         self,
@@ -33,12 +34,14 @@ class CommittedOffsets:
         member_id: str,
         epoch: Callable[[], int],
         topic_id: Callable[[str], bytes],
+        tenure: Callable[[TopicPartition], object | None],
     ) -> None:
         self._cluster = cluster
         self._coordinator = coordinator
         self._member_id = member_id
         self._epoch = epoch
         self._topic_id = topic_id
+        self._tenure = tenure
         self._committing = asyncio.Lock()  # one request under way: the order of two is not defined over reconnects
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -50,26 +53,39 @@ class CommittedOffsets:
             HighwaterError: the coordinator refuses it, or stayed out of reach: it may or may not have been kept.
         """
         refused: dict[TopicPartition, HighwaterError] = {}
+        tenures = {partition: self._tenure(partition) for partition in offsets}
         async with self._committing:
             for some in chunks(list(offsets)):
-                refused |= await self._commit_some({partition: offsets[partition] for partition in some})
+                refused |= await self._commit_some({partition: offsets[partition] for partition in some}, tenures)
         if not refused:
             return
         stale = [one for one, error in refused.items() if error.code is ErrorCode.STALE_MEMBER_EPOCH]
         if not stale:
             raise next(iter(refused.values()))
         raise CommitFailedError(
-            f"group {self._coordinator.group!r}: {len(stale)} partitions are other members' by now, for example "
-            f"{stale[0].topic}-{stale[0].partition}; they read again what was not committed",
+            f"group {self._coordinator.group!r}: {len(stale)} partitions are not this member's any more, for example "
+            f"{stale[0].topic}-{stale[0].partition}; their owners read again what was not committed",
             partitions=frozenset(stale),
         )
 
-    async def _commit_some(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, HighwaterError]:
-        """The refusals."""
+    async def _commit_some(
+        self, offsets: Mapping[TopicPartition, int], tenures: Mapping[TopicPartition, object | None]
+    ) -> dict[TopicPartition, HighwaterError]:
+        """The refusals. A partition that was lost is left out, even where it is this member's again by now: others may
+        have committed more of it meanwhile, and under the epoch of now the coordinator would take that back."""
+        asked: dict[TopicPartition, int] = {}
 
         async def attempt() -> Any:
+            asked.clear()
+            asked.update(
+                (one, offset)
+                for one, offset in offsets.items()
+                if tenures[one] is not None and self._tenure(one) is tenures[one]
+            )
+            if not asked:
+                return group_pb2.CommitOffsetsResponse()
             return await self._coordinator.call(
-                lambda stub: stub.CommitOffsets, self._commit_request(offsets), self._cluster.request_timeout_s
+                lambda stub: stub.CommitOffsets, self._commit_request(asked), self._cluster.request_timeout_s
             )
 
         try:
@@ -78,8 +94,12 @@ class CommittedOffsets:
             if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
                 raise self._out_of_the_group(offsets) from error
             raise
-        refused = {}
-        for partition, kept in zip(offsets, response.offsets, strict=True):
+        refused = {
+            one: error_for(ErrorCode.STALE_MEMBER_EPOCH, f"{one.topic}-{one.partition} is not this member's")
+            for one in offsets
+            if one not in asked
+        }
+        for partition, kept in zip(asked, response.offsets, strict=True):
             code = from_proto(kept.error)
             if code is not ErrorCode.NONE:
                 topic, number = partition
