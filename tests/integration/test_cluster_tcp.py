@@ -30,7 +30,6 @@ SERVICES = {
 }
 NOT_SERVED_YET = {
     "controller": ["Controller/ReassignPartitions"],
-    "replica-manager-1": ["GroupCoordinator/Session", "GroupCoordinator/CommitOffsets"],
     "fetcher-1": ["Fetcher/SetThrottle"],
 }
 

@@ -226,7 +226,11 @@ async def test_groups_are_listed_reset_and_deleted(cluster: TestCluster) -> None
 
 async def test_the_offsets_topic_is_the_clusters_own(cluster: TestCluster) -> None:
     broker = await coordinator(cluster, GROUP)
-    assert await commit(broker, GROUP, [offset("orders", 0, 7)]) == [ErrorCode.NONE]
+
+    async def commits() -> bool:  # once the coordinator has heard of the topic
+        return await commit(broker, GROUP, [offset("orders", 0, 7)]) == [ErrorCode.NONE]
+
+    await eventually(commits, "offsets of the topic are taken")
     response = broker_pb2.MetadataResponse.FromString(
         (await broker.stub.Metadata(broker_pb2.MetadataRequest(topics=[OFFSETS_TOPIC]))).SerializeToString()
     )

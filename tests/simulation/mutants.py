@@ -327,13 +327,13 @@ def _lost_tails(settings: Settings) -> None:
     _three(settings)
     settings.late = 0.2
     settings.outage_ms = 150
-    settings.fault_gap_ms = 200
+    settings.fault_gap_ms = 100
     settings.flush = 0.01
     settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
     settings.session_ms = 3000
     settings.produce_gap_ms = 400
     settings.partition = replace(settings.partition, session_grace_ms=200, replica_lag_time_max_ms=1000)
-    _weights(settings, lose_tail=2, kill_fetcher=1)
+    _weights(settings, lose_tail=4, kill_fetcher=1)
 
 
 def _handed_back(settings: Settings) -> None:

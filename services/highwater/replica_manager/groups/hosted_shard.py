@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -30,6 +30,9 @@ logger = get_logger("replica_manager.groups")
 
 LOADS_AT_ONCE = 4
 RETRY_S = 0.2  # before it is read again where that failed
+# A topic that this broker does not know when its groups are loaded may have been made a moment ago, and offsets of it
+# committed with the coordinator before: a broker that is registered is told of it well within this (RULES 11.11).
+ABSENT_FOR_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class HostedShard:
         self.streams = MemberStreams()
         self._serving: _Serving | None = None
         self._loading = True  # else, without `_serving`: it waits until records can be committed
+        self._absent: list[str] = []  # topics with committed offsets that were not there at the load
+        self._absent_until_ms = 0
         self._writable = asyncio.Event()  # set once it was dropped, when records can be committed again
         self._task = context.supervisor.run_forever(f"group-shard-{hosted.key.partition}", self._run)
 
@@ -145,6 +150,9 @@ class HostedShard:
         pace, now_ms = Pace(), self._context.now_ms()
         if changed_topics:
             await self._topics_changed(serving, changed_topics, pace)
+        if self._absent and now_ms >= self._absent_until_ms:
+            absent, self._absent = self._absent, []
+            await self._topics_changed(serving, self._not_there(absent), pace)
         due_ms = serving.shard.next_due_ms()
         if due_ms is None or due_ms > now_ms:
             return
@@ -223,11 +231,14 @@ class HostedShard:
             raise ShardLogError(f"its end is not committed: {error.name}")
         for _ in shard.start(context.now_ms()):
             await pace.breathe()
-        serving = self._serving = _Serving(shard, log)
+        self._serving = _Serving(shard, log)
         self._loading = False
-        # Topics that were deleted while nobody coordinated their groups.
-        deleted = [name for name in shard.state.committed if context.feed.image.named(name) is None]
-        await self._topics_changed(serving, deleted, pace)
+        # Topics that were deleted while nobody coordinated their groups, or are not known here yet.
+        self._absent = self._not_there(shard.state.committed)
+        self._absent_until_ms = context.now_ms() + ABSENT_FOR_MS
+
+    def _not_there(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._context.feed.image.named(name) is None]
 
     def _drop(self, error: ErrorCode) -> None:
         serving, self._serving = self._serving, None
