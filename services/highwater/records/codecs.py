@@ -148,8 +148,8 @@ class Lz4Front:
 
 
 def plain_lz4_bytes(data: memoryview) -> int | None:
-    """What the frame says that it expands to, where it is a single one as most writers make it: it says so, has neither
-    dictionary nor checksums, and nothing stands behind it. None: another one, or none."""
+    """Bytes that the frame says that it expands to, where it is a single one as most writers make it: it says so, has
+    neither dictionary nor checksums, and nothing stands behind it. None: another one, or none."""
     if len(data) < _LZ4_HEADER.size:
         return None
     magic, flags, _, size, _ = _LZ4_HEADER.unpack_from(data)

@@ -44,10 +44,10 @@ def has_no_room(monkeypatch: pytest.MonkeyPatch, for_names_with: str = "") -> No
     """The volume, for files that are replaced."""
     write = atomic_file._write
 
-    def written(path: Path, content: bytes, *, sync: bool) -> None:
+    def written(path: Path, content: bytes, **options: Any) -> None:
         if for_names_with in path.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(path, content, sync=sync)
+        write(path, content, **options)
 
     monkeypatch.setattr(atomic_file, "_write", written)
 
