@@ -241,3 +241,19 @@ def test_the_shares_leave_some_for_connections(descriptors: int) -> None:
     assert 3 * opens.limit + unsynced.limit + logs <= 0.9 * descriptors
     assert unsynced.limit >= 200  # a follower's piece may have to roll so often
     assert most_logs(-1) is None
+
+
+def test_a_segment_that_is_rolled_during_its_flush_keeps_no_place(tmp_path: Path) -> None:
+    """The flush had all of it, and did not know that nothing would be added: the next one takes it again."""
+    log = make_log(tmp_path, LogConfig())
+    before = len(unsynced_segments)
+    lead_weeks(log, 1)
+    for _ in range(2 * LIMIT):
+        flush = log.flusher.begin_flush(FLUSHED_AT_ONCE)
+        lead_weeks(log, 1)
+        log.flusher.write_out(flush)
+        log.flusher.finish_flush(flush)
+    assert len(log.segments) == 1 + 2 * LIMIT  # no roll was put off
+    log.flush()
+    assert log.recovery_point == log.log_end_offset
+    assert len(unsynced_segments) == before

@@ -223,6 +223,35 @@ async def test_a_replica_that_goes_meanwhile_refuses_what_was_looked_into(monkey
     assert leader.slots == (0, 0)
 
 
+async def test_requests_that_are_looked_into_count_among_those_that_will_wait() -> None:
+    """What is admitted is not refused once it is written: a retry would write it again."""
+    leader = Leader(log := Log(), max_waits=2)
+    answers: list[ProduceResult] = []
+    futures = [
+        leader.produce_handler.submit(-1, 1_000, [ProducePart(KEY, large(number))], answers.extend)
+        for number in range(8)
+    ]
+    refused = [answer.error for answer in answers]
+    assert refused == [ErrorCode.OVERLOADED] * 6
+    await asyncio.wait_for(asyncio.gather(*(each for each in futures if each is not None)), 10)
+    log.answer_all()
+    assert [answer.error for answer in answers] == refused  # two wait for followers
+    assert log.log_end_offset == 2
+
+
+async def test_a_request_that_cannot_be_handed_over_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(Log())
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(leader.produce_handler, "_append", failing)
+    handed_over = leader.produce_handler.submit(1, 1_000, [ProducePart(KEY, large(1))], lambda results: None)
+    assert handed_over is not None
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(handed_over, 10)
+
+
 async def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug")

@@ -108,8 +108,14 @@ class Flusher:
 
     def finish_flush(self, flush: Flush) -> None:
         """After it was written out; the log must not have been truncated in between."""
-        self._offsets.recovery_point = max(self._offsets.recovery_point, flush.sync.log_end_offset)
-        self.finish_sync(flush.sync)
+        sync, last = flush.sync, flush.sync.segments[-1]
+        flushed = sync.log_end_offset
+        if last is not self._segments.present[-1]:
+            # It was rolled meanwhile, perhaps at the very end of what was flushed, and is not marked as sealed: the
+            # next flush has to begin with it.
+            flushed = min(flushed, last.base_offset)
+        self._offsets.recovery_point = max(self._offsets.recovery_point, flushed)
+        self.finish_sync(sync)
 
     def flush(self) -> None:
         """Raises `LogError`: LOG_STORAGE_ERROR, the log is offline then; STORAGE_FULL, to be tried again."""

@@ -246,7 +246,7 @@ class FetchHandler:
             await reads.add(index, hosted, part, found)
         if reads is not None:
             await reads.finish()
-            params.room.settle(total)
+        params.room.settle(total)  # a grant that nothing was read for goes back
         for part, found in zip(params.parts, parts, strict=True):
             if found.error is ErrorCode.UNKNOWN_LEADER_EPOCH and params.role is FetchRole.REPLICA:
                 continue  # `leads_by_now`

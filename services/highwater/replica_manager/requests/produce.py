@@ -121,6 +121,7 @@ class ProduceHandler:
             return None
         self._requests += 1
         self._bytes += size
+        self._coming += len(parts) if acks == ACKS_ALL else 0
         if self._full:
             self._has_room.clear()
         deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
@@ -141,7 +142,11 @@ class ProduceHandler:
                 for one in checks:
                     if one is not None:
                         one.fail(error)
-            self._hand_over(request, parts, checks)
+            try:
+                self._hand_over(request, parts, checks)
+            except Exception as error:  # its sender must not wait for ever
+                if not handed_over.done():
+                    handed_over.set_exception(error)
             if not handed_over.done():
                 handed_over.set_result(None)
 
@@ -152,7 +157,8 @@ class ProduceHandler:
         self, request: _Request, parts: Sequence[ProducePart], checks: Sequence[_PayloadCheck | None]
     ) -> None:
         for index, (part, one) in enumerate(zip(parts, checks, strict=True)):
-            self._append(request, index, part, one)
+            if not self._append(request, index, part, one) and request.acks == ACKS_ALL:
+                self._coming -= 1
         request.handed_over()
 
     def _check_of(self, part: ProducePart) -> _PayloadCheck | None:
@@ -188,11 +194,12 @@ class ProduceHandler:
             )
         return ErrorCode.NONE, ""
 
-    def _append(self, request: _Request, index: int, part: ProducePart, check: _PayloadCheck | None) -> None:
+    def _append(self, request: _Request, index: int, part: ProducePart, check: _PayloadCheck | None) -> bool:
+        """Tells whether log-storage will answer for it; else it is refused."""
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None:
             request.refuse(index, self.replica_manager.absent(part.key))
-            return
+            return False
         if is_internal_topic(hosted.topic):
             request.refuse(
                 index,
@@ -200,27 +207,27 @@ class ProduceHandler:
                 f"topic {hosted.topic!r} is internal: names that begin with two underscores are for the cluster's own"
                 " records, write to another topic",
             )
-            return
+            return False
         error = produce_admission(hosted.partition, request.acks)
         if error is ErrorCode.NONE and request.acks != ACKS_ALL and not self.replica_manager.lease_confirmed():
             # RULES 8.1: another may lead by now, and nobody would tell us before we acknowledged.
             request.refuse(
                 index, ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker cannot confirm its lease: use acks=all"
             )
-            return
+            return False
         pipeline = hosted.pipeline
         checked = None if check is None else check.outcome
         if error is not ErrorCode.NONE or pipeline is None or checked is None:
             request.refuse(index, error or ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return
+            return False
         if checked.error is not ErrorCode.NONE:
             request.refuse(index, checked.error, checked.message)
-            return
+            return False
         request.outstanding += 1
         request.unwritten += 1
-        self._coming += request.acks == ACKS_ALL
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
         pipeline.append(part.records, checked.offsets, answered)
+        return True
 
     def came(self, request: _Request) -> None:
         """log-storage has answered for a partition of it."""

@@ -266,7 +266,7 @@ class SessionFetch:
                 await reads.add(place, hosted, place.part, found)
         if reads is not None:
             await reads.finish()
-            params.room.settle(total)
+        params.room.settle(total)  # a grant that nothing was read for goes back
         unread += not_looked_at
         self._missing_bytes += params.min_bytes - total
         enough = not starved and ((full and total > 0) or total >= min(max(params.min_bytes, 0), limit))

@@ -99,7 +99,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             if not done.done():
                 done.set_result(response)
 
-        self._submit(request, respond, until_done=True)  # gRPC holds the request for as long as its call
+        handed_over = self._submit(request, respond, until_done=True)  # gRPC holds the request as long as its call
+        if handed_over is not None:
+            await handed_over
         return await done
 
     async def ProduceStream(
@@ -134,6 +136,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                     del request  # the records are counted from here on
                     if handed_over is not None:
                         await asyncio.wait((handed_over,))  # where the stream ends, the request goes on all the same
+                        handed_over.result()
             except Exception as error:  # a request without its answer would be waited for: the stream ends
                 failure = error
             finally:
