@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
 from controller_world import World
+from group_readers import Readers
 from running_cluster import Deployment, deployment, running_cluster
 
 from highwater.cli.local_cluster import LocalCluster
@@ -21,6 +22,13 @@ _SETTINGS = {
     "broker.session.timeout.ms": "3000",
     "controller.session.timeout.ms": "1000",
     "file.delete.delay.ms": "0",
+}
+_GROUP_SETTINGS = {
+    "broker.session.timeout.ms": "3000",
+    "controller.session.timeout.ms": "1000",
+    "offsets.topic.num.partitions": "5",
+    "group.consumer.session.timeout.ms": "4000",
+    "group.consumer.heartbeat.interval.ms": "500",
 }
 
 
@@ -56,3 +64,22 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """The shared cluster ends with the last test that uses it: idle, its processes would slow down the others."""
     if item is item.config.stash[_LAST_USER] and _SHARED in item.config.stash:
         item.config.stash[_SHARED].close()
+
+
+@pytest.fixture(scope="module")
+def group_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three brokers whose groups have a short session timeout."""
+    with running_cluster(tmp_path_factory.mktemp("groups"), settings=_GROUP_SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def grouped(group_cluster: LocalCluster) -> AsyncIterator[Deployment]:
+    async with deployment(group_cluster) as found:
+        yield found
+
+
+@pytest.fixture
+async def readers(grouped: Deployment) -> AsyncIterator[Readers]:
+    async with AsyncExitStack() as stack:
+        yield Readers(grouped, stack)

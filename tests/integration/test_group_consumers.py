@@ -1,4 +1,4 @@
-"""Consumers of a group over a running cluster: shares, commits, and what is broken under them."""
+"""Consumers of a group over a running cluster: shares, and what is broken under them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import contextlib
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
-from replica_manager_cluster import eventually
-from running_cluster import HEAL_S, Deployment, deployment, running_cluster
+from group_readers import ASSIGNMENT, PARTITIONS, SESSION_TIMEOUT_S, Readers, Reading, send, whole
+from running_cluster import HEAL_S, Deployment, deployment
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import (
@@ -24,133 +22,10 @@ from highwater.client import (
     HighwaterError,
     InvalidRequestError,
     MaxPollIntervalExceededError,
-    OffsetOutOfRangeError,
-    Producer,
     TopicPartition,
 )
 from highwater.client.blocking import Consumer as BlockingConsumer
 from highwater.errors import ErrorCode
-
-PARTITIONS = 4
-ASSIGNMENT = [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 3, 2]]
-SESSION_TIMEOUT_S = 4.0
-_SETTINGS = {
-    "broker.session.timeout.ms": "3000",
-    "controller.session.timeout.ms": "1000",
-    "offsets.topic.num.partitions": "5",
-    "group.consumer.session.timeout.ms": "4000",
-    "group.consumer.heartbeat.interval.ms": "500",
-}
-
-
-@pytest.fixture(scope="module")
-def group_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Three brokers whose groups have a short session timeout."""
-    with running_cluster(tmp_path_factory.mktemp("groups"), settings=_SETTINGS) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-async def grouped(group_cluster: LocalCluster) -> AsyncIterator[Deployment]:
-    async with deployment(group_cluster) as found:
-        yield found
-
-
-class Reading:
-    """A consumer that is polled in the background, and all that it was given."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self.consumer = consumer
-        self.seen: list[tuple[int, int]] = []  # partition, offset
-        self.told: list[tuple[str, frozenset[int]]] = []
-        self.errors: list[HighwaterError] = []
-        self._polling: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def owned(self) -> frozenset[int]:
-        return frozenset(partition for _, partition in self.consumer.assignment())
-
-    def resume(self) -> None:
-        self._polling = asyncio.create_task(self._poll())
-
-    async def suspend(self) -> None:
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
-            self._polling = None
-
-    async def _poll(self) -> None:
-        while True:
-            try:
-                records = await self.consumer.poll(200)
-            except HighwaterError as error:
-                self.errors.append(error)
-                records = []
-            self.seen += [(record.partition, record.offset) for record in records]
-            self._changed.set()
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = monotonic() + HEAL_S
-        while not condition():
-            assert monotonic() < deadline, (what, self.owned, len(self.seen), self.errors, self.told)
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(1):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-
-    async def owns(self, count: int) -> None:
-        await self.until(lambda: len(self.owned) == count, f"{count} partitions")
-
-    async def has_seen(self, count: int) -> None:
-        await self.until(lambda: len(self.seen) >= count, f"{count} records")
-
-
-class Readers:
-    """The consumers of one test."""
-
-    def __init__(self, deployed: Deployment, stack: AsyncExitStack) -> None:
-        self._deployed = deployed
-        self._stack = stack
-
-    async def join(self, topic: str, group: str, **options: Any) -> Reading:
-        callbacks: dict[str, Any] = {}
-        told: list[tuple[str, frozenset[int]]] = []
-        for name in ("assigned", "revoked", "lost"):
-            callbacks[f"on_{name}"] = lambda partitions, name=name: told.append(
-                (name, frozenset(partition for _, partition in partitions))
-            )
-        options = {"auto_offset_reset": "earliest", **callbacks, **options}
-        starts = options.pop("start", True)
-        consumer = Consumer(topic, bootstrap=self._deployed.cluster.bootstrap, group=group, **options)
-        reading = Reading(consumer)
-        reading.told = told
-        await consumer.start()
-        self._stack.push_async_callback(consumer.stop)
-        self._stack.push_async_callback(reading.suspend)
-        if starts:
-            reading.resume()
-        return reading
-
-
-@pytest.fixture
-async def readers(grouped: Deployment) -> AsyncIterator[Readers]:
-    async with AsyncExitStack() as stack:
-        yield Readers(grouped, stack)
-
-
-async def send(deployed: Deployment, topic: str, records: int, partition: int | None = None) -> None:
-    """So many to each partition, or to this one."""
-    async with Producer(deployed.cluster.bootstrap) as producer:
-        for number in range(records):
-            for each in range(PARTITIONS) if partition is None else [partition]:
-                await producer.send(topic, b"%d" % number, partition=each)
-
-
-def whole(records: int) -> list[tuple[int, int]]:
-    return [(partition, offset) for partition in range(PARTITIONS) for offset in range(records)]
 
 
 async def test_two_share_and_one_leaves(grouped: Deployment, readers: Readers) -> None:
@@ -289,84 +164,6 @@ async def coordinator_of(deployed: Deployment, group: str) -> int:
         await cluster.close()
 
 
-async def test_a_table_is_committed(grouped: Deployment, readers: Readers) -> None:
-    topic = group = "tables"
-    await grouped.create_topic(topic, ASSIGNMENT)
-    await send(grouped, topic, 10)
-    first = await readers.join(topic, group, enable_auto_commit=False)
-    await first.suspend()
-    consumer = first.consumer
-    rows = 0
-    done = None
-    async with asyncio.timeout(HEAL_S):
-        while rows < 40:
-            table = await consumer.poll_table(500, max_records=7)
-            if done is None and table.num_rows:
-                done = table
-            rows += table.num_rows
-    assert done is not None
-    await consumer.commit(done)
-    assert sum((await consumer.lag()).values()) == 0
-    await consumer.stop()
-    after = Counter(row["partition"] for row in done.to_pylist())
-    second = await readers.join(topic, group)
-    await second.has_seen(40 - done.num_rows)
-    assert Counter(second.seen) == Counter(one for one in whole(10) if one[1] >= after[one[0]])
-
-
-async def test_others_partitions_are_not_committed(grouped: Deployment, readers: Readers) -> None:
-    topic = group = "refused"
-    await grouped.create_topic(topic, ASSIGNMENT)
-    first = await readers.join(topic, group, enable_auto_commit=False)
-    second = await readers.join(topic, group, enable_auto_commit=False)
-    await first.owns(2)
-    await second.owns(2)
-    (mine, *_), (theirs, *_) = sorted(first.owned), sorted(second.owned)
-    with pytest.raises(CommitFailedError) as refused:
-        await first.consumer.commit({(topic, mine): 3, (topic, theirs): 4})
-    assert refused.value.partitions == {TopicPartition(topic, theirs)}
-    committed = await grouped.admin.list_group_offsets(group)
-    assert {one: each.offset for one, each in committed.items()} == {(topic, mine): 3}
-
-
-async def test_a_loop_commits_what_is_behind_it_and_nothing_after_an_error(grouped: Deployment) -> None:
-    topic = group = "loop"
-    await grouped.create_topic(topic, ASSIGNMENT)
-    await send(grouped, topic, 10, partition=2)
-    options: dict[str, Any] = {"bootstrap": grouped.cluster.bootstrap, "auto_offset_reset": "earliest", "group": group}
-
-    async def committed() -> int:
-        return (await grouped.admin.list_group_offsets(group))[TopicPartition(topic, 2)].offset
-
-    async with asyncio.timeout(HEAL_S), Consumer(topic, **options) as consumer:
-        async for record in consumer:
-            if record.offset == 3:
-                break
-    assert await committed() == 4
-
-    async def fail() -> None:
-        async with asyncio.timeout(HEAL_S), Consumer(topic, **options) as consumer:
-            async for record in consumer:
-                assert record.offset >= 4
-                _ = 1 // (6 - record.offset)
-
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-    assert await committed() == 4
-    async with asyncio.timeout(HEAL_S), Consumer(topic, auto_commit_interval_ms=0, **options) as consumer:
-        async for record in consumer:
-            if record.offset == 7:  # one commit is under way at a time: those of 6 and 7 may not have begun
-                await eventually(lambda: _reaches(committed, 5), "the loop commits what is behind it")
-                assert await committed() <= 7
-            if record.offset == 9:
-                break
-    assert await committed() == 10
-
-
-async def _reaches(found: Callable[[], Awaitable[int]], offset: int) -> bool:
-    return await found() >= offset
-
-
 async def test_callbacks_may_take_their_time_commit_and_fail(grouped: Deployment, readers: Readers) -> None:
     topic = group = "callbacks"
     await grouped.create_topic(topic, ASSIGNMENT)
@@ -501,24 +298,6 @@ async def test_an_instance_id_in_use_is_refused_after_the_session_timeout(
         await reading.suspend()
         assert reading.errors[0].code is ErrorCode.UNRELEASED_INSTANCE_ID
     assert first.owned == frozenset(range(4))
-
-
-async def test_where_nothing_was_committed_auto_offset_reset_decides(grouped: Deployment, readers: Readers) -> None:
-    topic = "reset"
-    await grouped.create_topic(topic, ASSIGNMENT)
-    await send(grouped, topic, 10)
-    latest = await readers.join(topic, "latest", auto_offset_reset="latest")
-    await latest.owns(4)
-    assert [await latest.consumer.position((topic, partition)) for partition in range(4)] == [10] * 4
-    await latest.suspend()
-    await latest.consumer.stop()  # commits the positions, of partitions without a record, too
-    await send(grouped, topic, 10)
-    again = await readers.join(topic, "latest", auto_offset_reset="latest")
-    await again.has_seen(40)
-    assert Counter(again.seen) == Counter(one for one in whole(20) if one[1] >= 10)
-    failing = await readers.join(topic, "failing", auto_offset_reset="error")
-    await failing.until(lambda: bool(failing.errors), "an error")
-    assert isinstance(failing.errors[0], OffsetOutOfRangeError)
 
 
 async def test_topics_of_a_pattern_come_by_themselves(grouped: Deployment, readers: Readers) -> None:

@@ -42,7 +42,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 
-from . import storage
+from . import biases, storage
 from .groups import mutants as groups
 from .replica_control import Control
 from .run import Result, run_seed
@@ -277,79 +277,6 @@ def _old_epoch_again() -> list[Any]:
     ]
 
 
-# What each needs
-
-
-def _three(settings: Settings) -> None:
-    settings.replication_factor = 3
-    settings.min_insync_replicas = 2
-
-
-def _weights(settings: Settings, **weights: float) -> None:
-    settings.weights = {name.replace("_", " "): weight for name, weight in weights.items()}
-
-
-def _busy(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 60
-    _weights(
-        settings, kill_fetcher=1, pause_fetcher=1, kill_broker=1, kill_manager=1, kill_storage=0.5, pause_storage=0.5
-    )
-
-
-def _pipelined(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 30
-    settings.fetch_batches = 1
-    _weights(settings, pause_storage=1, pause_fetcher=1, kill_fetcher=1, kill_broker=0.5)
-
-
-def _unknown_writes(settings: Settings) -> None:
-    _busy(settings)
-    settings.late = 0.1
-    _weights(settings, kill_fetcher=1, pause_fetcher=1, late_writes=1, stall_etcd=1)
-
-
-def _elections(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 60
-    settings.outage_ms = 1500
-    _weights(settings, prefer_leaders=1, kill_broker=1, pause_broker=1, pause_manager=1, part_brokers=1, isolate=0.5)
-
-
-def _zombies(settings: Settings) -> None:
-    _elections(settings)
-    settings.slow, settings.slow_ms = 0.1, 1500
-    _weights(settings, prefer_leaders=1, pause_broker=1, pause_manager=1, kill_storage=1, kill_broker=1)
-
-
-def _lost_tails(settings: Settings) -> None:
-    _three(settings)
-    settings.late = 0.2
-    settings.outage_ms = 150
-    settings.fault_gap_ms = 100
-    settings.flush = 0.01
-    settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
-    settings.session_ms = 3000
-    settings.produce_gap_ms = 400
-    settings.partition = replace(settings.partition, session_grace_ms=200, replica_lag_time_max_ms=1000)
-    _weights(settings, lose_tail=4, kill_fetcher=1)
-
-
-def _handed_back(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 60
-    settings.produce_timeout_ms = 20_000
-    settings.fault_gap_ms = 200
-    settings.outage_ms = 500
-    _weights(settings, expire_lease=1, prefer_leaders=1, pause_fetcher=1)
-
-
-def _restarts(settings: Settings) -> None:
-    _three(settings)
-    _weights(settings, kill_manager=1, kill_storage=1, kill_broker=1)
-
-
 # 7.6
 
 
@@ -378,14 +305,6 @@ def _counted_by_what_was_cut() -> list[Any]:
     return [patch.object(Replica, "bind", bind), patch.object(Replica, "fetched", fetched)]
 
 
-def _damaged(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 60
-    settings.fault_gap_ms = 150
-    settings.slow, settings.slow_ms = 0.1, 400
-    _weights(settings, damage_log=2, pause_manager=0.5, kill_broker=0.3)
-
-
 # 3.4: appends that land late
 
 
@@ -399,13 +318,6 @@ def _parked() -> list[Any]:
 
 def _deaf_to_duplicates() -> list[Any]:
     return [patch.object(HostedPartition, "log_ended", lambda *_: None)]
-
-
-def _late_appends(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms = 60
-    settings.fault_gap_ms = 200
-    _weights(settings, late_appends=2, pause_fetcher=0.3)
 
 
 # 5.6: what a tick looks at
@@ -438,26 +350,12 @@ def _grown_in_silence() -> list[Any]:
     return [patch.object(SessionFetch, "grown", lambda *_: None)]
 
 
-def _sessions(settings: Settings) -> None:
-    _three(settings)
-    settings.produce_gap_ms, settings.outage_ms = 4000, 2500
-    settings.partition = replace(settings.partition, replica_lag_time_max_ms=1000)
-    _weights(settings, pause_fetcher=1, prefer_leaders=0.2)
-
-
 # 1.2
 
 
 def _campaign_ended_by_a_refusal() -> list[Any]:
     """The task of the campaign ends where etcd refuses, and nobody begins it anew."""
     return [patch.object(etcd_errors, "may_pass", lambda error: not isinstance(error, etcd_errors.Refused))]
-
-
-def _full_etcd(settings: Settings) -> None:
-    _three(settings)
-    settings.controller_session_ms = 1000
-    settings.outage_ms = 3000
-    _weights(settings, fill_etcd=1, expire_token=1, kill_controller=1, kill_broker=0.3)
 
 
 # 8.4
@@ -484,18 +382,6 @@ def _relisted_in_silence() -> list[Any]:
         return real(self, snapshot, now_ms)
 
     return [patch.object(Cluster, "load", load)]
-
-
-def _lost_watches(settings: Settings) -> None:
-    _three(settings)
-    settings.fault_gap_ms = 150
-    _weights(settings, change_configuration=1, lose_watch=2, kill_broker=0.1)
-
-
-def _lost_messages(settings: Settings) -> None:
-    _three(settings)
-    settings.fault_gap_ms, settings.loss = 150, 0.05
-    _weights(settings, change_configuration=2, part_from_controllers=1)
 
 
 # 4.12
@@ -540,22 +426,6 @@ def _spoken_for() -> list[Any]:
     return [patch.object(boot_record, "flushes_every_append", lambda flush_messages: True)]
 
 
-def _disks(settings: Settings) -> None:
-    _three(settings)
-    settings.flush = 0.01
-    settings.flush_messages, settings.topic_flush_messages = storage.SELDOM, None
-    settings.produce_gap_ms = 60
-    settings.fault_gap_ms = 200
-    settings.outage_ms = 300
-    _weights(settings, fail_disk=1, kill_fetcher=0.5)
-
-
-def _overridden(settings: Settings) -> None:
-    _disks(settings)
-    settings.flush_messages, settings.topic_flush_messages = 1, 1000
-    _weights(settings, lose_tail=1, kill_fetcher=0.5)
-
-
 # 7.4
 
 
@@ -567,19 +437,6 @@ def _old_lineage() -> list[Any]:
         return actions
 
     return [patch.object(Partition, "_start_following", start_following)]
-
-
-def _unclean_across_gaps(settings: Settings) -> None:
-    _three(settings)
-    settings.min_insync_replicas = 1
-    settings.partition = replace(settings.partition, min_insync_replicas=1)
-    settings.unclean = True
-    settings.brokers, settings.topics, settings.partitions = 3, 1, 1
-    settings.produce_gap_ms = 60
-    settings.session_ms, settings.outage_ms, settings.fault_gap_ms = 800, 600, 300
-    settings.loss = settings.stream_break = 0.0
-    settings.slow, settings.slow_ms = 0.2, 200
-    _weights(settings, strand=1, kill_manager=0.05, prefer_leaders=0.1)
 
 
 # 7.8
@@ -597,43 +454,65 @@ def _released_at_once() -> list[Any]:
 
 
 MUTANTS = (
-    Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), _busy),
-    Mutant("the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), _unknown_writes),
-    Mutant("truncation to HW instead of by epoch", "4.3", _truncation_to_high_watermark, ("1", "2", "4"), _elections),
-    Mutant("no fence", "3.1", _no_fence, ("9", "5", "4"), _zombies),
-    Mutant("a fence that forgets on restart", "3.1", _forgetful_fence, ("5", "9"), _zombies),
-    Mutant("a fetch believed without its leader epoch and last epoch", "4.2", _credulous, ("1", "2", "4"), _elections),
-    Mutant("acknowledgement by fetch offset", "4.5", _acknowledged_by_fetch_offset, ("1", "2"), _pipelined),
-    Mutant("an old broker epoch let into the ISR", "2.3", _old_broker_epoch, ("1", "2"), _lost_tails),
+    Mutant("HW from the shrunken ISR before etcd agreed", "5.1", _shrunken, ("1", "2"), biases.busy),
     Mutant(
-        "a waiting produce that survives an interrupted leadership", "5.4", _surviving_produce, ("1",), _handed_back
+        "the union dropped after a CAS of unknown outcome", "2.4", _union_dropped, ("1", "2"), biases.unknown_writes
     ),
-    Mutant("an acked offset kept across a truncation", "4.1", _kept_acked_offset, ("1", "2"), _elections),
-    Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), _restarts),
-    Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), _damaged),
-    Mutant("a replica back in the ISR before it has caught up", "5.6", _back_too_soon, ("1", "2"), _damaged),
-    Mutant("a campaign that ends where etcd refuses", "1.2", _campaign_ended_by_a_refusal, ("liveness",), _full_etcd),
     Mutant(
-        "a configuration found by re-listing told to nobody", "8.4", _relisted_in_silence, ("liveness",), _lost_watches
+        "truncation to HW instead of by epoch", "4.3", _truncation_to_high_watermark, ("1", "2", "4"), biases.elections
     ),
-    Mutant("metadata lost with an unanswered request", "8.10", _metadata_lost, ("liveness",), _lost_messages),
-    Mutant("a failed disk believed under the same boot", "7.2", _believed_by_its_boot, ("1", "2"), _disks),
-    Mutant("recovery that cuts without a word", "7.2", _believed_as_recovered, ("1", "2"), _disks),
-    Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), _overridden),
-    Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), _unclean_across_gaps),
-    Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), _damaged),
-    Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), _late_appends),
+    Mutant("no fence", "3.1", _no_fence, ("9", "5", "4"), biases.zombies),
+    Mutant("a fence that forgets on restart", "3.1", _forgetful_fence, ("5", "9"), biases.zombies),
+    Mutant(
+        "a fetch believed without its leader epoch and last epoch", "4.2", _credulous, ("1", "2", "4"), biases.elections
+    ),
+    Mutant("acknowledgement by fetch offset", "4.5", _acknowledged_by_fetch_offset, ("1", "2"), biases.pipelined),
+    Mutant("an old broker epoch let into the ISR", "2.3", _old_broker_epoch, ("1", "2"), biases.lost_tails),
+    Mutant(
+        "a waiting produce that survives an interrupted leadership",
+        "5.4",
+        _surviving_produce,
+        ("1",),
+        biases.handed_back,
+    ),
+    Mutant("an acked offset kept across a truncation", "4.1", _kept_acked_offset, ("1", "2"), biases.elections),
+    Mutant("leading again under the old epoch after a restart", "3.5", _old_epoch_again, ("5", "9"), biases.restarts),
+    Mutant("a damaged log cut while it counts", "7.6", _counting_and_dropped, ("1", "2"), biases.damaged),
+    Mutant("a replica back in the ISR before it has caught up", "5.6", _back_too_soon, ("1", "2"), biases.damaged),
+    Mutant(
+        "a campaign that ends where etcd refuses", "1.2", _campaign_ended_by_a_refusal, ("liveness",), biases.full_etcd
+    ),
+    Mutant(
+        "a configuration found by re-listing told to nobody",
+        "8.4",
+        _relisted_in_silence,
+        ("liveness",),
+        biases.lost_watches,
+    ),
+    Mutant("metadata lost with an unanswered request", "8.10", _metadata_lost, ("liveness",), biases.lost_messages),
+    Mutant("a failed disk believed under the same boot", "7.2", _believed_by_its_boot, ("1", "2"), biases.disks),
+    Mutant("recovery that cuts without a word", "7.2", _believed_as_recovered, ("1", "2"), biases.disks),
+    Mutant("a topic that flushes less often spoken for", "7.2", _spoken_for, ("1", "2"), biases.overridden),
+    Mutant("the old lineage's high watermark kept", "7.4", _old_lineage, ("1", "2"), biases.unclean_across_gaps),
+    Mutant("a cut replica counted by what it had before", "7.6", _counted_by_what_was_cut, ("1", "2"), biases.damaged),
+    Mutant("an append parked behind one that landed late", "3.4", _parked, ("produce (parked)",), biases.late_appends),
     Mutant("a leaving broker taken out of an ISR that needs it", "7.8", _let_go_all, ("shutdown",), drain_alone),
     Mutant("a broker that may stop although an ISR needs it", "7.8", _released_at_once, ("shutdown",), drain_alone),
-    Mutant("a member whose lag is not looked at", "5.6", _never_due, ("tick (due)",), _busy),
-    Mutant("a place answered before its request", "4.10", _answered_too_early, ("liveness",), _pipelined),
-    Mutant("growth that no session hears of", "4.10", _grown_in_silence, ("liveness", "produce"), _sessions),
-    Mutant("a silent member that has to name again", "4.11", _heard_by_name_alone, ("liveness",), _sessions),
+    Mutant("a member whose lag is not looked at", "5.6", _never_due, ("tick (due)",), biases.busy),
+    Mutant("a place answered before its request", "4.10", _answered_too_early, ("liveness",), biases.pipelined),
+    Mutant("growth that no session hears of", "4.10", _grown_in_silence, ("liveness", "produce"), biases.sessions),
+    Mutant("a silent member that has to name again", "4.11", _heard_by_name_alone, ("liveness",), biases.sessions),
     Mutant(
-        "a partition followed no more that no fetcher hears of", "4.12", _removals_untold, ("following",), _elections
+        "a partition followed no more that no fetcher hears of",
+        "4.12",
+        _removals_untold,
+        ("following",),
+        biases.elections,
     ),
-    Mutant("changes told across a registration", "4.12", _carried_over, ("following",), _restarts),
-    Mutant("a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), _late_appends),
+    Mutant("changes told across a registration", "4.12", _carried_over, ("following",), biases.restarts),
+    Mutant(
+        "a leader deaf to what duplicates tell", "3.4", _deaf_to_duplicates, ("produce (log end)",), biases.late_appends
+    ),
     Mutant("a partition given before it is released", "11.4", groups.given_before_released, ("11.4",), groups.calm),
     Mutant("a stream's end taken for a leave", "11.5", groups.break_is_leave, ("11.4",), groups.calm),
     Mutant("a commit of one who was fenced", "11.6", groups.commit_of_the_fenced, ("11.6", "10"), groups.overstaying),

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from highwater.errors import ErrorCode
 from highwater.rpc.errors import to_proto
-from highwater.v1 import broker_pb2, controller_pb2
+from highwater.v1 import broker_pb2, controller_pb2, group_pb2
 
 # What is made of a partition takes ten times as much memory as its part of the request.
 MAX_FETCH_PARTITIONS = 100_000
@@ -23,6 +23,9 @@ MAX_METADATA_TOPICS = 50_000
 MAX_TOPICS = 1_000
 MAX_CONFIG_KEYS = 100
 MAX_PAYLOADS = 16
+MAX_GROUPS = 1_000
+MAX_GROUP_STATES = 16
+MAX_OFFSETS = 5_000
 MAX_ADMINISTRATION_BYTES = 4 << 20
 """Of a request to a controller, whatever is in it."""
 
@@ -48,6 +51,14 @@ LIMITS: Mapping[type[Message], Mapping[str, int]] = {
     controller_pb2.DescribeConfigsRequest: {"resources": MAX_TOPICS},
     controller_pb2.ElectLeadersRequest: {"partitions": MAX_PARTITIONS},
     controller_pb2.ReassignPartitionsRequest: {"reassignments": MAX_PARTITIONS},
+    group_pb2.FindCoordinatorRequest: {"groups": MAX_GROUPS},
+    group_pb2.CommitOffsetsRequest: {"offsets": MAX_OFFSETS},
+    group_pb2.FetchOffsetsRequest: {"partitions": MAX_OFFSETS},
+    group_pb2.ListGroupsRequest: {"states": MAX_GROUP_STATES},
+    group_pb2.DescribeGroupsRequest: {"groups": MAX_GROUPS},
+    group_pb2.DeleteGroupsRequest: {"groups": MAX_GROUPS},
+    group_pb2.DeleteOffsetsRequest: {"partitions": MAX_OFFSETS},
+    group_pb2.AlterOffsetsRequest: {"offsets": MAX_OFFSETS},
 }
 
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from highwater.rpc import request_limits
 from highwater.rpc.request_limits import LIMITS, MAX_PARTITIONS, MAX_TOPICS, too_large
-from highwater.v1 import broker_pb2, common_pb2, controller_pb2
+from highwater.v1 import broker_pb2, common_pb2, controller_pb2, group_pb2
 
 PROTO = Path(__file__).parents[3] / "proto" / "highwater" / "v1"
 CASES = [(kind, field, most) for kind, fields in LIMITS.items() for field, most in fields.items()]
@@ -39,7 +39,11 @@ def fill(message: Message, field: str, count: int) -> None:
         into.extend(["" if descriptor.type == FieldDescriptor.TYPE_STRING else b""] * count)
 
 
-@pytest.mark.parametrize("service", [broker_pb2.DESCRIPTOR, controller_pb2.DESCRIPTOR], ids=["Broker", "Controller"])
+@pytest.mark.parametrize(
+    "service",
+    [broker_pb2.DESCRIPTOR, controller_pb2.DESCRIPTOR, group_pb2.DESCRIPTOR],
+    ids=["Broker", "Controller", "GroupCoordinator"],
+)
 def test_every_repeated_field_of_a_request_of_clients_has_a_limit(service: FieldDescriptor) -> None:
     (calls,) = service.services_by_name.values()
     bounded = {kind.DESCRIPTOR.full_name: fields for kind, fields in LIMITS.items()}

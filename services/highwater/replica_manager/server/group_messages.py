@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from google.protobuf.message import Message
+
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.groups.config import GroupConfig
@@ -11,6 +13,7 @@ from highwater.groups.records.values import MemberState
 from highwater.groups.topics import TopicImage
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
+from highwater.rpc.request_limits import too_large
 from highwater.v1 import common_pb2, group_pb2
 
 _STATES = {
@@ -184,10 +187,10 @@ def _member(member: req.DescribedMember, image: TopicImage) -> group_pb2.GroupMe
 # What is refused before a shard is asked
 
 
-def too_many(what: str, count: int, most: int) -> req.Refusal | None:
-    if count <= most:
-        return None
-    return req.Refusal(ErrorCode.INVALID_REQUEST, f"a request with {count} {what}: {most} are the most, send several")
+def refused_for_each(request: Message) -> req.Refusal | None:
+    """Of a request whose answer has an error for each group, and none of its own."""
+    refusal = too_large(request)
+    return req.Refusal(ErrorCode.INVALID_REQUEST, refusal) if refusal else None
 
 
 def bad_partitions(owned: req.Partitions) -> req.Refusal | None:

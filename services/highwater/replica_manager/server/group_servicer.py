@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc.aio
@@ -14,13 +14,12 @@ from highwater.replica_manager.server import group_messages as wire
 from highwater.replica_manager.server.group_session import GroupSession
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
+from highwater.rpc.request_limits import limited
 from highwater.telemetry.log import get_logger
 from highwater.v1 import common_pb2, group_pb2, group_pb2_grpc
 
 logger = get_logger("replica_manager.group_servicer")
 
-MOST_GROUPS = 1_000  # of a request
-MOST_OFFSETS = 5_000
 LONGEST_HOST = 255
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,9 +39,9 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         self, request: group_pb2.FindCoordinatorRequest, context: Context
     ) -> group_pb2.FindCoordinatorResponse:
         topic = self._coordinator.topic
-        if request.groups:
+        refusal = wire.refused_for_each(request)
+        if request.groups and refusal is None:
             await topic.await_topic()
-        refusal = wire.too_many("groups", len(request.groups), MOST_GROUPS)
         return group_pb2.FindCoordinatorResponse(
             coordinators=[self._coordinator_of(group, refusal) for group in request.groups]
         )
@@ -81,52 +80,54 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
 
     # Offsets
 
+    @limited(group_pb2.CommitOffsetsResponse)
     async def CommitOffsets(
         self, request: group_pb2.CommitOffsetsRequest, context: Context
     ) -> group_pb2.CommitOffsetsResponse:
-        answer: req.Answer | req.Refusal | None = wire.too_many("offsets", len(request.offsets), MOST_OFFSETS)
-        if answer is None:
-            offsets = wire.offsets_to_commit(request.offsets)
-            asked = req.CommitOffsets(request.group, request.member_id, request.member_epoch, offsets)
-            answer = await self._coordinator.ask(request.group, asked)
-        error, results = wire.committed(request.offsets, answer)
+        error, results = await self._stored(
+            request, lambda offsets: req.CommitOffsets(request.group, request.member_id, request.member_epoch, offsets)
+        )
         return group_pb2.CommitOffsetsResponse(error=error, offsets=results)
 
+    @limited(group_pb2.AlterOffsetsResponse)
     async def AlterOffsets(
         self, request: group_pb2.AlterOffsetsRequest, context: Context
     ) -> group_pb2.AlterOffsetsResponse:
-        answer: req.Answer | req.Refusal | None = wire.too_many("offsets", len(request.offsets), MOST_OFFSETS)
-        if answer is None:
-            asked = req.AlterOffsets(request.group, wire.offsets_to_commit(request.offsets))
-            answer = await self._coordinator.ask(request.group, asked)
-        error, results = wire.committed(request.offsets, answer)
+        error, results = await self._stored(request, lambda offsets: req.AlterOffsets(request.group, offsets))
         return group_pb2.AlterOffsetsResponse(error=error, offsets=results)
 
+    async def _stored(
+        self,
+        request: group_pb2.CommitOffsetsRequest | group_pb2.AlterOffsetsRequest,
+        asked: Callable[[tuple[req.OffsetToCommit, ...]], req.Request],
+    ) -> tuple[common_pb2.Error | None, list[group_pb2.CommittedOffset]]:
+        """The error of all, or each offset with its own."""
+        answer = await self._coordinator.ask(request.group, asked(wire.offsets_to_commit(request.offsets)))
+        return wire.committed(request.offsets, answer)
+
+    @limited(group_pb2.FetchOffsetsResponse)
     async def FetchOffsets(
         self, request: group_pb2.FetchOffsetsRequest, context: Context
     ) -> group_pb2.FetchOffsetsResponse:
-        answer: req.Answer | req.Refusal | None = wire.too_many("offsets", len(request.partitions), MOST_OFFSETS)
-        if answer is None:
-            asked = req.FetchOffsets(
-                request.group,
-                request.member_id,
-                request.member_epoch,
-                wire.named_partitions(request.partitions) or None,
-                request.require_stable,
-            )
-            answer = await self._coordinator.ask(request.group, asked)
+        asked = req.FetchOffsets(
+            request.group,
+            request.member_id,
+            request.member_epoch,
+            wire.named_partitions(request.partitions) or None,
+            request.require_stable,
+        )
+        answer = await self._coordinator.ask(request.group, asked)
         if isinstance(answer, req.Refusal):
             return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer))
         assert isinstance(answer, req.FetchAnswer), answer
         return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error), offsets=wire.fetched(answer.offsets))
 
+    @limited(group_pb2.DeleteOffsetsResponse)
     async def DeleteOffsets(
         self, request: group_pb2.DeleteOffsetsRequest, context: Context
     ) -> group_pb2.DeleteOffsetsResponse:
-        answer: req.Answer | req.Refusal | None = wire.too_many("offsets", len(request.partitions), MOST_OFFSETS)
-        if answer is None:
-            asked = req.DeleteOffsets(request.group, wire.named_partitions(request.partitions))
-            answer = await self._coordinator.ask(request.group, asked)
+        asked = req.DeleteOffsets(request.group, wire.named_partitions(request.partitions))
+        answer = await self._coordinator.ask(request.group, asked)
         refusal = _refusal(answer)
         if refusal is not None:
             return group_pb2.DeleteOffsetsResponse(error=wire.error_of(refusal))
@@ -140,6 +141,7 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
 
     # Groups
 
+    @limited(group_pb2.ListGroupsResponse)
     async def ListGroups(self, request: group_pb2.ListGroupsRequest, context: Context) -> group_pb2.ListGroupsResponse:
         groups, missing = await self._coordinator.list_groups(wire.states_of(request.states))
         return group_pb2.ListGroupsResponse(error=wire.error_of(missing), groups=map(wire.listed, groups))
@@ -147,7 +149,7 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def DescribeGroups(
         self, request: group_pb2.DescribeGroupsRequest, context: Context
     ) -> group_pb2.DescribeGroupsResponse:
-        refusal = wire.too_many("groups", len(request.groups), MOST_GROUPS)
+        refusal = wire.refused_for_each(request)
         image = self._coordinator.image
         found = []
         for group in request.groups:
@@ -160,7 +162,7 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def DeleteGroups(
         self, request: group_pb2.DeleteGroupsRequest, context: Context
     ) -> group_pb2.DeleteGroupsResponse:
-        refusal = wire.too_many("groups", len(request.groups), MOST_GROUPS)
+        refusal = wire.refused_for_each(request)
         deleted = []
         for group in request.groups:
             answer = refusal or await self._coordinator.ask(group, req.DeleteGroup(group))
