@@ -97,7 +97,7 @@ async def test_appends_of_a_stream_share_a_flush(tmp_path: Path, monkeypatch: py
             await call.write(appending(LEADER, number, partition=key(), **fields))
         await call.write(appending(LEADER, 20, partition=key(1), leader_epoch=1, expected_offset=0, records=batch()))
         answer = asyncio.ensure_future(call.read())
-        while await log_end() < 20:  # noqa: ASYNC110  (bounded by the test's deadline)
+        while await log_end() < 20 or not flushes:  # noqa: ASYNC110  (bounded by the test's deadline)
             await asyncio.sleep(0.01)
         assert not answer.done()
         assert len(flushes) == 1
