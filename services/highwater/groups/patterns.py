@@ -23,7 +23,9 @@ from typing import TypeAlias
 
 MOST_CHARACTERS = 255
 MOST_STATES = 500  # with a{3} counted as aaa
+MOST_PARTS = 10_000  # counted like that, with those that match nothing: ((){9}){9} has 90
 DEEPEST = 20  # groups within groups
+MOST_MOVES = 1_000  # that a pattern keeps
 
 # What names of topics consist of (`model.topic_name`): nothing else need ever match.
 ALPHABET = frozenset(string.ascii_letters + string.digits + "._-")
@@ -42,32 +44,51 @@ class PatternError(ValueError):
 
 class Pattern:
     """An automaton without empty moves: state n stands for the n-th character of the pattern that was matched last.
-    Sets of states are the bits of an int."""
+    Sets of states are the bits of an int. Moves from set to set are kept, up to a bound: names have much in common, and
+    a coordinator may match ten thousand of them at once."""
 
-    __slots__ = ("_first", "_follow", "_last", "_matched", "_nullable")
+    __slots__ = ("_first", "_following", "_last", "_matched", "_moves", "_nullable")
 
     def __init__(self, nullable: bool, first: int, last: int, follow: list[int], matched: dict[str, int]) -> None:
         self._nullable = nullable
         self._first = first  # states that a name may begin in
         self._last = last  # states that it may end in
-        self._follow = follow  # by state: states that may come next
+        self._following = [_unions(follow[begin : begin + 4]) for begin in range(0, len(follow), 4)]
         self._matched = matched  # by character: states that stand for it
+        self._moves: dict[tuple[int, str], int] = {}
 
     def matches(self, name: str) -> bool:
         if not name:
             return self._nullable
-        states = self._first & self._matched.get(name[0], 0)
+        states, moves = self._first & self._matched.get(name[0], 0), self._moves
         for character in name[1:]:
-            following = 0
-            while states:
-                state = states & -states
-                following |= self._follow[state.bit_length() - 1]
-                states ^= state
-            states = following & self._matched.get(character, 0)
+            if not states:
+                return False
+            following = moves.get((states, character))
+            states = self._move(states, character) if following is None else following
         return bool(states & self._last)
 
+    def _move(self, states: int, character: str) -> int:
+        following = 0
+        for number, four in enumerate(f"{states:x}"[::-1]):
+            if four != "0":
+                following |= self._following[number][int(four, 16)]
+        following &= self._matched.get(character, 0)
+        if len(self._moves) == MOST_MOVES:
+            self._moves.clear()
+        self._moves[states, character] = following
+        return following
 
-@lru_cache(maxsize=1024)
+
+def _unions(follow: list[int]) -> list[int]:
+    """What follows each set of these four states."""
+    unions = [0]
+    for each in follow:
+        unions += [union | each for union in unions]
+    return unions
+
+
+@lru_cache(maxsize=128)  # of 0.5 MB at the most
 def compile_pattern(pattern: str) -> Pattern:
     """Raises `PatternError`."""
     if len(pattern) > MOST_CHARACTERS:
@@ -93,6 +114,7 @@ class _Parser:
         self._pattern = pattern
         self._at = 0
         self._depth = 0
+        self._parts = 0
         self._follow: list[int] = []
         self._sets: list[frozenset[str]] = []
 
@@ -124,7 +146,7 @@ class _Parser:
         while self._peek() == "|":
             self._at += 1
             makers.append(self._sequence())
-        return makers[0] if len(makers) == 1 else lambda: self._either([maker() for maker in makers])
+        return makers[0] if len(makers) == 1 else lambda: self._either(makers)
 
     def _sequence(self) -> _Maker:
         makers: list[_Maker] = []
@@ -234,6 +256,7 @@ class _Parser:
     def _in_order(self, makers: Iterable[_Maker]) -> _Part:
         nullable, first, last = _NOTHING
         for maker in makers:
+            self._count_part()
             next_nullable, next_first, next_last = maker()
             self._may_follow(last, next_first)
             first |= next_first if nullable else 0
@@ -241,10 +264,16 @@ class _Parser:
             nullable = nullable and next_nullable
         return (nullable, first, last)
 
-    @staticmethod
-    def _either(parts: Iterable[_Part]) -> _Part:
+    def _count_part(self) -> None:
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise self._error(f"more than {MOST_PARTS} parts, with what is repeated counted as often")
+
+    def _either(self, makers: Iterable[_Maker]) -> _Part:
         nullable, first, last = False, 0, 0
-        for part in parts:
+        for maker in makers:
+            self._count_part()
+            part = maker()
             nullable, first, last = nullable or part[0], first | part[1], last | part[2]
         return (nullable, first, last)
 

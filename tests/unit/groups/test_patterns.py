@@ -42,6 +42,7 @@ def test_a_pattern_matches_whole_names(pattern: str, names: list[str], expected:
     [
         *("a**", "a*+", "a{2}{3}", "a{3,2}", "(?=a)b", "(?<=a)b", "(?i)a", "(?P<n>a)", "(?>a)", r"(a)\1", r"a\b", "\\"),
         *("(", "[", "[]", "[b-a]", "[\\d-z]", "a)", "*", "a^", "a$b", "a" * 256, "a{501}", "(a{30}){30}", "(" * 21),
+        *("((){999}){999}", "(((){9999}){9999}){9999}", "((" + "|" * 200 + "){9999}|){9}"),  # hours, of nothing
     ],
 )
 def test_what_is_none_or_too_large_is_refused(pattern: str) -> None:
@@ -89,3 +90,12 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     began = time.process_time()
     assert not matching(pattern, ["a" * 249] * 3)
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("pattern", ["orders-.*", "[a-z]+-[0-9]+", "(.?){499}", "([ab-]?[o-z0-4]?){249}", ".*o.{20}"])
+def test_ten_thousand_names_take_a_moment(pattern: str) -> None:
+    names = [f"orders-of-customer-{number * 7919 % 100_003:05}" for number in range(10_000)]
+    began = time.process_time()
+    found = matching(pattern, names)
+    assert time.process_time() - began < 2
+    assert "?" in pattern or found == {name for name in names if re.fullmatch(pattern, name)}  # `re` would take ages
