@@ -218,8 +218,9 @@ class Writer:
     async def missing(self) -> set[str]:
         """The writes that were answered and are not there."""
         self._stop.set()
+        answered = set(self.answered)  # one more may be, of a write that the listing comes before
         listing = await self._store.get_prefix("/written/", timeout_s=30)
-        return set(self.answered) - {entry.key for entry in listing.entries}
+        return answered - {entry.key for entry in listing.entries}
 
 
 async def _listed(membership: Membership) -> list[NamedMember]:
