@@ -81,7 +81,7 @@ class Pattern:
 
 
 def _unions(follow: list[int]) -> list[int]:
-    """What follows each set of these four states."""
+    """Gives the states that follow each set of these four."""
     unions = [0]
     for each in follow:
         unions += [union | each for union in unions]
