@@ -24,6 +24,7 @@ from highwater.groups.requests import (
 )
 from highwater.groups.sessions import Sessions
 from highwater.groups.state import ShardState
+from highwater.groups.validity import check_pattern_of
 
 
 class Membership:
@@ -81,8 +82,11 @@ class Membership:
                 ErrorCode.GROUP_MAX_SIZE_REACHED,
                 f"group {request.group!r} has {len(members)} members (group.consumer.max.size)",
             )
-        value = _subscription_value(subscription, request.instance_id, request.client_host)
         known = members.get(request.member_id)
+        refusal = check_pattern_of(group, subscription.pattern, known.subscription.pattern if known else "")
+        if refusal is not None:
+            return SessionAnswer(error=refusal)
+        value = _subscription_value(subscription, request.instance_id, request.client_host)
         changed = known is None or _matters(known.subscription, value)
         if known is None and former is not None:
             assert group is not None
@@ -140,6 +144,9 @@ class Membership:
             )
             if not (value.topics or value.pattern):
                 return _refused(ErrorCode.INVALID_REQUEST, "a member subscribes to topics, or to a pattern")
+            refusal = check_pattern_of(group, value.pattern, member.subscription.pattern)
+            if refusal is not None:
+                return SessionAnswer(error=refusal)
             if value != member.subscription:
                 self._state.emit(MemberSubscriptionKey(group.group_id, member.member_id), value, now_ms)
                 changed = _matters(member.subscription, value)

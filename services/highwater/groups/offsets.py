@@ -24,7 +24,7 @@ from highwater.groups.requests import (
 from highwater.groups.sessions import Sessions, Timer, TimerKey, Timers
 from highwater.groups.state import ShardState
 from highwater.groups.topics import TopicImage
-from highwater.groups.validity import check_offset
+from highwater.groups.validity import check_offset, check_offsets
 from highwater.model.partition import PartitionKey
 
 
@@ -49,6 +49,7 @@ class Offsets:
             )
         else:
             refusal = None
+        refusal = refusal or check_offsets(request.offsets)
         if refusal is not None:
             return CommitAnswer(refusal)
         return self._keep(request.group, request.member_id, request.offsets, now_ms)
@@ -57,6 +58,9 @@ class Offsets:
         group = self._state.groups.get(request.group)
         if group is not None and group.members:
             return CommitAnswer(_not_empty(group))
+        refusal = check_offsets(request.offsets)
+        if refusal is not None:
+            return CommitAnswer(refusal)
         return self._keep(request.group, "", request.offsets, now_ms)
 
     def _keep(self, group_id: str, member_id: str, offsets: tuple[OffsetToCommit, ...], now_ms: int) -> CommitAnswer:
@@ -77,12 +81,13 @@ class Offsets:
         return CommitAnswer(errors=tuple(errors))
 
     def _check_owner(self, group_id: str, member_id: str, key: PartitionKey) -> Refusal | None:
-        """A member's late commit must not put back what the next owner has committed."""
+        """A member's late commit must not put back what another owner has committed, though that one may have left."""
         group = self._state.groups.get(group_id)
-        owner = group.owners.get(key, member_id) if group and member_id else member_id
+        owner = group.owners.get(key, "") if group and member_id else member_id
         if owner == member_id:
             return None
-        return Refusal(ErrorCode.STALE_MEMBER_EPOCH, f"partition {key} is member {owner!r}'s now")
+        whose = f"member {owner!r}'s" if owner else "no member's"
+        return Refusal(ErrorCode.STALE_MEMBER_EPOCH, f"partition {key} is {whose} now")
 
     def _check_member(self, group: Group | None, group_id: str, member_id: str, epoch: int) -> Refusal | None:
         """The member's epoch, or the one before it as long as the member may not have heard of the present one."""

@@ -3,8 +3,12 @@ well."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from highwater.errors import ErrorCode
 from highwater.groups.assignors import ASSIGNORS
+from highwater.groups.group import Group
 from highwater.groups.patterns import PatternError, compile_pattern
 from highwater.groups.requests import Heartbeat, OffsetToCommit, Refusal, Subscription
 from highwater.groups.topics import TopicImage
@@ -13,6 +17,8 @@ from highwater.model.topic_name import is_legal_topic_name
 LONGEST_GROUP_ID = 32_767  # bytes: what an int16 of the records' keys can say
 LONGEST_NAME = 255  # characters of a member id, instance id, rack and client id
 MOST_TOPICS = 10_000  # that one member may subscribe to by name
+MOST_PATTERNS = 16  # of all members of a group: each is matched with every topic
+MOST_METADATA_BYTES = 1 << 20  # of all offsets of a commit
 
 
 def check_group_id(group_id: str) -> Refusal | None:
@@ -53,6 +59,25 @@ def check_subscription(subscription: Subscription) -> Refusal | None:
             compile_pattern(subscription.pattern)
         except PatternError as error:
             return Refusal(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error))
+    return None
+
+
+def check_pattern_of(group: Group | None, pattern: str, former: str = "") -> Refusal | None:
+    """Of a member of that group, or of one that comes to be with it. `former`: its pattern until now."""
+    patterns = group.pattern_subscribers if group is not None else Counter[str]()
+    count = len(patterns) - (patterns[former] == 1)
+    if not pattern or pattern in patterns or count < MOST_PATTERNS:
+        return None
+    return _invalid(f"the group's members have {count} patterns: {MOST_PATTERNS} are the most, let some be the same")
+
+
+def check_offsets(offsets: Sequence[OffsetToCommit]) -> Refusal | None:
+    """Of one commit; each is checked by itself besides."""
+    if len({(each.topic, each.partition) for each in offsets}) < len(offsets):
+        return _invalid("a commit has a partition twice: one offset for each")
+    size = sum(len(each.metadata.encode()) for each in offsets)
+    if size > MOST_METADATA_BYTES:
+        return _invalid(f"a commit has {size} bytes of metadata: {MOST_METADATA_BYTES} are the most, send several")
     return None
 
 

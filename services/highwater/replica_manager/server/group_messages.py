@@ -11,10 +11,13 @@ from highwater.groups import requests as req
 from highwater.groups.config import GroupConfig
 from highwater.groups.records.values import MemberState
 from highwater.groups.topics import TopicImage
+from highwater.groups.validity import MOST_TOPICS
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
 from highwater.rpc.request_limits import too_large
 from highwater.v1 import common_pb2, group_pb2
+
+MOST_OWNED = 50_000  # partitions of one member
 
 _STATES = {
     req.GroupState.EMPTY: group_pb2.GROUP_STATE_EMPTY,
@@ -193,8 +196,18 @@ def refused_for_each(request: Message) -> req.Refusal | None:
     return req.Refusal(ErrorCode.INVALID_REQUEST, refusal) if refusal else None
 
 
-def bad_partitions(owned: req.Partitions) -> req.Refusal | None:
-    for topic_id, number in owned:
-        if len(topic_id) != TOPIC_ID_BYTES or number < 0:
-            return req.Refusal(ErrorCode.INVALID_REQUEST, f"there is no partition {number} of id {topic_id.hex()!r}")
-    return None
+def bad_word(request: group_pb2.SessionRequest) -> str:
+    """The sentence that refuses it, before anything is made of what it names; empty: nothing speaks against it."""
+    if (count := len(request.subscription.topics)) > MOST_TOPICS:
+        return f"a subscription to {count} topics: {MOST_TOPICS} are the most"
+    owned = request.owned.topics
+    if (count := sum(len(topic.partitions) for topic in owned)) > MOST_OWNED or len(owned) > MOST_OWNED:
+        return (
+            f"{max(count, len(owned))} partitions that a member owns: {MOST_OWNED} are the most, share them with others"
+        )
+    for topic in owned:
+        if len(topic.topic_id) != TOPIC_ID_BYTES:
+            return f"there is no topic of id {topic.topic_id[:64].hex()!r}"
+        if min(topic.partitions, default=0) < 0:
+            return f"there is no partition {min(topic.partitions)}"
+    return ""

@@ -152,7 +152,7 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         refusal = wire.refused_for_each(request)
         image = self._coordinator.image
         found = []
-        for group in request.groups:
+        for group in dict.fromkeys(request.groups):
             asked = req.DescribeGroup(group, request.include_offsets)
             answer = refusal or await self._coordinator.ask(group, asked)
             found.append(wire.description(group, answer, image))

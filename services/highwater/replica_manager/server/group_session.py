@@ -59,10 +59,8 @@ class GroupSession:
         elif not _same_member(request, first):
             self._refuse("a stream is one member's: group, member id and instance id stand in its first request alone")
             return
-        owned = wire.partitions(request.owned) if request.HasField("owned") else None
-        refusal = None if owned is None else wire.bad_partitions(owned)
-        if refusal is not None:
-            self._refuse(refusal.message)
+        if refusal := wire.bad_word(request):
+            self._refuse(refusal)
             return
         self._coordinator.heard(
             Heartbeat(
@@ -71,7 +69,7 @@ class GroupSession:
                 request.member_epoch,
                 first.instance_id,
                 wire.subscription(request.subscription) if request.HasField("subscription") else None,
-                owned,
+                wire.partitions(request.owned) if request.HasField("owned") else None,
                 request.seen_assignment,
                 self._client_host,
             ),

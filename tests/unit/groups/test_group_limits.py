@@ -1,0 +1,58 @@
+"""What all members of a group may ask for together, and one commit."""
+
+from __future__ import annotations
+
+from group_world import GROUP, load, subscription, topic
+
+from highwater.errors import ErrorCode
+from highwater.groups.requests import CommitAnswer, CommitOffsets, Heartbeat, OffsetToCommit, SessionAnswer
+from highwater.groups.shard import GroupShard
+from highwater.groups.topics import TopicImage
+from highwater.groups.validity import MOST_METADATA_BYTES, MOST_PATTERNS
+
+
+def said(shard: GroupShard, member: str, pattern: str, epoch: int = 0) -> ErrorCode:
+    asked = Heartbeat(GROUP, member, epoch, subscription=subscription(pattern=pattern), owned=frozenset())
+    answer = shard.handle(asked, 0).answer
+    assert isinstance(answer, SessionAnswer)
+    return ErrorCode.NONE if answer.error is None else answer.error.code
+
+
+def epoch_of(shard: GroupShard, member: str) -> int:
+    return shard.state.groups[GROUP].members[member].current.epoch
+
+
+def test_members_share_a_number_of_patterns() -> None:
+    """A topic that comes is matched with each: 10,000 patterns held the coordinator for seconds."""
+    shard = load([], TopicImage(), 0)
+    for number in range(MOST_PATTERNS):
+        assert said(shard, f"m{number}", f"t{number}.*") is ErrorCode.NONE
+    assert said(shard, "more", "another.*") is ErrorCode.INVALID_REQUEST
+    assert said(shard, "more", "t0.*") is ErrorCode.NONE
+    assert said(shard, "more", "another.*", epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+    # The only member that has a pattern may have another.
+    assert said(shard, "m1", "another.*", epoch=epoch_of(shard, "m1")) is ErrorCode.NONE
+    assert said(shard, "more", "t1.*", epoch=epoch_of(shard, "more")) is ErrorCode.INVALID_REQUEST
+
+
+def test_the_metadata_of_a_commit_is_bounded() -> None:
+    image = TopicImage()
+    orders = topic("orders", 5_000)
+    image.update({"orders": orders})
+    shard = load([], image, 0)
+
+    def commit(partitions: int, size: int) -> CommitAnswer:
+        offsets = tuple(
+            OffsetToCommit("orders", number, 1, metadata="m" * size, topic_id=orders.topic_id)
+            for number in range(partitions)
+        )
+        answer = shard.handle(CommitOffsets(GROUP, "", -1, offsets), 0).answer
+        assert isinstance(answer, CommitAnswer)
+        return answer
+
+    most = MOST_METADATA_BYTES // 4096
+    assert commit(most, 4096).error is None
+    refused = commit(most + 1, 4096).error
+    assert refused is not None
+    assert refused.code is ErrorCode.INVALID_REQUEST
+    assert "send several" in refused.message
