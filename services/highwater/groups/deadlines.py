@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -29,6 +29,10 @@ class Deadlines(Generic[K]):
 
     def cancel(self, key: K) -> None:
         self._at_ms.pop(key, None)
+        if len(self._heap) > 64 + 2 * len(self._at_ms):
+            self._queued = {key: at_ms for key, at_ms in self._queued.items() if key in self._at_ms}
+            self._heap = [entry for entry in self._heap if self._queued.get(entry[2]) == entry[0]]
+            heapify(self._heap)
 
     def get(self, key: K) -> int | None:
         return self._at_ms.get(key)

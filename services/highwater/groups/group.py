@@ -67,7 +67,7 @@ class Group:
             return GroupState.EMPTY
         if self.target_epoch < self.epoch:
             return GroupState.ASSIGNING
-        for member in self.members.values():
+        for member in list(self.members.values()):  # asked by the thread that serves the metrics, too
             if member.current.state is not MemberState.STABLE or member.current.epoch != self.target_epoch:
                 return GroupState.RECONCILING
         return GroupState.STABLE

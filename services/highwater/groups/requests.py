@@ -67,6 +67,11 @@ class Heartbeat:
     seen_assignment: int = 0  # 0: none on this stream
     client_host: str = ""
 
+    @property
+    def is_sign_of_life(self) -> bool:
+        """It says nothing but that the member is there, and has heard of an assignment."""
+        return self.member_epoch > JOINING and self.subscription is None and self.owned is None
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetToCommit:
