@@ -49,3 +49,16 @@ def test_a_deadline_that_only_moves_stays_one_entry() -> None:
         assert deadlines.pop_due(now) is None
         assert len(deadlines._heap) == 1
     assert deadlines.pop_due(10_099) == "member"
+
+
+def test_what_is_cancelled_is_not_kept() -> None:
+    """Members that came and went left an entry each until its time: a session timeout of a day, a day of them."""
+    deadlines: Deadlines[int] = Deadlines()
+    deadlines.set(-1, 50)
+    for member in range(10_000):
+        deadlines.set(member, 100 + member)
+        deadlines.cancel(member)
+        assert len(deadlines._heap) < 100
+    assert len(deadlines._queued) < 100
+    assert deadlines.pop_due(50) == -1
+    assert deadlines.pop_due(1 << 40) is None

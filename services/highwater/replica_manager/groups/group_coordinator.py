@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 
 from highwater.errors import ErrorCode
@@ -23,6 +22,7 @@ from highwater.groups.requests import (
 from highwater.groups.shard import GroupShard
 from highwater.groups.topics import TopicImage
 from highwater.groups.validity import check_group_id
+from highwater.replica_manager.groups.clock import CoordinatorClock
 from highwater.replica_manager.groups.hosted_shard import LOADS_AT_ONCE, HostedShard, ShardContext
 from highwater.replica_manager.groups.member_streams import MemberStream
 from highwater.replica_manager.groups.metrics import GroupMetrics
@@ -31,6 +31,9 @@ from highwater.replica_manager.groups.topic_feed import TopicFeed
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger
+
+logger = get_logger("replica_manager.groups")
 
 TICK_S = 0.1
 
@@ -49,13 +52,14 @@ class GroupCoordinator:
         self._shards: dict[int, HostedShard] = {}
         self._feed = TopicFeed(replica_manager.metadata)
         self._supervisor = supervisor
+        self._clock = CoordinatorClock()
         self._context = ShardContext(
             replica_manager,
             self._feed,
             config,
             metrics,
             supervisor,
-            _steady_clock(),
+            self._clock.now_ms,
             asyncio.Semaphore(LOADS_AT_ONCE),
         )
         replica_manager.leadership_listeners.append(self._leadership_changed)
@@ -124,9 +128,16 @@ class GroupCoordinator:
             self._shards[number] = HostedShard(self._context, hosted, hosted.pipeline)
 
     async def _tick(self) -> None:
+        if self._clock.was_set():
+            logger.warning("the clock of this machine was set: groups are loaded anew, with sessions that begin now")
+            for shard in list(self._shards.values()):
+                shard.load_anew(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         changed = self._feed.take()
         for shard in list(self._shards.values()):
-            await shard.tick(changed)
+            try:
+                await shard.tick(changed)
+            except Exception:  # the others are to hear of what has changed, and of the time
+                shard.failed("a shard of groups could not do what is due")
 
     def _count(self, metrics: GroupMetrics) -> None:
         # Called from the thread that serves the metrics: over copies.
@@ -156,9 +167,3 @@ async def _asked(shard: HostedShard, request: Request) -> Answer | Refusal:
 
     shard.ask(request, told)
     return await future
-
-
-def _steady_clock() -> Callable[[], int]:
-    """Milliseconds since 1970 as the wall clock had them at the start: a clock that is set does not end sessions."""
-    began_ms = int(time.time() * 1000) - time.monotonic_ns() // 1_000_000
-    return lambda: began_ms + time.monotonic_ns() // 1_000_000

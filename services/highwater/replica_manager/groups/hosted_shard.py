@@ -88,17 +88,23 @@ class HostedShard:
         if refusal is not None or serving is None:
             told(refusal or self._not_served())
             return
-        outcome = serving.shard.handle(request, self._context.now_ms())
+        outcome = self._decided(serving, request)
+        if outcome is None:
+            told(self._not_served())
+            return
         self._carry_out(serving, outcome, told)
 
     def heard(self, request: Heartbeat, stream: MemberStream) -> None:
         """A word of a member on its stream, which is told the answer when that may leave."""
         serving = self._serving
-        refusal = self.refusal()
+        refusal = self.refusal(writes=not request.is_sign_of_life)
         if refusal is not None or serving is None:
             stream.tell(SessionAnswer(error=refusal or self._not_served()))
             return
-        outcome = serving.shard.handle(request, self._context.now_ms())
+        outcome = self._decided(serving, request)
+        if outcome is None:
+            stream.tell(SessionAnswer(error=self._not_served()))
+            return
         answer = outcome.answer
         if not isinstance(answer, SessionAnswer):
             self.streams.opened(request.group, request.member_id, stream)
@@ -112,11 +118,28 @@ class HostedShard:
 
         self._carry_out(serving, outcome, told)
 
-    def refusal(self) -> Refusal | None:
-        """Tells why nothing can be asked now; None: it can."""
+    def _decided(self, serving: _Serving, request: Request) -> Outcome | None:
+        try:
+            return serving.shard.handle(request, self._context.now_ms())
+        except Exception:
+            self.failed("a request of a group could not be decided")
+            return None
+
+    def failed(self, what: str) -> None:
+        """A bug: what the shard holds is not to be gone by. To be called while the error is handled."""
+        logger.exception("%s %s", what, pairs(partition=self._hosted.key.partition))
+        self.load_anew(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    def load_anew(self, error: ErrorCode) -> None:
+        """Drops what it holds; members are given a whole session timeout when it is served again."""
+        if self._serving is not None:
+            self._serving.log.end(error)
+
+    def refusal(self, *, writes: bool = True) -> Refusal | None:
+        """Tells why nothing can be asked now, of what `writes` records or does not; None: it can."""
         if self._serving is None or not self._serving.log.may_lead:
             return self._not_served()
-        if self._serving.log.full:
+        if writes and self._serving.log.full:
             return Refusal(
                 ErrorCode.OVERLOADED,
                 "too many answers of this coordinator wait for their records to be committed: try again",
@@ -154,7 +177,7 @@ class HostedShard:
             absent, self._absent = self._absent, []
             await self._topics_changed(serving, self._not_there(absent), pace)
         due_ms = serving.shard.next_due_ms()
-        if due_ms is None or due_ms > now_ms:
+        if due_ms is None or due_ms > now_ms or serving.log.full:  # who could not be heard is not removed for silence
             return
         for outcome in serving.shard.tick(now_ms):
             self._carry_out(serving, outcome, None)

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from highwater.errors import ErrorCode
 from highwater.groups.records import Record
 from highwater.log_storage_client.values import AppendAnswer, StorageUnavailableError
+from highwater.records import HEADER_BYTES, iter_batches
 from highwater.records import Record as Row
-from highwater.records import iter_batches
 from highwater.replica_manager.groups.pacing import Pace
 from highwater.replica_manager.groups.record_batches import decode, encode, size_of
 from highwater.replica_manager.partition.actions import FAR_MS
@@ -126,7 +126,7 @@ class ShardLog:
             if not future.done():
                 future.set_result(error)
 
-        self._hosted.await_commit(self._pipeline.leader_epoch, self._end_offset, FAR_MS, told)
+        self._hosted.await_commit(self._pipeline.leader_epoch, self._end_offset, FAR_MS, told, bounded=False)
         return await future
 
     # Appending
@@ -171,7 +171,8 @@ class ShardLog:
         while self._pending and self._in_flight < (IN_FLIGHT if self._certain else 1) and self._ended is None:
             records = [self._pending.popleft()]
             size = size_of(records[0])
-            while self._pending and size + size_of(self._pending[0]) <= BATCH_BYTES:
+            most_bytes = min(BATCH_BYTES, self._hosted.config.max_message_bytes - HEADER_BYTES)
+            while self._pending and size + size_of(self._pending[0]) <= most_bytes:
                 records.append(self._pending.popleft())
                 size += size_of(records[-1])
             self._append(records, size)
@@ -204,6 +205,7 @@ class ShardLog:
                     answer.last_offset + 1,
                     FAR_MS,
                     lambda error: self._advanced(len(records), size, error),
+                    bounded=False,
                 )
             else:
                 self.end(ErrorCode.OFFSET_MISMATCH)  # the log has records that this shard has not replayed

@@ -109,16 +109,23 @@ class HostedPartition:
             session.grown(self.key, log_end_offset, size_bytes)
 
     def await_commit(
-        self, leader_epoch: int, end_offset: int, deadline_ms: int, done: Callable[[ErrorCode], None]
+        self,
+        leader_epoch: int,
+        end_offset: int,
+        deadline_ms: int,
+        done: Callable[[ErrorCode], None],
+        *,
+        bounded: bool = True,
     ) -> None:
         """`done` is called once the high watermark has reached `end_offset` under `leader_epoch`, or cannot any more
-        (RULES 5.3, 5.4), or the time is up; at once where that is known already."""
+        (RULES 5.3, 5.4), or the time is up; at once where that is known already. Not `bounded`: of the broker itself,
+        which has few; what clients' produces have filled keeps nobody else out."""
         outcome = produce_outcome(self.partition, leader_epoch, end_offset)
         if outcome is not None:
             done(outcome)
             return
         produce = WaitingProduce(leader_epoch, end_offset, done)
-        if self._purgatory.produces.add(self.key, end_offset, deadline_ms, produce) is None:
+        if self._purgatory.produces.add(self.key, end_offset, deadline_ms, produce, bounded=bounded) is None:
             done(ErrorCode.OVERLOADED)  # appended, but nobody can wait for it: its retry will be a duplicate
 
     # What the partition's actions come down to

@@ -81,9 +81,11 @@ class ProducePurgatory(Generic[T]):
     def __len__(self) -> int:
         return self._deadlines.live
 
-    def add(self, key: PartitionKey, required_offset: int, deadline_ms: int, token: T) -> Waiting[T] | None:
-        """Waits until the high watermark is at or above `required_offset`. None: full."""
-        if len(self) >= self.limit:
+    def add(
+        self, key: PartitionKey, required_offset: int, deadline_ms: int, token: T, *, bounded: bool = True
+    ) -> Waiting[T] | None:
+        """Waits until the high watermark is at or above `required_offset`. None: full, where it is `bounded`."""
+        if bounded and len(self) >= self.limit:
             return None
         waiting = Waiting(token, {key: required_offset})
         heap = self._by_key.get(key)
