@@ -37,7 +37,7 @@ _LZ4_MAGIC = 0x184D2204
 _LZ4_PLAIN = 0x48  # version 1, the content's size is there
 _LZ4_INDEPENDENT_BLOCKS = 0x20
 _LZ4_STORED_BLOCK = 1 << 31
-_LZ4_STEP_BYTES = 32 << 10
+_LZ4_STEP_BYTES = 256 << 10  # expanded at a time: fresh memory for more comes page by page from the system
 # Each member that follows another costs a copy of what is left.
 _MAX_GZIP_MEMBERS = 256
 # A zstd block expands to at most 128 KiB and takes at least 4 bytes: what a step of input gives is known before it.
@@ -119,32 +119,43 @@ class Scratch(threading.local):
 
 
 class Lz4Front:
-    """The front of a plain lz4 frame (`plain_lz4_bytes`), expanded as far as it is asked for, into a thread's scratch:
-    it is there until the next one."""
+    """The front of a plain lz4 frame (`plain_lz4_bytes`), expanded as far as it is asked for, and a step at the least,
+    into a thread's scratch: it is there until the next one. An end that is reached is where the frame says."""
 
     def __init__(self, scratch: Scratch, data: memoryview, size: int) -> None:
-        self._frame = lz4.frame.LZ4FrameDecompressor()
+        self._frame = lz4.frame.create_decompression_context()
         self._data = data
         self._taken = 0
-        self._memory = memoryview(scratch.of(size))[:size]
+        self._size = size
+        self._memory = memoryview(scratch.of(size + 1))
         self._filled = 0
+        self._ended = False
 
     def first(self, count: int) -> memoryview:
         """So many bytes or more. Raises `CorruptPayloadError`."""
-        while self._filled < count:
-            if self._taken >= len(self._data):
-                raise CorruptPayloadError("lz4: truncated")
-            try:
-                piece = self._frame.decompress(self._data[self._taken : self._taken + _LZ4_STEP_BYTES])
-            except (RuntimeError, EOFError, ValueError) as error:
-                raise CorruptPayloadError(f"lz4: {error}") from error
-            self._taken += _LZ4_STEP_BYTES
-            end = self._filled + len(piece)
-            if end > len(self._memory):
-                raise CorruptPayloadError(f"lz4: more than the {len(self._memory)} bytes that the frame says")
-            self._memory[self._filled : end] = piece
-            self._filled = end
+        while self._filled < count or (self._filled >= self._size and not self._ended):
+            self._go_on()
         return self._memory[: self._filled]
+
+    def _go_on(self) -> None:
+        if self._ended:
+            raise CorruptPayloadError("lz4: truncated")
+        # One byte of room more than it may take, so that the frame's end is reached and an excess is seen.
+        room = min(_LZ4_STEP_BYTES, self._size + 1 - self._filled)
+        try:
+            piece, taken, self._ended = lz4.frame.decompress_chunk(
+                self._frame, self._data[self._taken :], max_length=room
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CorruptPayloadError(f"lz4: {error}") from error
+        if not taken and not piece and not self._ended:
+            raise CorruptPayloadError("lz4: truncated")
+        end = self._filled + len(piece)
+        self._memory[self._filled : end] = piece
+        self._taken += taken
+        self._filled = end
+        if end > self._size:
+            raise CorruptPayloadError(f"lz4: more than the {self._size} bytes that the frame says")
 
 
 def plain_lz4_bytes(data: memoryview) -> int | None:

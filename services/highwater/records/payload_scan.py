@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from highwater.records.codec import Codec
 from highwater.records.codecs import Lz4Front, Scratch, decompress, plain_lz4_bytes
-from highwater.records.column_frame import read_column_frame
+from highwater.records.column_frame import ColumnFrame, read_column_frame
 from highwater.records.errors import CorruptBatchError, CorruptPayloadError
 from highwater.records.header import HEADER_BYTES, BatchHeader, ReadableBuffer
 from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES, most_records
@@ -59,6 +59,22 @@ def scan_payload(
         raise CorruptBatchError(position, "there is not enough memory to expand the payload") from error
 
 
+def scan_front(
+    buffer: ReadableBuffer, position: int, header: BatchHeader, *, max_payload_bytes: int
+) -> tuple[PayloadScan, int] | None:
+    """`scan_payload` of columns where it takes no more than to look at their payload's front, and that payload's size:
+    a millisecond for 4 MB. None: it takes more, or they are not sound."""
+    compressed = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
+    size = _size_in_place(compressed, header)
+    if size is None or size > max_payload_bytes or not 0 < header.record_count <= most_records(header):
+        return None
+    try:
+        frame = _frame_in_place(compressed, size, header)
+    except (CorruptPayloadError, MemoryError):
+        return None
+    return None if frame is None else (_framed(frame, header), size)
+
+
 def _rows(payload: bytes, header: BatchHeader) -> PayloadScan:
     scan = scan_row_payload(payload, header)
     offsets = np.frombuffer(scan.offset_deltas, np.int32).astype(np.int64) + header.base_offset
@@ -66,20 +82,39 @@ def _rows(payload: bytes, header: BatchHeader) -> PayloadScan:
 
 
 def _columns(compressed: memoryview, header: BatchHeader, max_payload_bytes: int) -> PayloadScan:
-    size = plain_lz4_bytes(compressed) if header.codec is Codec.LZ4 else None
-    payload: bytes | None = None
+    size = _size_in_place(compressed, header)
+    frame = None
     if size is not None and size <= max_payload_bytes:
-        frame = read_column_frame(Lz4Front(_scratch, compressed, size).first, size, header)
-    else:
-        payload = whole = decompress(header.codec, compressed, max_payload_bytes)
-        frame = read_column_frame(lambda _: whole, len(whole), header)
+        frame = _frame_in_place(compressed, size, header)
     if frame is None:
-        from highwater.records.columns import decode_column_payload  # noqa: PLC0415  it loads Arrow
+        payload = decompress(header.codec, compressed, max_payload_bytes)
+        frame = read_column_frame(lambda _: payload, len(payload), header)
+    if frame is not None:
+        return _framed(frame, header)
+    from highwater.records.columns import decode_column_payload  # noqa: PLC0415  it loads Arrow
 
-        if payload is None:
-            payload = decompress(header.codec, compressed, max_payload_bytes)
-        columns = decode_column_payload(payload, header)
-        return PayloadScan(columns.column(0).to_numpy(), columns.column(1).to_numpy(), columns.column(2).null_count)
+    columns = decode_column_payload(payload, header)
+    return PayloadScan(columns.column(0).to_numpy(), columns.column(1).to_numpy(), columns.column(2).null_count)
+
+
+def _size_in_place(compressed: memoryview, header: BatchHeader) -> int | None:
+    """Bytes of a payload that need not be expanded whole to look at its front. None: it must."""
+    match header.codec:
+        case Codec.NONE:
+            return len(compressed)
+        case Codec.LZ4:
+            return plain_lz4_bytes(compressed)
+        case _:
+            return None
+
+
+def _frame_in_place(compressed: memoryview, size: int, header: BatchHeader) -> ColumnFrame | None:
+    if header.codec is Codec.NONE:
+        return read_column_frame(lambda _: compressed, size, header)
+    return read_column_frame(Lz4Front(_scratch, compressed, size).first, size, header)
+
+
+def _framed(frame: ColumnFrame, header: BatchHeader) -> PayloadScan:
     timestamps = frame.timestamps.copy()  # the payload's memory is the next one's
     if header.log_append_time:
         timestamps = np.full(header.record_count, header.max_timestamp, dtype=np.int64)

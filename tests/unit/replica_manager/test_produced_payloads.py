@@ -21,7 +21,12 @@ from highwater.records.varint import encode_varint
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.requests import payload_check
 from highwater.replica_manager.requests.batch_check import CheckedBatches, check
-from highwater.replica_manager.requests.payload_check import check_payloads, check_small_payloads
+from highwater.replica_manager.requests.payload_check import (
+    INLINE_COLUMN_BYTES,
+    INLINE_ROWS,
+    InlineChecks,
+    check_payloads,
+)
 from highwater.replica_manager.requests.produce import ProducePart, ProduceResult
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.listeners import Listener
@@ -59,8 +64,7 @@ def outcome(produced: bytes, config: TopicConfig = CONFIG) -> CheckedBatches:
     checked = check(produced, config, NOW)
     assert checked.error is ErrorCode.NONE, checked.message
     found = check_payloads(produced, checked, config, NOW)
-    at_once = check_small_payloads(produced, checked, config, NOW)
-    assert at_once is None or at_once == found
+    assert not InlineChecks().sound(produced, checked, config, NOW) or found == checked
     return found
 
 
@@ -132,15 +136,29 @@ def test_the_first_timestamp_of_columns_is_the_headers() -> None:
     assert f"has the first timestamp {NOW - 1} in its header, its first record's is {NOW}" in found.message
 
 
-def test_what_is_small_is_checked_at_once_and_the_rest_in_a_thread() -> None:
-    def at_once(produced: bytes) -> CheckedBatches | None:
-        return check_small_payloads(produced, check(produced, CONFIG, NOW), CONFIG, NOW)
+def test_what_takes_little_time_is_checked_at_once_and_the_rest_in_a_thread() -> None:
+    def at_once(produced: bytes, inline: InlineChecks | None = None) -> bool:
+        return (inline or InlineChecks()).sound(produced, check(produced, CONFIG, NOW), CONFIG, NOW)
 
-    assert at_once(rows()) is not None
-    assert at_once(rows(codec=Codec.ZSTD)) is not None
-    assert at_once(rows(1000)) is None
-    assert at_once(rows(1, Codec.ZSTD, value=bytes(1 << 20))) is None
-    assert at_once(columns()) is None
+    assert at_once(rows())
+    assert at_once(rows(codec=Codec.ZSTD))
+    assert not at_once(rows(1000))
+    assert not at_once(rows(1, Codec.ZSTD, value=bytes(1 << 20)))
+    assert at_once(columns())
+    assert at_once(columns(1000, Codec.LZ4, value=bytes(4096)))
+    assert not at_once(columns(codec=Codec.ZSTD))
+    assert not at_once(columns(3, Codec.LZ4, value=bytes(INLINE_COLUMN_BYTES // 3)))
+    assert not at_once(sealed(columns(codec=Codec.LZ4)[:-8]))
+    assert not at_once(with_time(columns(codec=Codec.LZ4), MAX_TIMESTAMP_AT, NOW + 9))
+
+
+def test_what_a_request_has_checked_at_once_is_bounded_for_all_its_batches() -> None:
+    """10,000 parts of what each was soon done held the event loop for seconds."""
+    for batch, most in ((rows(100), INLINE_ROWS // 100), (columns(codec=Codec.LZ4), INLINE_COLUMN_BYTES // (64 << 10))):
+        inline = InlineChecks()
+        checked = check(batch, CONFIG, NOW)
+        found = [inline.sound(batch, checked, CONFIG, NOW) for _ in range(2 * most)]
+        assert found == [True] * most + [False] * most
 
 
 class Gate:

@@ -11,56 +11,67 @@ from highwater.errors import ErrorCode
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.records.errors import PayloadTooLargeError, TooManyHeadersError
 from highwater.records.limits import expansion_limit
-from highwater.records.payload_scan import PayloadScan, scan_payload
+from highwater.records.payload_scan import PayloadScan, scan_front, scan_payload
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.requests.batch_check import CheckedBatches, timestamp_problem
 
-# Rows of no more than this, and that expand to no more, are checked sooner than a thread takes them.
-INLINE_BYTES = 4 << 10
-INLINE_EXPANDED_BYTES = 8 << 10
+# What is checked sooner than a thread takes it, in one request: so many rows, of no more than so many bytes a batch,
+# and so many bytes of columns, which are not looked at but for their front.
+INLINE_ROWS = 1_000
+INLINE_ROW_BYTES = 8 << 10
+INLINE_COLUMN_BYTES = 8 << 20
+_LEAST_COLUMN_BYTES = 64 << 10  # what a batch of few costs as much as
 
 Problem = tuple[ErrorCode, str]
 
 
 def check_payloads(produced: bytes, checked: CheckedBatches, config: TopicConfig, now_ms: int) -> CheckedBatches:
     """The outcome for batches whose headers were `checked`. For a thread: payloads expand to `expansion_limit`."""
-    return _outcome(produced, checked, config, now_ms, expansion_limit(config.max_message_bytes))
-
-
-def check_small_payloads(
-    produced: bytes, checked: CheckedBatches, config: TopicConfig, now_ms: int
-) -> CheckedBatches | None:
-    """`check_payloads` where that takes no longer than a thread's turn; None: it may, and nothing is known."""
-    if len(produced) > INLINE_BYTES or any(header.columnar for _, header in checked.batches):
-        return None
-    try:
-        return _outcome(produced, checked, config, now_ms, INLINE_EXPANDED_BYTES, raise_too_large=True)
-    except PayloadTooLargeError:
-        return None
-
-
-def _outcome(
-    produced: bytes,
-    checked: CheckedBatches,
-    config: TopicConfig,
-    now_ms: int,
-    limit: int,
-    *,
-    raise_too_large: bool = False,
-) -> CheckedBatches:
+    limit = expansion_limit(config.max_message_bytes)
     for position, header in checked.batches:
         problem: Problem | None
         try:
             scan = scan_payload(produced, position, header, max_payload_bytes=limit)
         except CorruptBatchError as error:
-            if raise_too_large and isinstance(error.__cause__, PayloadTooLargeError):
-                raise error.__cause__ from None
             problem = _unreadable(error, config)
         else:
             problem = _problem(scan, header, config, now_ms)
         if problem is not None:
             return CheckedBatches(problem[0], f"the batch at byte {position} {problem[1]}")
     return checked
+
+
+class InlineChecks:
+    """The checks of a request's batches that take no longer than a thread's turn. Those are what is sound: what is not
+    can take longer."""
+
+    def __init__(self) -> None:
+        self._rows = INLINE_ROWS
+        self._column_bytes = INLINE_COLUMN_BYTES
+
+    def sound(self, produced: bytes, checked: CheckedBatches, config: TopicConfig, now_ms: int) -> bool:
+        """Tells whether `check_payloads` has nothing to say. False: nothing is known."""
+        for position, header in checked.batches:
+            scan = self._scan(produced, position, header)
+            if scan is None or _problem(scan, header, config, now_ms) is not None:
+                return False
+        return True
+
+    def _scan(self, produced: bytes, position: int, header: BatchHeader) -> PayloadScan | None:
+        if header.columnar:
+            found = scan_front(produced, position, header, max_payload_bytes=self._column_bytes)
+            if found is None:
+                return None
+            scan, size = found
+            self._column_bytes -= max(size, _LEAST_COLUMN_BYTES)
+            return scan
+        self._rows -= header.record_count
+        if self._rows < 0 or header.size_bytes > INLINE_ROW_BYTES:
+            return None
+        try:
+            return scan_payload(produced, position, header, max_payload_bytes=INLINE_ROW_BYTES)
+        except CorruptBatchError:
+            return None
 
 
 def _unreadable(error: CorruptBatchError, config: TopicConfig) -> Problem:

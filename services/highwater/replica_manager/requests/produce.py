@@ -38,7 +38,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.batch_check import CheckedBatches, check
-from highwater.replica_manager.requests.payload_check import check_payloads, check_small_payloads
+from highwater.replica_manager.requests.payload_check import InlineChecks, check_payloads
 from highwater.telemetry.log import get_logger
 
 logger = get_logger("replica_manager.produce")
@@ -129,7 +129,8 @@ class ProduceHandler:
         if until_done:
             request.unwritten += 1
             request.until_done = True
-        checks = [self._check_of(part) for part in parts]
+        inline = InlineChecks()
+        checks = [self._check_of(part, inline) for part in parts]
         if all(one is None or one.outcome is not None for one in checks):
             self._hand_over(request, parts, checks)
             return None
@@ -161,7 +162,7 @@ class ProduceHandler:
                 self._coming -= 1
         request.handed_over()
 
-    def _check_of(self, part: ProducePart) -> _PayloadCheck | None:
+    def _check_of(self, part: ProducePart, inline: InlineChecks) -> _PayloadCheck | None:
         """None where the part will be refused in any case: nobody looks into it."""
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None or hosted.pipeline is None or is_internal_topic(hosted.topic):
@@ -170,8 +171,8 @@ class ProduceHandler:
         headers = check(part.records, config, now_ms)
         if headers.error is not ErrorCode.NONE:
             return _PayloadCheck(part.records, config, now_ms, headers, headers)
-        outcome = check_small_payloads(part.records, headers, config, now_ms)
-        return _PayloadCheck(part.records, config, now_ms, headers, outcome)
+        sound = inline.sound(part.records, headers, config, now_ms)
+        return _PayloadCheck(part.records, config, now_ms, headers, headers if sound else None)
 
     async def close(self) -> None:
         """Ends the threads. Nothing may be submitted any more."""
