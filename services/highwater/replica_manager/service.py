@@ -189,13 +189,17 @@ class ReplicaManagerService:
 
     async def start(self) -> None:
         replica_manager, settings = self.replica_manager, self._settings
-        unread = UnreadResponses(settings.fetch_response_timeout_ms / 1000, self._counted.unread_responses.inc)
         offsets, delete_records_handler = OffsetsHandler(replica_manager), DeleteRecordsHandler(replica_manager)
         producer_ids = ProducerIdAllocator(self._store, self._keys)
         forwarding = Forwarding(self._active_controller)
         internal = settings.internal_listener
         for name in settings.listeners:
             server = self.servers[name].grpc
+            unread = UnreadResponses(
+                settings.fetch_response_timeout_ms / 1000,
+                self._counted.unread_responses.inc,
+                functools.partial(self.servers.port, name),
+            )
             BrokerServicer(
                 replica_manager,
                 self._produce_handler,

@@ -40,6 +40,11 @@ class ListenerServers:
         """The bound address of each listener, once it is started."""
         return {name: server.addresses[0] for name, server in self._servers.items()}
 
+    def port(self, name: str) -> int:
+        """The bound TCP port of a listener, once it is started; 0: it is a unix socket."""
+        address = self.addresses[name]
+        return 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
+
     @property
     def advertised(self) -> dict[str, str]:
         """The address of each listener that others are told, once it is started."""

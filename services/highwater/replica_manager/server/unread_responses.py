@@ -20,22 +20,30 @@ logger = get_logger("replica_manager.unread_responses")
 TIMEOUT_S = 30.0
 SLOWEST_BYTES_PER_S = 1 << 20  # a response has so much longer: what is being read is not cut off for its size
 
+# A connection that could not be found or shut down just now is tried again so often.
+TRIES = 5
+TRY_AGAIN_S = 1.0
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ResponseWatch:
     """The responses of one call, one after the other."""
 
-    def __init__(self, context: Context, timeout_s: float, closed: Callable[[], object]) -> None:
+    def __init__(
+        self, context: Context, timeout_s: float, closed: Callable[[], object], local_port: Callable[[], int]
+    ) -> None:
         self._context = context
         self._timeout_s = timeout_s
         self._closed = closed
+        self._local_port = local_port
         self._timer: asyncio.TimerHandle | None = None
+        self._hung_up = False
 
     def begun(self, size_bytes: int) -> None:
         """A response goes to gRPC now."""
         limit_s = self._timeout_s + size_bytes / SLOWEST_BYTES_PER_S
-        self._timer = asyncio.get_running_loop().call_later(limit_s, self._overdue, limit_s, size_bytes)
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._overdue, limit_s, size_bytes, 1)
 
     def taken(self) -> None:
         """It is written, or the call is over."""
@@ -43,25 +51,37 @@ class ResponseWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _overdue(self, limit_s: float, size_bytes: int) -> None:
+    def _overdue(self, limit_s: float, size_bytes: int, attempt: int) -> None:
         peer = self._context.peer()
         facts = pairs(peer=peer, response_bytes=size_bytes, waited_s=round(limit_s, 1))
-        if hang_up(peer):
+        hung_up = hang_up(peer, self._local_port())
+        if hung_up and not self._hung_up:
+            self._hung_up = True
             self._closed()
             logger.warning("the connection of a client that does not take its response is closed %s", facts)
-        else:
+        if attempt < TRIES:  # until the call is over: `taken`
+            again = asyncio.get_running_loop().call_later
+            self._timer = again(TRY_AGAIN_S, self._overdue, limit_s + TRY_AGAIN_S, size_bytes, attempt + 1)
+        elif not hung_up:
             logger.warning("a client does not take its response, and its connection cannot be closed %s", facts)
 
 
 class UnreadResponses:
-    """`closed` is called for each connection that is closed."""
+    """`closed` is called for each connection that is closed. `local_port` tells that of the listener that the calls
+    come in by, once it is bound; 0: it is a unix socket, whose connections cannot be closed."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, closed: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        timeout_s: float = TIMEOUT_S,
+        closed: Callable[[], object] = lambda: None,
+        local_port: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._timeout_s = timeout_s
         self._closed = closed
+        self._local_port = local_port
 
     def of(self, context: Context) -> ResponseWatch:
-        return ResponseWatch(context, self._timeout_s, self._closed)
+        return ResponseWatch(context, self._timeout_s, self._closed, self._local_port)
 
     def watch_unary(self, context: Context, size_bytes: int) -> None:
         """The only response of a call, which ends when that is written."""
