@@ -232,6 +232,33 @@ def test_a_broker_takes_a_bounded_number_of_logs(tmp_path: Path) -> None:
     fewer.close()
 
 
+@pytest.mark.parametrize("whole_disk", [False, True])
+def test_a_log_that_goes_offline_gives_its_places_back(tmp_path: Path, whole_disk: bool) -> None:
+    manager = LogManager([tmp_path], LogConfig(), broker_id=1)
+    manager.load()
+    manager.create_all([wanted(0), wanted(1)])
+    failed, other = (manager.logs.get(wanted(number).key).online() for number in range(2))
+    before = len(unsynced_segments)
+    lead_weeks(failed, 30)
+    lead_weeks(other, 30)
+    assert (len(failed.segments), len(other.segments)) == (1 + LIMIT, 1)
+    manager.logs.count_offline()
+    assert len(unsynced_segments) == before + LIMIT
+    if whole_disk:
+        failed.disk.failure = "gone"
+    else:
+        failed.context.fail("a failed sync")
+    for _ in range(2):
+        manager.logs.count_offline()
+    assert len(unsynced_segments) == before
+    assert not any(segment in unsynced_segments._segments for segment in failed.segments)
+    if not whole_disk:
+        lead_weeks(other, 30)
+        assert len(other.segments) == 1 + LIMIT
+    assert files_open(tmp_path) <= 3 * LIMIT + LIMIT + 10
+    manager.unlock()
+
+
 @pytest.mark.parametrize("descriptors", [1_024, 20_000, 1 << 20])
 def test_the_shares_leave_some_for_connections(descriptors: int) -> None:
     opens, unsynced, logs = OpenSegments(1), UnsyncedSegments(1), most_logs(descriptors)

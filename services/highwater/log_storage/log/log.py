@@ -110,6 +110,7 @@ class Log:
             self.flusher,
         )
         self.replacement = SegmentReplacement(self.context, self.segment_list, self.producer_state, self.offsets)
+        self._awaits_no_sync = False
 
     # -- what it is now -----------------------------------------------------------------------------------------------
 
@@ -320,6 +321,14 @@ class Log:
         except (OSError, CorruptBatchError) as error:
             raise self.context.fail(error) from error
         self.flush()
+
+    def await_no_sync(self) -> None:
+        """Of a log that is offline: its sealed segments will not be synced, and others may wait for the disk in their
+        place. What of them was not written out is in doubt anyway."""
+        if not self._awaits_no_sync:
+            self._awaits_no_sync = True
+            for segment in self.segments[:-1]:
+                segment.mark_sealed()
 
     def flush(self) -> None:
         """See `Flusher.flush`."""

@@ -55,6 +55,8 @@ class LogRegistry:
             log = hosted.log
             if log is None or log.context.failure or hosted.log_dir.disk.failure:
                 offline += 1
+                if log is not None:
+                    log.await_no_sync()
             if log is not None and log.damage.noted and hosted.known_damage:
                 damaged += 1
         self.offline_logs, self.damaged_logs = offline, damaged
