@@ -19,6 +19,7 @@ from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
+from highwater.metadata.schema.reading import CorruptMetadataError
 from highwater.metadata.state.cluster_id import ensure_cluster_id
 from highwater.metadata.state.isr_notifications import QUIET_MS
 from highwater.metadata.state.unreadable_entries import UnreadableEntries
@@ -36,6 +37,7 @@ _log = get_logger(__name__)
 
 SERVICE_NAME = "highwater.v1.Controller"
 PAUSE_S = 1.0
+UNREADABLE_PAUSE_S = 10.0
 HEALTH_S = 0.2
 
 
@@ -54,6 +56,7 @@ class ControllerService:
         self._election: ControllerElection | None = None
         self._active_controller: ActiveController | None = None
         self._cluster_id = ""
+        self._cluster_id_asked = False  # and answered: with one, or with none that can be read
         self._serving = True
         self._started_s = time.monotonic()
         self._metrics = Metrics("controller")
@@ -97,7 +100,7 @@ class ControllerService:
         await self._store.close()
 
     async def _serve_terms(self, election: ControllerElection) -> None:
-        await self._read_cluster_id()
+        await self._await_cluster_id()
         await self._warn_of_flawed_etcd()
         while True:
             term = await election.campaign()
@@ -146,19 +149,31 @@ class ControllerService:
     async def _report_health(self, election: ControllerElection) -> None:
         """NOT_SERVING while it could not take over: etcd has not let it stand for election for a session's time-out."""
         patience_s = self.settings.controller_session_timeout_ms / 1000
-        serving = election.stands and (bool(self._cluster_id) or time.monotonic() - self._started_s < patience_s)
+        serving = election.stands and (self._cluster_id_asked or time.monotonic() - self._started_s < patience_s)
         if serving != self._serving:
             self._serving = serving
             _log.warning("health %s", pairs(serving=self._serving))
             await self._server.set_serving(self._serving)
 
-    async def _read_cluster_id(self) -> None:
-        while not self._cluster_id:
+    async def _await_cluster_id(self) -> None:
+        """Waits for an answer. Where the id cannot be read a controller acts all the same, and goes on asking."""
+        while not self._cluster_id_asked:
             try:
-                self._cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+                await self._read_cluster_id()
+            except CorruptMetadataError as error:
+                _log.error("%s; everything else is served", error)
+                self._cluster_id_asked = True
+                self._supervisor.run_every(
+                    "cluster id", UNREADABLE_PAUSE_S, self._read_cluster_id, expected=(StoreError,)
+                )
             except StoreError as error:
                 _log.warning("waiting for etcd: %s", error)
                 await asyncio.sleep(PAUSE_S)
+
+    async def _read_cluster_id(self) -> None:
+        if not self._cluster_id:
+            self._cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+            self._cluster_id_asked = True
 
     async def _warn_of_flawed_etcd(self) -> None:
         with contextlib.suppress(StoreError):  # etcd may not allow us to ask

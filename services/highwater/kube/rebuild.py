@@ -18,7 +18,7 @@ from highwater.kube.lost_etcd import backup_file
 from highwater.kube.lost_etcd.inventory import BrokerInventory, from_lines
 from highwater.kube.lost_etcd.metadata import write_plan
 from highwater.kube.lost_etcd.plan import Plan, cluster_id_of, plan
-from highwater.metadata.schema.cluster_view import CorruptMetadataError
+from highwater.metadata.schema.reading import CorruptMetadataError
 from highwater.metadata.store.etcd_errors import StoreError
 
 REFUSED = 3

@@ -14,6 +14,7 @@ from highwater.metadata.schema.cluster_view import (
 )
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import (
+    KEEP_ALL_RECORDS,
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,
@@ -93,7 +94,8 @@ def test_what_cannot_be_read_is_left_out_and_said_once(caplog: pytest.LogCapture
     for _ in range(2):
         snapshot = decode_snapshot(KEYS, listing, unreadable)
         assert snapshot.topics == {"t": VersionedTopic(TOPIC, 3, 5)}
-        assert (snapshot.states, snapshot.brokers, snapshot.topic_configs) == ({}, {}, {})
+        assert (snapshot.states, snapshot.brokers) == ({}, {})
+        assert snapshot.topic_configs == {"t": KEEP_ALL_RECORDS}
     assert len(unreadable) == 4
     for key in bad:
         assert sum(f"etcd's key {key} cannot be read" in each.getMessage() for each in caplog.records) == 1

@@ -18,6 +18,7 @@ from highwater.controller.topics.topic_admin import Refusal
 from highwater.controller.topics.topic_config import TOPIC_CONFIG, problem_with, too_large
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.reading import CorruptMetadataError
 from highwater.metadata.state.topic_configs import read_topic_config, write_topic_config
 from highwater.metadata.store.etcd_errors import OutcomeUnknown, Refused, StoreError, Unavailable
 from highwater.metadata.store.store import Store
@@ -90,6 +91,8 @@ class Configuration:
                 ):
                     await self._told(topic.topic_id, config)
                     return None
+            except CorruptMetadataError as error:
+                return Refusal(ErrorCode.INVALID_CONFIG, f"topic {name!r}: {error}")
             except (Unavailable, OutcomeUnknown, Refused) as error:
                 trouble = f": {error}"
             if time.monotonic() + RETRY_PAUSE_S >= deadline or self._active_controller.ended:

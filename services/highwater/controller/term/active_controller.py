@@ -207,8 +207,26 @@ class ActiveController:
             "everything listed %s",
             pairs(revision=snapshot.revision, brokers=len(snapshot.brokers), topics=len(snapshot.topics)),
         )
+        self._warn_of_missing_states(snapshot)
         self.perform(actions)
         self._writer.all_told(snapshot.states)
+
+    def _warn_of_missing_states(self, snapshot: ClusterSnapshot) -> None:
+        """Tells of those of a topic that was only half made, as a rule (RULES 9.1): where a state was removed, the new
+        one begins at leader epoch 0, and log-storage refuses it."""
+        missing = [
+            self._keys.state(name, number)
+            for name, topic in snapshot.topics.items()
+            if name not in snapshot.deletions
+            for number in range(len(topic.assignment.replicas))
+            if (name, number) not in snapshot.states
+        ]
+        if missing:
+            _log.warning(
+                "partition states are missing or cannot be read; those missing are made, unless replicas refuse them "
+                "with STALE_FENCE put the keys back (docs/operations.md, etcd's entries) %s",
+                pairs(states=len(missing), first=missing[0]),
+            )
 
     def _apply(self, update: ClusterChanges) -> None:
         # A topic and its configuration come in one revision: the configuration is there when the topic is seen.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
@@ -15,6 +16,8 @@ from highwater.kube.lost_etcd.plan import Plan
 from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.reading import CorruptMetadataError, readable
+from highwater.metadata.schema.reading import counter as number_of
 from highwater.metadata.store.batches import ConditionalWrite, Outcome, write_in_batches
 from highwater.metadata.store.etcd_errors import GuardFailed, OutcomeUnknown
 from highwater.metadata.store.store import Store
@@ -134,7 +137,10 @@ def _check_empty(present: dict[str, Entry], keys: Keys, *, begun: bool) -> None:
 
 async def _begin(store: Store, keys: Keys, plan: Plan, present: dict[str, Entry], digest: bytes) -> None:
     counter = present.get(keys.controller_epoch)
-    epoch = max(plan.controller_epoch, 0 if counter is None else int(counter.value))
+    epoch = plan.controller_epoch
+    if counter is not None:
+        with contextlib.suppress(CorruptMetadataError):  # of what stood there the plan knows as much
+            epoch = max(epoch, readable(counter, number_of))
     gone: list[Operation] = [
         DeletePrefix(prefix)
         for prefix in (f"{keys.prefix}/brokers/", f"{keys.prefix}/config/", keys.delete_topics, keys.isr_changes)

@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Callable
 
 from highwater.metadata.leases.leased_key import LeasedKey, boottime_ms
+from highwater.metadata.schema.cluster_view import versioned_state
 from highwater.metadata.schema.controller_term import ControllerTerm
-from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.keys import Keys, StateKey
 from highwater.metadata.schema.models import ControllerRegistration
+from highwater.metadata.schema.reading import CorruptMetadataError, counter, readable
 from highwater.metadata.store.etcd_errors import RETRY_PAUSE_S, StoreError, may_pass
 from highwater.metadata.store.store import Store
-from highwater.metadata.store.transactions import Entry, Put, modified_at
+from highwater.metadata.store.transactions import Delete, Entry, Put, modified_at
 from highwater.supervision import uncancelled
 from highwater.telemetry.log import get_logger, pairs
 
@@ -20,16 +22,37 @@ _log = get_logger(__name__)
 
 
 async def read_controller(store: Store, keys: Keys) -> ControllerRegistration | None:
-    """The controller that acts now, if there is one."""
+    """The controller that acts now, if there is one. Raises `CorruptMetadataError`."""
     entry = await store.get(keys.controller)
-    return None if entry is None else ControllerRegistration.from_json(entry.value)
+    return None if entry is None else readable(entry, _registration)
+
+
+def _registration(entry: Entry) -> ControllerRegistration:
+    return ControllerRegistration.from_json(entry.value)
 
 
 async def read_controller_epoch(store: Store, keys: Keys) -> int:
     """The highest controller epoch so far, 0 before the first election. A starting replica-manager reads it before it
-    takes instructions (RULES 1.2)."""
+    takes instructions (RULES 1.2). Where that cannot be read it is at least that of any partition's state, which the
+    next election counts on from."""
     entry = await store.get(keys.controller_epoch)
-    return 0 if entry is None else int(entry.value)
+    if entry is not None:
+        try:
+            return readable(entry, counter)
+        except CorruptMetadataError as error:
+            _log.error("%s; the next election counts on from the partitions' states", error)
+    return await _highest_epoch_of_states(store, keys)
+
+
+async def _highest_epoch_of_states(store: Store, keys: Keys) -> int:
+    """0 in a new cluster. A controller that wrote no state is not among them: brokers that know a later one refuse the
+    next, which is elected again then, under an epoch more."""
+    epochs = [0]
+    for entry in (await store.get_prefix(keys.topics)).entries:
+        if isinstance(keys.parse(entry.key), StateKey):
+            with contextlib.suppress(CorruptMetadataError):
+                epochs.append(readable(entry, versioned_state).state.controller_epoch)
+    return max(epochs)
 
 
 class ControllerElection:
@@ -119,13 +142,14 @@ class ControllerElection:
         entries, revision = await self._store.get_many((keys.controller, keys.controller_epoch))
         reigning = entries.get(keys.controller)
         if reigning is not None:
-            self.acting = ControllerRegistration.from_json(reigning.value)
             self._failing_since_ms = None
+            if not await self._see(reigning):
+                return None
             await self._until_vacant(revision)
             self.acting = None
             return None
-        counter = entries.get(keys.controller_epoch)
-        epoch = 1 if counter is None else int(counter.value) + 1
+        present = entries.get(keys.controller_epoch)
+        epoch = 1 + await self._last_epoch(present)
         registration = ControllerRegistration(self._controller_id, self._address, epoch, self._incarnation)
         held = LeasedKey(
             self._store,
@@ -135,7 +159,7 @@ class ControllerElection:
         )
         won = await held.acquire(
             registration.to_json(),
-            (modified_at(keys.controller_epoch, 0 if counter is None else counter.mod_revision),),
+            (modified_at(keys.controller_epoch, 0 if present is None else present.mod_revision),),
             (Put(keys.controller_epoch, str(epoch).encode()),),
         )
         if not won:
@@ -145,6 +169,31 @@ class ControllerElection:
         self._holding = asyncio.create_task(self._hold(held))
         return ControllerTerm(self._controller_id, epoch, held.create_revision)
 
+    async def _see(self, reigning: Entry) -> bool:
+        """Takes who acts. False: nobody does, and what stood there is gone: no controller's key is without a lease, so
+        that what is was written over it and would stand for ever."""
+        try:
+            self.acting = readable(reigning, _registration)
+        except CorruptMetadataError as error:
+            self.acting = None
+            if reigning.lease:
+                _log.error("%s; its owner is waited for", error)
+                return True
+            _log.error("%s; it has no lease, and is deleted", error)
+            key = self._keys.controller
+            await self._store.txn((modified_at(key, reigning.mod_revision),), (Delete(key),))
+            return False
+        return True
+
+    async def _last_epoch(self, present: Entry | None) -> int:
+        if present is None:
+            return await _highest_epoch_of_states(self._store, self._keys)
+        try:
+            return readable(present, counter)
+        except CorruptMetadataError as error:
+            _log.error("%s; it goes on from the partitions' states", error)
+            return await _highest_epoch_of_states(self._store, self._keys)
+
     @staticmethod
     async def _hold(held: LeasedKey) -> Entry | None:
         return await uncancelled(held.hold())
@@ -153,6 +202,5 @@ class ControllerElection:
         async with contextlib.aclosing(self._store.watch(self._keys.controller, revision + 1)) as batches:
             async for batch in batches:
                 last = batch.events[-1].entry
-                if last is None:
+                if last is None or not await self._see(last):
                     return
-                self.acting = ControllerRegistration.from_json(last.value)

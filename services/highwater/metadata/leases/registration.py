@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from highwater.metadata.leases.leased_key import LeasedKey, boottime_ms
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.schema.reading import CorruptMetadataError, readable
 from highwater.metadata.store.etcd_errors import RETRY_PAUSE_S, LeaseNotFound, StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete, Entry, Put, created_at
@@ -156,7 +157,11 @@ class BrokerRegistrar:
 
     @staticmethod
     def _yield_to_later_process(ours: BrokerRegistration | None, found: Entry) -> None:
-        other = BrokerRegistration.from_json(found.value)
+        try:
+            other = readable(found, lambda each: BrokerRegistration.from_json(each.value))
+        except CorruptMetadataError as error:
+            _log.error("%s; it is replaced", error)
+            return
         if ours is not None and other.incarnation != ours.incarnation:
             raise DuplicateBrokerIdError(
                 f"another process registered as broker {other.broker_id} at {other.address}: "

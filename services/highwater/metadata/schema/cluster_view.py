@@ -20,6 +20,8 @@ from highwater.metadata.schema.keys import (
     TopicKey,
 )
 from highwater.metadata.schema.models import (
+    KEEP_ALL_RECORDS,
+    TOPIC_ID_BYTES,
     BrokerRegistration,
     ControllerRegistration,
     IsrNotification,
@@ -32,11 +34,9 @@ from highwater.metadata.schema.models import (
     config_from_json,
     notified_partitions,
 )
+from highwater.metadata.schema.reading import CorruptMetadataError, counter, readable
 from highwater.metadata.store.transactions import Entry, Event, Listing
-
-
-class CorruptMetadataError(Exception):
-    """A key of ours holds what we cannot read: somebody edited etcd by hand, or a newer version wrote it."""
+from highwater.model.topic_name import is_legal_topic_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ def decode_event(keys: Keys, event: Event) -> Change | None:
     parsed = keys.parse(event.key)
     if parsed is None:
         return None
-    try:
-        return _decode(parsed, event.entry, event.revision)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptMetadataError(f"etcd's key {event.key} cannot be read ({error!r}): repair or delete it") from error
+    entry = event.entry
+    if entry is None:
+        return _decode(parsed, None, event.revision)
+    return readable(entry, lambda each: _decode(parsed, each, event.revision))
 
 
 class Unreadable(Protocol):
@@ -183,7 +183,8 @@ def decode_events(keys: Keys, events: Iterable[Event], unreadable: Unreadable | 
 
 
 def decode_snapshot(keys: Keys, listing: Listing, unreadable: Unreadable | None = None) -> ClusterSnapshot:
-    """The view of a listing of `keys.everything`; as `decode_events`."""
+    """The view of a listing of `keys.everything`; as `decode_events`. In place of a configuration that cannot be read
+    there is one by which no record is deleted."""
     snapshot = ClusterSnapshot(listing.revision, {}, {}, {}, {}, {}, {}, (), None, 0)
     notifications: list[IsrNotification] = []
     controller: ControllerRegistration | None = None
@@ -209,6 +210,9 @@ def decode_snapshot(keys: Keys, listing: Listing, unreadable: Unreadable | None 
                 controller = found
             case ControllerEpochChange(epoch):
                 controller_epoch = epoch
+    for entry in listing.entries:
+        if entry.key.startswith(keys.topic_configs):
+            snapshot.topic_configs.setdefault(entry.key.removeprefix(keys.topic_configs), dict(KEEP_ALL_RECORDS))
     return ClusterSnapshot(
         listing.revision,
         snapshot.brokers,
@@ -225,12 +229,22 @@ def decode_snapshot(keys: Keys, listing: Listing, unreadable: Unreadable | None 
 
 def _decode(parsed: ParsedKey, entry: Entry | None, revision: int) -> Change:
     match parsed:
+        case TopicKey(topic) | StateKey(topic) | TopicConfigKey(topic) | DeleteTopicKey(topic) if (
+            entry is not None and not is_legal_topic_name(topic)
+        ):
+            raise ValueError("no topic may have this name")
         case BrokerIdKey(broker_id):
-            return BrokerChange(broker_id, _of(entry, live_broker), revision)
+            broker = _of(entry, live_broker)
+            if broker is not None and broker.registration.broker_id != broker_id:
+                raise ValueError(f"it is the registration of broker {broker.registration.broker_id}")
+            return BrokerChange(broker_id, broker, revision)
         case BrokerTailKey(broker_id):
-            return BrokerTailChange(broker_id, _of(entry, lambda each: int(each.value)), revision)
+            return BrokerTailChange(broker_id, _of(entry, counter), revision)
         case TopicKey(topic):
-            return TopicChange(topic, _of(entry, versioned_topic), revision)
+            versioned = _of(entry, versioned_topic)
+            if versioned is not None and versioned.assignment.topic != topic:
+                raise ValueError("it is the assignment of another topic")
+            return TopicChange(topic, versioned, revision)
         case StateKey(topic, partition):
             return StateChange(topic, partition, _of(entry, versioned_state), revision)
         case TopicConfigKey(topic):
@@ -249,7 +263,7 @@ def _decode(parsed: ParsedKey, entry: Entry | None, revision: int) -> Change:
             controller = _of(entry, lambda each: ControllerRegistration.from_json(each.value))
             return ControllerChange(controller, 0 if entry is None else entry.create_revision, revision)
         case ControllerEpochKey():
-            return ControllerEpochChange(0 if entry is None else int(entry.value), revision)
+            return ControllerEpochChange(0 if entry is None else counter(entry), revision)
 
 
 _Value = TypeVar("_Value")
@@ -272,4 +286,7 @@ def versioned_state(entry: Entry) -> VersionedState:
 
 
 def marked_topic_id(entry: Entry) -> bytes:
-    return bytes.fromhex(entry.value.decode())
+    topic_id = bytes.fromhex(entry.value.decode())
+    if len(topic_id) != TOPIC_ID_BYTES:
+        raise ValueError(f"it has {len(topic_id)} bytes of a topic id")
+    return topic_id

@@ -10,6 +10,7 @@ from highwater.model.topic_name import is_legal_topic_name
 
 ROOT = "/highwater"
 
+_NUMBER = "[0-9]{1,18}"  # of int64, in which it is passed on
 _CLUSTER = re.compile(r"[a-zA-Z0-9._-]{1,100}")
 
 
@@ -74,14 +75,14 @@ ParsedKey = (
 )
 
 _SHAPES: tuple[tuple[re.Pattern[str], Callable[[tuple[str, ...]], ParsedKey]], ...] = (
-    (re.compile(r"/brokers/ids/(\d+)"), lambda g: BrokerIdKey(int(g[0]))),
-    (re.compile(r"/brokers/tail/(\d+)"), lambda g: BrokerTailKey(int(g[0]))),
+    (re.compile(rf"/brokers/ids/({_NUMBER})"), lambda g: BrokerIdKey(int(g[0]))),
+    (re.compile(rf"/brokers/tail/({_NUMBER})"), lambda g: BrokerTailKey(int(g[0]))),
     (re.compile(r"/brokers/topics/([^/]+)"), lambda g: TopicKey(g[0])),
-    (re.compile(r"/brokers/topics/([^/]+)/partitions/(\d+)/state"), lambda g: StateKey(g[0], int(g[1]))),
+    (re.compile(rf"/brokers/topics/([^/]+)/partitions/({_NUMBER})/state"), lambda g: StateKey(g[0], int(g[1]))),
     (re.compile(r"/config/topics/([^/]+)"), lambda g: TopicConfigKey(g[0])),
     (re.compile(r"/admin/delete_topics/([^/]+)"), lambda g: DeleteTopicKey(g[0])),
     (
-        re.compile(r"/isr_change_notification/isr_change_(\d+)_(\d+)_(\d+)"),
+        re.compile(rf"/isr_change_notification/isr_change_({_NUMBER})_({_NUMBER})_({_NUMBER})"),
         lambda g: IsrChangeKey(int(g[0]), int(g[1]), int(g[2])),
     ),
     (re.compile(r"/controller"), lambda g: ControllerKey()),

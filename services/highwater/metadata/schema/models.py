@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from highwater.metadata.schema.reading import broker_ids, json_object, number, text_of
 from highwater.model.leader_epochs import NO_EPOCH
 
 NO_LEADER = -1
@@ -17,6 +18,12 @@ NO_LEADER = -1
 # Of one topic's configuration, and of one value in it. Metadata of all topics, which has them, is to fit one message.
 MAX_CONFIG_BYTES = 8 << 10
 MAX_CONFIG_VALUE_BYTES = 4 << 10
+# Of a registration, and of a partition's state: all of them together are told to every broker.
+MAX_ENTRY_BYTES = 64 << 10
+TOPIC_ID_BYTES = 16
+
+# A topic's configuration that cannot be read: what might be its own must not be deleted by the defaults.
+KEEP_ALL_RECORDS = {"retention.bytes": "-1", "retention.ms": "-1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,12 @@ class PartitionState:
     @classmethod
     def from_json(cls, text: bytes | str) -> PartitionState:
         values = _known_fields(cls, text)
+        for name in ("leader", "leader_epoch", "leader_broker_epoch", "unclean_epoch", "controller_epoch"):
+            if name in values:
+                number(values[name], name, least=-1)
         for name in ("isr", "elr", "lost"):
-            values[name] = tuple(values[name])
+            if name in values:
+                values[name] = broker_ids(values[name], name)
         return cls(**values)
 
 
@@ -70,8 +81,14 @@ class TopicAssignment:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> TopicAssignment:
-        values = json.loads(text)
-        return cls(values["topic"], bytes.fromhex(values["topic_id"]), tuple(tuple(r) for r in values["replicas"]))
+        values = json_object(text)
+        topic_id = bytes.fromhex(text_of(values["topic_id"], "topic_id"))
+        if len(topic_id) != TOPIC_ID_BYTES:
+            raise ValueError(f"topic_id has {len(topic_id)} bytes")
+        if not isinstance(values["replicas"], list):
+            raise ValueError("replicas is not a list")
+        replicas = tuple(broker_ids(each, "replicas") for each in values["replicas"])
+        return cls(text_of(values["topic"], "topic"), topic_id, replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,14 @@ class BrokerRegistration:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> BrokerRegistration:
-        return cls(**_known_fields(cls, text))
+        values = _known_fields(cls, text)
+        for name in ("address", "incarnation", "log_storage_incarnation", "rack", "host_address"):
+            text_of(values.get(name, ""), name)
+        for name in ("broker_id", "leaving_since", "offline_log_reports"):
+            number(values.get(name, 0), name)
+        for name in ("extra", "listeners"):
+            _texts(values.get(name, {}), name)
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +166,12 @@ class ControllerRegistration:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> ControllerRegistration:
-        return cls(**_known_fields(cls, text))
+        values = _known_fields(cls, text)
+        for name in ("address", "incarnation"):
+            text_of(values.get(name, ""), name)
+        for name in ("controller_id", "controller_epoch"):
+            number(values.get(name, 0), name, least=-1)
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +190,8 @@ class IsrNotification:
 
 def notified_partitions(text: bytes | str) -> tuple[tuple[str, int], ...]:
     """Reads what `IsrNotification.to_json` wrote."""
-    return tuple((topic, partition) for topic, partition in json.loads(text)["partitions"])
+    partitions = json_object(text)["partitions"]
+    return tuple((text_of(topic, "a topic"), number(partition, "a partition")) for topic, partition in partitions)
 
 
 def config_to_json(config: Mapping[str, str]) -> bytes:
@@ -170,7 +200,7 @@ def config_to_json(config: Mapping[str, str]) -> bytes:
 
 
 def config_from_json(text: bytes | str) -> dict[str, str]:
-    return {str(key): str(value) for key, value in json.loads(text).items()}
+    return {key: text_of(value, key[:100]) for key, value in json_object(text).items()}
 
 
 def bounded_config(config: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -189,5 +219,14 @@ def bounded_config(config: Mapping[str, str]) -> tuple[dict[str, str], tuple[str
 
 def _known_fields(cls: type[Any], text: bytes | str) -> dict[str, Any]:
     """The fields that this version knows: in a rolling update a newer one may have written more."""
+    if len(text) > MAX_ENTRY_BYTES:
+        raise ValueError(f"it has {len(text)} bytes, {MAX_ENTRY_BYTES} are the most")
     known = {each.name for each in fields(cls)}
-    return {name: value for name, value in json.loads(text).items() if name in known}
+    return {name: value for name, value in json_object(text).items() if name in known}
+
+
+def _texts(value: object, name: str) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not an object")
+    for each in value.values():
+        text_of(each, name)

@@ -8,6 +8,7 @@ from highwater.metadata.schema.cluster_view import live_broker
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import LiveBroker
+from highwater.metadata.schema.reading import CorruptMetadataError, readable
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Delete, Get, Put, created_at
@@ -24,8 +25,8 @@ async def read_addresses(store: Store, keys: Keys) -> dict[int, tuple[int, froze
     it is no reason for another broker not to register."""
     found = {}
     for entry in (await store.get_prefix(keys.broker_ids)).entries:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            broker = live_broker(entry)
+        with contextlib.suppress(CorruptMetadataError):
+            broker = readable(entry, live_broker)
             addresses = frozenset({broker.registration.address, *broker.registration.listeners.values()})
             found[broker.registration.broker_id] = (broker.broker_epoch, addresses)
     return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from highwater.metadata.schema.cluster_view import versioned_state
+from highwater.metadata.schema.cluster_view import versioned_state, versioned_topic
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
-from highwater.metadata.schema.models import IsrNotification, PartitionState, TopicAssignment, VersionedState
+from highwater.metadata.schema.models import IsrNotification, PartitionState, VersionedState
+from highwater.metadata.schema.reading import CorruptMetadataError, readable
 from highwater.metadata.store.batches import ConditionalWrite, Outcome, WriteResult, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
@@ -61,25 +63,28 @@ class StateWriteResult:
 async def read_states(
     store: Store, keys: Keys, partitions: Iterable[tuple[str, int]], *, timeout_s: float | None = None
 ) -> tuple[dict[tuple[str, int], VersionedState], int]:
-    """Linearizable read of the states that exist, by (topic, partition), all as of one revision, which comes second."""
+    """Linearizable read of the states that exist, by (topic, partition), all as of one revision, which comes second.
+    Raises `CorruptMetadataError` where one of them cannot be read."""
     by_key = {keys.state(topic, partition): (topic, partition) for topic, partition in partitions}
     entries, revision = await store.get_many(by_key, timeout_s=timeout_s)
-    return {by_key[key]: versioned_state(entry) for key, entry in entries.items()}, revision
+    return {by_key[key]: readable(entry, versioned_state) for key, entry in entries.items()}, revision
 
 
 async def read_own_states(
     store: Store, keys: Keys, topics: Mapping[PartitionKey, str], *, timeout_s: float | None = None
 ) -> dict[PartitionKey, VersionedState]:
     """The same, by partition, of those whose topics still have these names. A topic that was made anew under the name
-    of a deleted one is another (RULES 1.1), and its states begin at leader epoch 0."""
+    of a deleted one is another (RULES 1.1), and its states begin at leader epoch 0. What cannot be read is left out."""
     wanted = [name for key, topic in topics.items() for name in (keys.topic(topic), keys.state(topic, key.partition))]
     entries, _ = await store.get_many(wanted, timeout_s=timeout_s)
     found = {}
     for key, topic in topics.items():
         assigned, state = entries.get(keys.topic(topic)), entries.get(keys.state(topic, key.partition))
-        if assigned is None or state is None or TopicAssignment.from_json(assigned.value).topic_id != key.topic_id:
+        if assigned is None or state is None:
             continue
-        found[key] = versioned_state(state)
+        with contextlib.suppress(CorruptMetadataError):
+            if readable(assigned, versioned_topic).assignment.topic_id == key.topic_id:
+                found[key] = readable(state, versioned_state)
     return found
 
 
@@ -99,7 +104,7 @@ async def write_states(
         results = await write_in_batches(store, conditional, guards=(term.guard(keys),), timeout_s=timeout_s)
     except GuardFailed as error:
         raise ControllerDeposed(str(error)) from error
-    return [controllers_result(result) for result in results]
+    return [state_result(result) for result in results]
 
 
 class IsrWriter:
@@ -142,13 +147,10 @@ class IsrWriter:
 
 
 def state_result(result: WriteResult) -> StateWriteResult:
+    """A state that cannot be read is none of the others' business."""
     state = result.current[0] if result.current else None  # the state's own compare comes first
-    return StateWriteResult(result.outcome, result.revision, None if state is None else versioned_state(state))
-
-
-def controllers_result(result: WriteResult) -> StateWriteResult:
-    """As `state_result`, where a state that cannot be read is none of the others' business."""
     try:
-        return state_result(result)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        current = None if state is None else readable(state, versioned_state)
+    except CorruptMetadataError:
         return StateWriteResult(result.outcome, result.revision, unreadable=True)
+    return StateWriteResult(result.outcome, result.revision, current)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.reading import CorruptMetadataError, json_object, number, readable
 from highwater.metadata.store.etcd_errors import RETRY_PAUSE_S, OutcomeUnknown
 from highwater.metadata.store.store import Store
-from highwater.metadata.store.transactions import Put, modified_at
+from highwater.metadata.store.transactions import Entry, Put, modified_at
+from highwater.telemetry.log import get_logger
 
 BLOCK_SIZE = 1_000
+# Where nothing says which ids were given out, the next one is anywhere below: none of those is met again. Tools that
+# show JSON have floats of 53 bits.
+MOST_BLOCKS = 2**52 // BLOCK_SIZE
+
+_log = get_logger(__name__)
 
 
 async def allocate_block(store: Store, keys: Keys, size: int = BLOCK_SIZE) -> range:
@@ -18,7 +26,7 @@ async def allocate_block(store: Store, keys: Keys, size: int = BLOCK_SIZE) -> ra
     out, never given twice. Raises `Unavailable`."""
     while True:
         entry = await store.get(keys.producer_ids)
-        first = 0 if entry is None else int(json.loads(entry.value)["next"])
+        first = _next(entry)
         value = json.dumps({"next": first + size}).encode()
         compare = modified_at(keys.producer_ids, 0 if entry is None else entry.mod_revision)
         try:
@@ -30,14 +38,24 @@ async def allocate_block(store: Store, keys: Keys, size: int = BLOCK_SIZE) -> ra
             return range(first, first + size)
 
 
+def _next(entry: Entry | None) -> int:
+    if entry is not None:
+        try:
+            return readable(entry, lambda each: number(json_object(each.value)["next"], "next", most=2**62))
+        except CorruptMetadataError as error:
+            _log.error("%s; producers' ids begin anew at a random number", error)
+    return secrets.randbelow(MOST_BLOCKS) * BLOCK_SIZE
+
+
 class ProducerIdAllocator:
-    """Gives out one id after the other; those left of a block are lost at a restart."""
+    """Gives out the ids of a block in any order: of one's own, others' cannot be told. Those left of a block are lost
+    at a restart."""
 
     def __init__(self, store: Store, keys: Keys, size: int = BLOCK_SIZE) -> None:
         self._store = store
         self._keys = keys
         self._size = size
-        self._block = iter(range(0))
+        self._block = iter(list[int]())
         self._lock = asyncio.Lock()
 
     async def next_id(self) -> int:
@@ -45,5 +63,7 @@ class ProducerIdAllocator:
         async with self._lock:
             for producer_id in self._block:
                 return producer_id
-            self._block = iter(await allocate_block(self._store, self._keys, self._size))
+            block = list(await allocate_block(self._store, self._keys, self._size))
+            secrets.SystemRandom().shuffle(block)
+            self._block = iter(block)
             return next(self._block)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import config_from_json, config_to_json
+from highwater.metadata.schema.reading import readable
 from highwater.metadata.store.etcd_errors import ControllerDeposed
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.transactions import Get, Put, absent, created_at, modified_at
@@ -20,12 +21,12 @@ class VersionedConfig:
 
 
 async def read_topic_config(store: Store, keys: Keys, topic: str) -> VersionedConfig:
-    """A linearizable read. Raises `Unavailable`."""
+    """A linearizable read. Raises `Unavailable`, `CorruptMetadataError`."""
     entries, _ = await store.get_many((keys.topic_config(topic),))
     entry = entries.get(keys.topic_config(topic))
-    return (
-        VersionedConfig({}, 0) if entry is None else VersionedConfig(config_from_json(entry.value), entry.mod_revision)
-    )
+    if entry is None:
+        return VersionedConfig({}, 0)
+    return VersionedConfig(readable(entry, lambda each: config_from_json(each.value)), entry.mod_revision)
 
 
 async def write_topic_config(

@@ -3,6 +3,7 @@ finishes what it finds half-done (RULES 9.1, 9.2)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ from highwater.metadata.schema.cluster_view import marked_topic_id, versioned_to
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys, TopicKey
 from highwater.metadata.schema.models import PartitionState, TopicAssignment, VersionedTopic, config_to_json
-from highwater.metadata.state.partition_states import StateWrite, StateWriteResult, controllers_result
+from highwater.metadata.schema.reading import CorruptMetadataError, readable
+from highwater.metadata.state.cluster_id import cluster_id_of
+from highwater.metadata.state.partition_states import StateWrite, StateWriteResult, state_result
 from highwater.metadata.store.batches import BATCH_WRITES, ConditionalWrite, write_in_batches
 from highwater.metadata.store.etcd_errors import ControllerDeposed, GuardFailed
 from highwater.metadata.store.store import Store
@@ -46,19 +49,34 @@ class TopicsRead:
     topics: dict[bytes, VersionedTopic]  # by topic id
     marked: frozenset[bytes]  # topic ids that are being deleted
     revision: int
+    unreadable: tuple[str, ...] = ()  # keys of topics: of what is not among `topics`, nothing may be concluded
 
 
 async def read_topics(store: Store, keys: Keys) -> TopicsRead:
     entries, revision = await store.get_many((keys.cluster_id,))
-    cluster_id = entries.get(keys.cluster_id)
     topics = await store.get_prefix(keys.topics, revision=revision)
     markers = await store.get_prefix(keys.delete_topics, revision=revision)
-    found = [versioned_topic(each) for each in topics.entries if isinstance(keys.parse(each.key), TopicKey)]
+    found: dict[bytes, VersionedTopic] = {}
+    unreadable = []
+    for entry in topics.entries:
+        if not isinstance(keys.parse(entry.key), TopicKey):
+            continue
+        try:
+            topic = readable(entry, versioned_topic)
+        except CorruptMetadataError:
+            unreadable.append(entry.key)
+        else:
+            found[topic.assignment.topic_id] = topic
+    marked = []
+    for entry in markers.entries:
+        with contextlib.suppress(CorruptMetadataError):
+            marked.append(readable(entry, marked_topic_id))
     return TopicsRead(
-        "" if cluster_id is None else cluster_id.value.decode(),
-        {topic.assignment.topic_id: topic for topic in found},
-        frozenset(map(marked_topic_id, markers.entries)),
+        cluster_id_of(entries.get(keys.cluster_id)),
+        found,
+        frozenset(marked),
         revision,
+        tuple(unreadable),
     )
 
 
@@ -100,7 +118,10 @@ async def create_topic(
     if marked is not None:
         raise TopicMarkedForDeletionError(f"topic {assignment.topic} is being deleted: try again when that is done")
     assert found is not None, "the transaction was refused for no reason"
-    existing = versioned_topic(found)
+    try:
+        existing = readable(found, versioned_topic)
+    except CorruptMetadataError as error:
+        raise TopicExistsError(f"topic {assignment.topic} exists, and {error}") from None
     if existing.assignment.topic_id != assignment.topic_id:
         raise TopicExistsError(f"topic {assignment.topic} exists")
     return existing
@@ -126,7 +147,7 @@ async def create_states(
         results = await write_in_batches(store, writes, guards=(term.guard(keys),))
     except GuardFailed as error:
         raise ControllerDeposed(str(error)) from error
-    return [controllers_result(result) for result in results]
+    return [state_result(result) for result in results]
 
 
 async def change_assignment(

@@ -175,6 +175,12 @@ class Store:
             # Entries differ: those of one kind, which are like one another, stand together.
             page = max(1, min(PAGE_ENTRIES, len(response.kvs) * PAGE_BYTES // response.ByteSize()))
 
+    async def has_prefix(self, prefix: str, *, timeout_s: float | None = None) -> bool:
+        """Tells whether there is an entry under the prefix."""
+        request = rpc.RangeRequest(key=prefix.encode(), range_end=prefix_end(prefix), count_only=True)
+        response = await self._read(lambda member: member.kv.Range, request, timeout_s)
+        return bool(response.count)
+
     async def version(self, *, timeout_s: float | None = None) -> str:
         """The version of the member that answers, for example "3.5.6"."""
         response = await self._read(lambda member: member.maintenance.Status, rpc.StatusRequest(), timeout_s)

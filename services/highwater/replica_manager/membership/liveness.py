@@ -15,6 +15,7 @@ from highwater.metadata.leases.leased_key import boottime_ms
 from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import BrokerRegistration
+from highwater.metadata.schema.reading import CorruptMetadataError, counter, readable
 from highwater.metadata.state.brokers import read_addresses
 from highwater.metadata.state.cluster_id import ensure_cluster_id
 from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, remember_doubted
@@ -288,7 +289,14 @@ class Liveness:
 
     async def _settle_cluster(self, described: Description) -> None:
         """The logs belong to one cluster, for good: etcd's present one where they belong to none yet (RULES 9.3)."""
-        cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+        try:
+            cluster_id = await ensure_cluster_id(self._store, self._keys, str(uuid.uuid4()))
+        except CorruptMetadataError as error:
+            # The logs say whose they are, where they agree; those that do not yet are told at a later start.
+            logger.error("%s; everything else is served", error)
+            known = described.cluster_ids - {""}
+            self.cluster_id = min(known) if len(known) == 1 else ""
+            return
         strange = described.cluster_ids - {"", cluster_id}
         if strange:
             raise UserError(
@@ -328,6 +336,6 @@ class Liveness:
         while True:
             with contextlib.suppress(StoreError):
                 entry = await self._store.get(self._keys.broker_tail(self._replica_manager.broker_id))
-                if entry is not None and int(entry.value) == broker_epoch:
+                if entry is not None and readable(entry, counter) == broker_epoch:
                     return
             await asyncio.sleep(TAIL_POLL_S)

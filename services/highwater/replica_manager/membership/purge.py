@@ -12,6 +12,7 @@ from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import StorageError, StorageUnavailableError
 from highwater.metadata.schema.keys import Keys
+from highwater.metadata.schema.reading import CorruptMetadataError
 from highwater.metadata.state.partition_states import read_states
 from highwater.metadata.state.topics import TopicsRead, read_topics
 from highwater.metadata.store.etcd_errors import StoreError
@@ -116,6 +117,11 @@ class Purge:
                 pairs(cluster_id=read.cluster_id or "none", ours=ours or "none"),
             )
             return [], list(wanted)
+        if read.unreadable:
+            logger.error(
+                "etcd's keys cannot be read: no log is deleted whose topic is not found %s",
+                pairs(keys=len(read.unreadable), first=read.unreadable[0]),
+            )
         dooms, kept = [], []
         for key in wanted:
             doom = await self._doom(key, read)
@@ -127,13 +133,18 @@ class Purge:
 
     async def _doom(self, key: PartitionKey, read: TopicsRead) -> _Doom | None:
         topic = read.topics.get(key.topic_id)
-        if topic is None or key.topic_id in read.marked:
+        if key.topic_id in read.marked:
             return _Doom(key, NO_EPOCH)
+        if topic is None:  # one of those that cannot be read may be it
+            return None if read.unreadable else _Doom(key, NO_EPOCH)
         replicas = topic.assignment.replicas
         if key.partition < len(replicas) and self._broker_id in replicas[key.partition]:
             return None
         name = (topic.assignment.topic, key.partition)
-        states, _ = await read_states(self._store, self._keys, [name])
+        try:
+            states, _ = await read_states(self._store, self._keys, [name])
+        except CorruptMetadataError:
+            return None
         state = states.get(name)
         return None if state is None else _Doom(key, state.state.leader_epoch)
 
