@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from highwater.client import ConsumerRecord, OffsetRange, Scan, TopicPartition
+    from highwater.client.consumer.corrupt_batches import OnCorrupt
 
 Print = Callable[["ConsumerRecord"], None]
 
@@ -59,6 +60,10 @@ def consume(
             autocompletion=completed_groups,
         ),
     ] = None,
+    on_corrupt: Annotated[
+        str,
+        typer.Option(metavar="error|skip", help="a batch that cannot be read is an error, or is passed over"),
+    ] = "error",
     json: Annotated[
         bool,
         typer.Option(
@@ -87,7 +92,7 @@ def consume(
     if json + (format_ is not None) + (output is not None) > 1:
         raise typer.BadParameter("give one of --json, --format and --output")
     start, end = _ends(from_, until, last, from_beginning)
-    asked = Asked(topic, start, end, partition or None, max_records, bootstrap)
+    asked = Asked(topic, start, end, partition or None, max_records, bootstrap, _checked(on_corrupt))
     counts = Counts()
     if group is not None:
         _check_of_group(end, asked.partitions, output)
@@ -97,14 +102,24 @@ def consume(
     else:
         show = _printer(json, None if format_ is None else RecordFormat(format_))
         work = _to_screen(asked, show, counts) if group is None else _of_group(asked, group, show, counts)
+    from highwater.client import CorruptRecordError
+
     try:
         asyncio.run(work)
+    except CorruptRecordError as error:
+        raise CorruptRecordError(f"{error} (here on_corrupt is --on-corrupt)") from error
     except KeyboardInterrupt:
         left = f"; {output} was not written" if output is not None else ""
         errors.print(f"interrupted: consumed {counted(counts.records, 'record')} of {topic}{left}")
         raise
     into = f" into {output}" if output is not None else ""
     errors.print(f"consumed {counted(counts.records, 'record')} of {topic}{into}", soft_wrap=True)
+
+
+def _checked(on_corrupt: str) -> OnCorrupt:
+    if on_corrupt not in ("error", "skip"):
+        raise typer.BadParameter(f"--on-corrupt is {on_corrupt!r}; it can be error or skip")
+    return cast("OnCorrupt", on_corrupt)
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,7 @@ class Asked:
     partitions: list[int] | None
     max_records: int | None
     bootstrap: str
+    on_corrupt: OnCorrupt = "error"
 
     def scan(self, start: str, *, progress: bool = False) -> Scan:
         from highwater.client import Scan
@@ -128,6 +144,7 @@ class Asked:
             partitions=self.partitions,
             bootstrap=self.bootstrap,
             progress=progress,
+            on_corrupt=self.on_corrupt,
             max_block_ms=MAX_BLOCK_MS,
         )
 
@@ -233,7 +250,8 @@ async def _followed(asked: Asked) -> AsyncGenerator[Sequence[ConsumerRecord]]:
             ranges = scan.ranges
     topics = [asked.topic] if asked.partitions is None else []
     options: dict[str, Any] = {"bootstrap": asked.bootstrap, "max_block_ms": MAX_BLOCK_MS}
-    async with Consumer(*topics, auto_offset_reset="earliest" if asked.start else "latest", **options) as consumer:
+    options |= {"on_corrupt": asked.on_corrupt, "auto_offset_reset": "earliest" if asked.start else "latest"}
+    async with Consumer(*topics, **options) as consumer:
         if asked.partitions is not None:
             consumer.assign(ranges)
         for partition, one in ranges.items():
@@ -255,7 +273,12 @@ async def _of_group(asked: Asked, group: str, show: Print, counts: Counts) -> No
     async with Admin(**options) as admin:
         await admin.describe_topics([asked.topic])  # a member would wait for a topic that does not exist
     async with Consumer(
-        asked.topic, group=group, auto_offset_reset=reset, enable_auto_commit=False, **options
+        asked.topic,
+        group=group,
+        auto_offset_reset=reset,
+        enable_auto_commit=False,
+        on_corrupt=asked.on_corrupt,
+        **options,
     ) as consumer:
         try:
             while counts.records != asked.max_records:

@@ -23,6 +23,7 @@ def test_the_least_a_read_needs() -> None:
     assert options.subscription == Subscription(topics=("events",))
     assert (options.starting.everywhere, options.ending.everywhere) == (EARLIEST, LATEST)
     assert options.fail_on_data_loss
+    assert options.on_corrupt == "error"
     assert not options.push_down_filters
     assert options.no_match is NoMatch.ERROR
     assert options.max_trigger_delay_ms == 15 * 60_000
@@ -77,6 +78,8 @@ def test_limits_of_a_stream() -> None:
         ({"assign": '{"a": [0]}'}, False, "not subscribe and assign"),
         ({"subscribe": " , "}, False, "subscribe names no topic"),
         ({"minPartitions": "0"}, False, "minPartitions is '0'; it is a whole number of at least 1"),
+        ({"onCorrupt": "ignore"}, False, "onCorrupt is 'ignore'; it can be error or skip"),
+        ({"highwater.on.corrupt": "skip"}, False, "cannot be set: use onCorrupt"),
         ({"failOnDataLoss": "no"}, False, "failOnDataLoss is 'no'; it can be true or false"),
         ({"startingOffsets": "latest"}, False, "startingOffsets is latest: a batch read that begins at the end"),
         ({"startingOffsets": '{"events": {"0": -1}}'}, False, "startingOffsets is latest"),

@@ -14,6 +14,7 @@ from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.consumer import consumer as async_consumer
 from highwater.client.consumer.arguments import Partition
 from highwater.client.consumer.consumer_record import ConsumerRecord
+from highwater.client.consumer.corrupt_batches import PassedOver
 from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.consumer.seeking import Seeking
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
@@ -38,6 +39,11 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
     def __exit__(self, *exception: object) -> None:
         """After an exception nobody knows what of the last records is done: they are read again."""
         self._stop_client(lambda: self._client.__aexit__(*exception))
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """Batches that could not be read since the start, and their offsets: with `on_corrupt="skip"`."""
+        return self._client.passed_over
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         self._call(lambda: self._client.assign(partitions))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict
 
+from highwater.client.consumer.corrupt_batches import OnCorrupt
 from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.scan.positions import WrittenPositions
 from highwater.client.scan.scan_progress import ProgressCallback
@@ -43,6 +44,7 @@ class ConsumerOptions(_ClientOptions, total=False):
     max_partition_fetch_bytes: int
     max_poll_records: int
     check_crcs: bool
+    on_corrupt: OnCorrupt
     include_headers: bool
     metadata_max_age_ms: float
     group: str | None
@@ -72,6 +74,7 @@ class ScanOptions(TypedDict, total=False):
     fetch_max_bytes: int
     max_partition_fetch_bytes: int
     check_crcs: bool
+    on_corrupt: OnCorrupt
     max_block_ms: float
     request_timeout_ms: float
 

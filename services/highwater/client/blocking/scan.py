@@ -15,6 +15,7 @@ from highwater.client.blocking.client import BlockingClient, with_the_signature_
 from highwater.client.blocking.event_loop_thread import event_loop_thread
 from highwater.client.blocking.options import ScanOptions
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
+from highwater.client.consumer.corrupt_batches import PassedOver
 from highwater.client.scan import scan as async_scan
 from highwater.client.scan.bounds import OffsetRange
 from highwater.client.scan.scan_reader import ScanReader
@@ -40,6 +41,11 @@ class Scan(BlockingClient[async_scan.Scan]):
         """The offsets that are read of each partition."""
         self._ensure_started()
         return self._client.ranges
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """Batches that no reading could read, and their offsets: with `on_corrupt="skip"`."""
+        return self._client.passed_over
 
     def close(self) -> None:
         """Ends the readings that are under way; the same as `stop`."""

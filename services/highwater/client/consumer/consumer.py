@@ -19,6 +19,7 @@ from highwater.client.consumer.arguments import (
     topic_names,
 )
 from highwater.client.consumer.consumer_record import TABLE_SCHEMA, TABLE_SCHEMA_WITH_HEADERS, ConsumerRecord
+from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt, PassedOver
 from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetch_session import FetcherSettings
 from highwater.client.consumer.fetcher import Fetcher
@@ -62,6 +63,9 @@ class Consumer:
         max_partition_fetch_bytes: of one partition in one answer; twice that may be buffered.
         max_poll_records: the default of `poll`.
         check_crcs: off only where speed matters more than finding bytes that were damaged on the way.
+        on_corrupt: a batch that cannot be read raises `CorruptRecordError` (`error`), or is passed over whole (`skip`):
+            a warning in the log has its offsets, and `passed_over` counts. A batch whose header cannot be trusted
+            raises with `skip`, too, as nobody knows where the next one begins.
         include_headers: tables get a `headers` column; records always have their headers.
         max_block_ms: how long `start` may wait for a broker.
         group: the consumers of a group share the partitions of what they subscribe to, and what they have committed is
@@ -92,6 +96,7 @@ class Consumer:
         max_partition_fetch_bytes: int = 1024 * 1024,
         max_poll_records: int = 500,
         check_crcs: bool = True,
+        on_corrupt: OnCorrupt = "error",
         include_headers: bool = False,
         max_block_ms: float = 60_000,
         request_timeout_ms: float = 30_000,
@@ -113,6 +118,7 @@ class Consumer:
         self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
         self._check_crcs = check_crcs
+        self._corrupt = self._corrupt_batches(on_corrupt)
         self._include_headers = include_headers
         self._reset_timestamp = reset_timestamp_of(auto_offset_reset)
         self._cluster = Cluster(
@@ -290,7 +296,15 @@ class Consumer:
         return buffer
 
     def _empty_buffer(self, partition: TopicPartition) -> FetchBuffer:
-        return FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs)
+        return FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs, corrupt=self._corrupt)
+
+    def _corrupt_batches(self, on_corrupt: OnCorrupt) -> CorruptBatches:
+        return CorruptBatches(on_corrupt)
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """Batches that could not be read since the start, and their offsets: with `on_corrupt="skip"`."""
+        return self._corrupt.passed_over
 
     def _touched(self, buffer: FetchBuffer) -> None:
         if self._group is not None:
@@ -420,7 +434,8 @@ class Consumer:
 
         Raises:
             OffsetOutOfRangeError: the position is not in the log, and `auto_offset_reset` is `error`.
-            CorruptRecordError: what stands at the position is damaged; names topic, partition and offset.
+            CorruptRecordError: what stands at the position is damaged, and `on_corrupt` is `error`; names topic,
+                partition and offsets.
             HighwaterError: the brokers refused the fetch. All three come again until a `seek`.
         """
         limit = self._max_poll_records if max_records is None else max_records

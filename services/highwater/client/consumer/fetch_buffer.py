@@ -18,7 +18,8 @@ from highwater.client.consumer.consumer_record import (
     consumer_columns,
     consumer_records,
 )
-from highwater.client.exceptions import CorruptRecordError, HighwaterError
+from highwater.client.consumer.corrupt_batches import CorruptBatches, untrusted
+from highwater.client.exceptions import HighwaterError
 from highwater.client.topic_partition import TopicPartition
 from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches, verify
 
@@ -33,10 +34,16 @@ class FetchedBatch:
 
 
 class FetchBuffer:
-    """`on_change` is told what may make it ready, or have more fetched, or less."""
+    """`on_change` is told what may make it ready, or have more fetched, or less. `corrupt` decides on batches that
+    cannot be read; None: each is an error."""
 
     def __init__(
-        self, partition: TopicPartition, on_change: Callable[[FetchBuffer], None], *, check_crcs: bool = True
+        self,
+        partition: TopicPartition,
+        on_change: Callable[[FetchBuffer], None],
+        *,
+        check_crcs: bool = True,
+        corrupt: CorruptBatches | None = None,
     ) -> None:
         self.partition = partition
         self._on_change = on_change
@@ -55,6 +62,7 @@ class FetchBuffer:
         self.highest_epoch = -1  # of the batches seen
         self.buffered_bytes = 0
         self._check_crcs = check_crcs
+        self._corrupt = corrupt or CorruptBatches()
         self._batches: deque[FetchedBatch] = deque()
         self._decoded: tuple[FetchedBatch, Batch] | None = None  # the batch decoded last; some of it may be left
         self._records: list[ConsumerRecord] = []  # of the batch handed out last
@@ -125,13 +133,18 @@ class FetchBuffer:
         return self.generation == generation and self.fetch_offset == fetch_offset and self.error is None
 
     def accept(self, buffer: bytes, high_watermark: int, log_start_offset: int) -> None:
-        """An answer that `wants` said yes to. A broken batch header becomes `error`, behind the batches before it."""
+        """An answer that `wants` said yes to. A broken batch header becomes `error`, behind the batches before it; so
+        does one that begins within the batch before it: one of the two is not what was written."""
         assert self.fetch_offset is not None
         self.failures = 0
         self.high_watermark = high_watermark
         self.log_start_offset = log_start_offset
+        end = -1  # of the batch before
         try:
             for start, header in iter_batches(buffer, partial_ok=True):
+                if header.base_offset < end:
+                    raise CorruptBatchError(start, f"begins at {header.base_offset}, in a batch that ends at {end - 1}")
+                end = header.next_offset
                 self.highest_epoch = max(self.highest_epoch, header.partition_leader_epoch)
                 if header.next_offset <= self.fetch_offset:
                     continue  # the log answers with the whole batch, or segment part, that holds the offset
@@ -141,7 +154,7 @@ class FetchBuffer:
                 self.buffered_bytes += header.size_bytes
                 self.fetch_offset = header.next_offset
         except CorruptBatchError as error:
-            self.error = self._corrupt(self.fetch_offset, error)
+            self.error = untrusted(self.partition, self.fetch_offset, error.reason)
         self._on_change(self)
 
     def hold(self) -> None:
@@ -227,20 +240,38 @@ class FetchBuffer:
             raise self.error
         return None
 
-    def decoded(self, fetched: FetchedBatch) -> Batch:
-        """Decodes a batch, in any thread. Raises `CorruptRecordError`."""
+    def decoded(self, fetched: FetchedBatch) -> Batch | None:
+        """Decodes a batch, in any thread; None: it cannot be read, and is passed over. Raises `CorruptRecordError`."""
         try:
             return decode(fetched.buffer, fetched.start, verify_crc=self._check_crcs)
         except CorruptBatchError as error:
-            raise self._corrupt(fetched.header.base_offset, error) from error
+            self._met_corrupt(fetched, error)
+            return None
 
-    def check(self, fetched: FetchedBatch) -> None:
-        """Checks a batch of which no more than the header is wanted. Raises `CorruptRecordError`."""
+    def check(self, fetched: FetchedBatch) -> bool:
+        """Checks a batch of which no more than the header is wanted. False: it is passed over. Raises
+        `CorruptRecordError`."""
         if self._check_crcs:
             try:
                 verify(fetched.buffer, fetched.start, fetched.header)
             except CorruptBatchError as error:
-                raise self._corrupt(fetched.header.base_offset, error) from error
+                self._met_corrupt(fetched, error)
+                return False
+        return True
+
+    def _met_corrupt(self, fetched: FetchedBatch, error: CorruptBatchError) -> None:
+        """The CRC covers the last offset. Where it is wrong, that is believed if it agrees with the number of records:
+        no damage of one of the two leaves them so. (Compaction does: then it is not.)"""
+        header = fetched.header
+        try:
+            verify(fetched.buffer, fetched.start, header)
+            trusted = True
+        except CorruptBatchError:
+            trusted = header.record_count == header.last_offset_delta + 1
+        try:
+            self._corrupt.met(self.partition, header, error.reason, trusted=trusted)
+        except HighwaterError as refusal:
+            raise refusal from error
 
     def _next_batch(self) -> Batch | None:
         """The first batch, decoded and left where it is. Raises `CorruptRecordError`, or `error` where none is left."""
@@ -251,7 +282,12 @@ class FetchBuffer:
                 self._next_position = fetched.header.next_offset
                 continue
             if self._decoded is None or self._decoded[0] is not fetched:
-                self._decoded = (fetched, self.decoded(fetched))
+                batch = self.decoded(fetched)
+                if batch is None:
+                    self._remove_first()
+                    self._next_position = fetched.header.next_offset
+                    continue
+                self._decoded = (fetched, batch)
             return self._decoded[1]
         self._decoded = None
         if self.error is not None:
@@ -262,9 +298,3 @@ class FetchBuffer:
         fetched = self._batches.popleft()
         self.buffered_bytes -= fetched.header.size_bytes
         self._on_change(self)
-
-    def _corrupt(self, offset: int, error: CorruptBatchError) -> CorruptRecordError:
-        topic, partition = self.partition
-        return CorruptRecordError(
-            f"{topic}-{partition} at offset {offset}: {error.reason}; seek past the batch to go on without it"
-        )

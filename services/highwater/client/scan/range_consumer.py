@@ -8,6 +8,7 @@ from time import monotonic
 
 from highwater.client.cluster.metadata import TopicInfo
 from highwater.client.consumer.consumer import Consumer
+from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt
 from highwater.client.consumer.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.exceptions import (
     HighwaterError,
@@ -50,9 +51,11 @@ class RangeConsumer(Consumer):
         fetch_max_bytes: int,
         max_partition_fetch_bytes: int,
         check_crcs: bool,
+        corrupt: CorruptBatches,
         max_block_ms: float,
         request_timeout_ms: float,
     ) -> None:
+        self._shared_corrupt = corrupt
         super().__init__(
             bootstrap=bootstrap,
             client_id=client_id,
@@ -67,6 +70,9 @@ class RangeConsumer(Consumer):
         self._fail_on_data_loss = True
         self._topic_id = b""
         self._unread: dict[TopicPartition, FetchBuffer] = {}
+
+    def _corrupt_batches(self, on_corrupt: OnCorrupt) -> CorruptBatches:
+        return self._shared_corrupt
 
     async def topic(self, topic: str) -> TopicInfo:
         """Raises `UnknownTopicError`."""

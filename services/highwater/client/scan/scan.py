@@ -11,6 +11,7 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP, bootstrap_addresses
+from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt, PassedOver
 from highwater.client.exceptions import ClientClosedError
 from highwater.client.scan.bounds import OffsetRange, decided, partitions_read, times_asked
 from highwater.client.scan.columns import scan_schema
@@ -44,6 +45,8 @@ class Scan:
         fetch_max_bytes: of one answer of a broker, and of all that is buffered here.
         max_partition_fetch_bytes: of one partition in one answer; twice that may be buffered.
         check_crcs: off only where speed matters more than finding bytes that were damaged on the way.
+        on_corrupt: a batch that cannot be read raises `CorruptRecordError` (`error`), or is passed over whole (`skip`),
+            as the `Consumer` does.
         max_block_ms: how long `start` may wait for a broker.
     """
 
@@ -63,6 +66,7 @@ class Scan:
         fetch_max_bytes: int = 32 * 1024 * 1024,
         max_partition_fetch_bytes: int = 4 * 1024 * 1024,
         check_crcs: bool = True,
+        on_corrupt: OnCorrupt = "error",
         max_block_ms: float = 60_000,
         request_timeout_ms: float = 30_000,
     ) -> None:
@@ -79,6 +83,7 @@ class Scan:
         self._fetch_max_bytes = fetch_max_bytes
         self._max_partition_fetch_bytes = max_partition_fetch_bytes
         self._check_crcs = check_crcs
+        self._corrupt = CorruptBatches(on_corrupt)
         self._max_block_ms = max_block_ms
         self._request_timeout_ms = request_timeout_ms
         self._plan: ScanPlan | None = None
@@ -160,6 +165,7 @@ class Scan:
             fetch_max_bytes=self._fetch_max_bytes,
             max_partition_fetch_bytes=self._max_partition_fetch_bytes,
             check_crcs=self._check_crcs,
+            corrupt=self._corrupt,
             max_block_ms=self._max_block_ms,
             request_timeout_ms=self._request_timeout_ms,
         )
@@ -174,6 +180,11 @@ class Scan:
     def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
         """The offsets that are read of each partition. Raises `ClientClosedError` before `start`."""
         return {TopicPartition(self._topic, partition): each for partition, each in self._fixed().ranges.items()}
+
+    @property
+    def passed_over(self) -> PassedOver:
+        """Batches that no reading could read, and their offsets: with `on_corrupt="skip"`."""
+        return self._corrupt.passed_over
 
     def reader(self) -> ScanReader:
         """A reading that has not begun. Whoever asks for one closes it."""
@@ -190,7 +201,7 @@ class Scan:
             OffsetOutOfRangeError: retention has deleted some of it before it was read, and `fail_on_data_loss`.
             UnknownTopicError: the topic was deleted, or made anew.
             LeaderNotAvailableError, RequestTimedOutError: nothing has come for `timeout_ms`.
-            CorruptRecordError: a batch is damaged; names topic, partition and offset.
+            CorruptRecordError: a batch is damaged, and `on_corrupt` is `error`; names topic, partition and offsets.
         """
         reader = self.reader()
         try:

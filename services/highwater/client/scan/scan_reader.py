@@ -63,17 +63,22 @@ class ScanReader:
 
     def decode(self, taken: Sequence[TakenBatch]) -> Iterator[pa.RecordBatch]:
         """The records of batches, in order. Raises `CorruptRecordError`."""
-        yield from joined(self._columns(one) for one in taken)
+        yield from joined(found for one in taken if (found := self._columns(one)) is not None)
         self._display.show(ScanProgress(self._records, self._bytes, self._total - self._consumer.left(), self._total))
 
-    def _columns(self, taken: TakenBatch) -> pa.RecordBatch:
+    def _columns(self, taken: TakenBatch) -> pa.RecordBatch | None:
+        """None: the batch cannot be read, and is passed over."""
         header, schema = taken.fetched.header, self._plan.schema
         where = (*taken.buffer.partition, taken.start, taken.until)
         if header_is_enough(header, schema):
-            taken.buffer.check(taken.fetched)
+            if not taken.buffer.check(taken.fetched):
+                return None
             found = columns_of_header(header, schema, *where)
         else:
-            found = columns_of_batch(taken.buffer.decoded(taken.fetched), schema, *where)
+            batch = taken.buffer.decoded(taken.fetched)
+            if batch is None:
+                return None
+            found = columns_of_batch(batch, schema, *where)
         self._records += found.num_rows
         self._bytes += header.size_bytes
         return found

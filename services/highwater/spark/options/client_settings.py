@@ -25,6 +25,7 @@ _INSTEAD = {
     "group": "commitOffsetsToGroup, or startingOffsets",
     "auto_offset_reset": "startingOffsets",
     "include_headers": "includeHeaders",
+    "on_corrupt": "onCorrupt",
     "max_poll_records": "maxRecordsPerPartition",
 }
 _DROPPED = frozenset(

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from typing import cast, get_args
 
 from highwater.client.cluster.bootstrap import bootstrap_addresses
+from highwater.client.consumer.corrupt_batches import OnCorrupt
 from highwater.client.exceptions import InvalidRequestError
 from highwater.client.scan.positions import EARLIEST, LATEST, Kind
 from highwater.client.topic_partition import TopicPartition
@@ -59,6 +61,7 @@ READ_OPTIONS = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "onCorrupt",
     "includeHeaders",
     "columns",
     "pushDownFilters",
@@ -107,6 +110,7 @@ class ReadOptions:
     max_trigger_delay_ms: int
     commit_to_group: str | None
     fail_on_data_loss: bool
+    on_corrupt: OnCorrupt
     columns: tuple[str, ...]
     push_down_filters: bool
     poll_timeout_ms: int
@@ -160,6 +164,7 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOp
         else parse_duration_ms("maxTriggerDelay", delay),
         commit_to_group=_commit_to_group(options),
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
+        on_corrupt=_on_corrupt(options),
         columns=parse_columns(options),
         push_down_filters=_flag(options, "pushDownFilters", default=False),
         poll_timeout_ms=_positive(options, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
@@ -226,6 +231,14 @@ def _check_batch_bounds(starting: Positions, ending: Positions) -> None:
     at_end = [ending.everywhere] if ending.everywhere is not None else list(ending.each.values())
     if any(position is not None and position.kind is Kind.EARLIEST for position in at_end):
         raise OptionError(f"option {ending.option} is earliest: a batch read that ends at the beginning reads nothing")
+
+
+def _on_corrupt(options: Mapping[str, str]) -> OnCorrupt:
+    text = options.get("oncorrupt", "error").strip().lower()
+    for known in get_args(OnCorrupt):
+        if text == known:
+            return cast(OnCorrupt, known)
+    raise OptionError(f"option onCorrupt is {text!r}; it can be error or skip")
 
 
 def _commit_to_group(options: Mapping[str, str]) -> str | None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from highwater.client.blocking.event_loop_thread import event_loop_thread
 from highwater.client.consumer.consumer import Consumer
+from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt
 from highwater.client.consumer.fetch_buffer import FetchBuffer, FetchedBatch
 from highwater.client.exceptions import (
     HighwaterError,
@@ -39,6 +40,9 @@ _idle_consumers: dict[Hashable, BatchConsumer] = {}
 
 class BatchConsumer(Consumer):
     """A consumer that hands out whole batches of the log, as they came."""
+
+    def _corrupt_batches(self, on_corrupt: OnCorrupt) -> CorruptBatches:
+        return CorruptBatches(on_corrupt, "set option onCorrupt to skip")
 
     def track(self, partition: TopicPartition) -> None:
         """Its topic is part of the first answer of the brokers."""
@@ -145,7 +149,10 @@ def read_range(plan: ReadPlan, one: OffsetRange) -> Iterator[pa.RecordBatch]:
                     break
                 # Decoded one by one, here: a batch is in the processor's cache when Spark gets it, and the event loop
                 # goes on fetching.
-                rows = read_columns(buffer.decoded(fetched), topic, partition, first, one.until, columns)
+                batch = buffer.decoded(fetched)
+                if batch is None:
+                    continue
+                rows = read_columns(batch, topic, partition, first, one.until, columns)
                 if rows.num_rows:
                     yield rows if typed is None else typed.of(rows, topic, partition)
             if reached is not None and reached > position:

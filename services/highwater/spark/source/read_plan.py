@@ -29,6 +29,6 @@ def read_plan(options: ReadOptions, given: Mapping[str, str]) -> ReadPlan:
         options.columns,
         options.fail_on_data_loss,
         options.poll_timeout_ms,
-        client_settings(lower_case(given), "Consumer"),
+        {**client_settings(lower_case(given), "Consumer"), "on_corrupt": options.on_corrupt},
         options.values,
     )
