@@ -173,7 +173,7 @@ async def test_a_configuration_is_written_over_the_one_that_was_read_and_no_othe
 async def test_a_cluster_has_one_id(store: Store, keys: Keys) -> None:
     assert await store.get(keys.cluster_id) is None
     assert (await read_topics(store, keys)).cluster_id == ""
-    ids = await asyncio.gather(*(ensure_cluster_id(store, keys, f"candidate {n}") for n in range(4)))
+    ids = await asyncio.gather(*(ensure_cluster_id(store, keys, f"candidate-{n}") for n in range(4)))
     assert len(set(ids)) == 1
     assert (await read_topics(store, keys)).cluster_id == ids[0]
 
@@ -182,7 +182,19 @@ async def test_no_producer_id_is_given_twice(store: Store, keys: Keys) -> None:
     allocators = [ProducerIdAllocator(store, keys, size=10) for _ in range(4)]
     given = await asyncio.gather(*(allocators[n % 4].next_id() for n in range(100)))
     assert len(set(given)) == 100
-    assert await allocate_block(store, keys, 5) == range(120, 125)
+    block = await allocate_block(store, keys, 5)
+    assert len(block) == 5
+    assert block.start - 120 <= min(given) <= max(given) < block.start
+
+
+async def test_of_ones_own_producer_id_others_cannot_be_told(store: Store, keys: Keys) -> None:
+    allocator = ProducerIdAllocator(store, keys)
+    given = [await allocator.next_id() for _ in range(50)]
+    assert given != sorted(given)
+    await store.txn((), (Delete(keys.producer_ids),))
+    elsewhere = await allocate_block(store, keys)
+    assert not set(elsewhere).intersection(range(min(given) - 1000, max(given) + 1000))
+    assert 0 <= elsewhere.start <= 2**52
 
 
 async def test_a_producer_id_block_of_unknown_outcome_is_given_up(etcd: LocalEtcd, store: Store, keys: Keys) -> None:
