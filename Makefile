@@ -7,6 +7,7 @@
 #   make test-stores  archives of a Spark cluster in HDFS and in an object store (moto), where root runs it
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
+#   make floods       a cluster under connections, streams and requests by the thousand: SECONDS=20 of each unless said, SCALE=2
 #   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7
 #   make test-k8s     the Helm chart on the Kubernetes cluster of KUBECONFIG, with the image of HIGHWATER_IMAGE; without
 #                     KUBECONFIG on one that K8S_CLUSTER starts, with images of this checkout (PREVIOUS=COMMIT: and of that
@@ -38,7 +39,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak soak-spark check reference bench bench-storage bench-kafka bench-scale bench-spark clean
+.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods soak-spark check reference bench bench-storage bench-kafka bench-scale bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.session.spark_session import check_java; check_java()'
 
@@ -80,6 +81,9 @@ chaos-k8s: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python tests/integration/soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FAULTS),--faults $(FAULTS))
+
+floods: $(VENV)/.dev
+	FLOOD_SECONDS=$(or $(SECONDS),20) FLOOD_SCALE=$(or $(SCALE),2) $(BIN)/python -m pytest -s tests/integration/test_floods.py
 
 soak-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python tests/spark/archive_soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

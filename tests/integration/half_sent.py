@@ -14,13 +14,28 @@ _INITIAL_WINDOW_SIZE = 4
 _CHUNK = bytes(16 << 10)
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-def _header(name: bytes, value: bytes) -> bytes:
+def header(name: bytes, value: bytes) -> bytes:
     """A literal, in no table, in no code."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call_headers(method: str) -> bytes:
+    """Of a call of gRPC."""
+    return b"".join(
+        header(name, value)
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", method.encode()),
+            (b":authority", b"broker"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        )
+    )
 
 
 @dataclass
@@ -40,23 +55,13 @@ class HalfSent:
 
     async def __aenter__(self) -> HalfSent:
         self._reader, self._writer = await asyncio.open_unix_connection(self.path)
-        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
+        self._writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0, b""))
         self._reading = asyncio.create_task(self._read())
-        headers = b"".join(
-            _header(name, value)
-            for name, value in (
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", self.method.encode()),
-                (b":authority", b"broker"),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-            )
-        )
+        headers = call_headers(self.method)
         for stream in range(1, 2 * self.streams, 2):
             self._windows[stream] = self._initial
             self.left[stream] = self.message_bytes - 1
-            self._writer.write(_frame(_HEADERS, _END_HEADERS, stream, headers))
+            self._writer.write(frame(_HEADERS, _END_HEADERS, stream, headers))
         prefix = struct.pack(">BI", 0, self.message_bytes)
         for stream in self.left:
             self._send(stream, prefix)
@@ -78,7 +83,7 @@ class HalfSent:
         await asyncio.shield(self._sending)
 
     def _send(self, stream: int, payload: bytes) -> None:
-        self._writer.write(_frame(_DATA, 0, stream, payload))
+        self._writer.write(frame(_DATA, 0, stream, payload))
         self._windows[stream] -= len(payload)
         self._window -= len(payload)
 
@@ -106,9 +111,9 @@ class HalfSent:
                     if name == _INITIAL_WINDOW_SIZE:
                         self._windows = {each: n + value - self._initial for each, n in self._windows.items()}
                         self._initial = value
-                self._writer.write(_frame(_SETTINGS, _ACK, 0, b""))
+                self._writer.write(frame(_SETTINGS, _ACK, 0, b""))
             elif kind == _PING and not flags & _ACK:
-                self._writer.write(_frame(_PING, _ACK, 0, payload))
+                self._writer.write(frame(_PING, _ACK, 0, payload))
             elif kind == _WINDOW_UPDATE and stream == 0:
                 self._window += int.from_bytes(payload, "big")
             elif kind == _WINDOW_UPDATE and stream in self._windows:
