@@ -27,7 +27,7 @@ SECONDS = float(os.environ.get("FLOOD_SECONDS", "4"))
 SCALE = int(os.environ.get("FLOOD_SCALE", "1"))
 FLOODS = {"connections": 1_000 * SCALE, "streams": 11_000, "requests": 100 * SCALE}
 OUTSTANDING = 50
-ALONE_S = 1.5
+ALONE_S = 1.0
 # Shares of what the ordinary client has by itself: of two cores the floods take more than the brokers do. What holds on
 # a machine that is busy with other things, too, is far below what is measured on an idle one (docs/limits.md).
 FLOORS = {"connections": 0.2, "streams": 0.1, "requests": 0.02}
