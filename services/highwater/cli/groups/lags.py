@@ -68,12 +68,12 @@ async def find_lags(admin: Admin, group: GroupDescription, bootstrap: str) -> tu
     """The lags, and a sentence for each topic of which the ends are not known."""
     committed = {one: each.offset for one, each in group.offsets.items()}
     wanted = committed.keys() | {one for member in group.members for one in member.assignment}
-    ends, said = await _ends(admin, wanted)
-    times_ms = await _times(behind(committed, ends), bootstrap)
+    ends, said = await find_ends(admin, wanted)
+    times_ms = await record_times(behind(committed, ends), bootstrap)
     return partition_lags(group, ends, times_ms), said
 
 
-async def _ends(admin: Admin, wanted: Iterable[TopicPartition]) -> tuple[dict[TopicPartition, int], list[str]]:
+async def find_ends(admin: Admin, wanted: Iterable[TopicPartition]) -> tuple[dict[TopicPartition, int], list[str]]:
     by_topic: dict[str, list[TopicPartition]] = {}
     for one in wanted:
         by_topic.setdefault(one.topic, []).append(one)
@@ -90,7 +90,7 @@ async def _ends(admin: Admin, wanted: Iterable[TopicPartition]) -> tuple[dict[To
     return ends, sorted(said)
 
 
-async def _times(positions: Mapping[TopicPartition, int], bootstrap: str) -> dict[TopicPartition, int]:
+async def record_times(positions: Mapping[TopicPartition, int], bootstrap: str) -> dict[TopicPartition, int]:
     """The times of the first records at or after these offsets, as far as they come within `FETCH_S`: one batch of
     each partition, and no more."""
     from highwater.client import Consumer, TopicPartition
