@@ -44,7 +44,8 @@ async def cluster(etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path) -> 
 
 @pytest.fixture
 async def hasty(etcd: LocalEtcd, store: Store, keys: Keys, tmp_path: Path) -> AsyncIterator[TestCluster]:
-    async with group_cluster(etcd, store, keys, tmp_path, **{"group.consumer.session.timeout.ms": "700"}) as cluster:
+    short = {"group.consumer.session.timeout.ms": "700", "group.consumer.heartbeat.interval.ms": "200"}
+    async with group_cluster(etcd, store, keys, tmp_path, **short) as cluster:
         await create_topic(cluster, "orders", 4)
         yield cluster
 

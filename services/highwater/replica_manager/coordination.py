@@ -9,8 +9,12 @@ from highwater.replica_manager.groups.offsets_topic import OffsetsTopic, Offsets
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.channel import SILENCE_MS
 from highwater.supervision import TaskSupervisor
+from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
+
+logger = get_logger("replica_manager.groups")
 
 
 def group_coordinator(
@@ -38,4 +42,11 @@ def group_coordinator(
         offsets_retention_ms=settings.offsets_retention_minutes * 60_000,
         retention_check_interval_ms=settings.offsets_retention_check_interval_ms,
     )
+    shortest_ms = SILENCE_MS + settings.broker_session_timeout_ms
+    if config.session_timeout_ms < shortest_ms:
+        logger.warning(
+            "group.consumer.session.timeout.ms is short: where a coordinator stands still, a member may for seconds go "
+            "on with partitions that the next coordinator has given to another %s",
+            pairs(session_timeout_ms=config.session_timeout_ms, safe_from_ms=shortest_ms),
+        )
     return GroupCoordinator(replica_manager, topic, config, GroupMetrics(metrics), supervisor)

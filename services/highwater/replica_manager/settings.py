@@ -11,6 +11,7 @@ from highwater.rpc.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import check_advertised, check_inter_broker_name, inter_broker_name, parse_listeners
 from highwater.rpc.settings import LogDefaultsSettings, LogStorageUserSettings, OptionalAddress, ReplicationSettings
 
+SIGNS_IN_A_SESSION = 3  # of a group's member, at least
 ListenerMap = Annotated[dict[str, str], NoDecode]
 
 
@@ -49,8 +50,8 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     offsets_retention_minutes: int = Field(10_080, ge=1)
     offsets_retention_check_interval_ms: int = Field(600_000, ge=1)
     offset_metadata_max_bytes: int = Field(4096, ge=0)
-    group_consumer_session_timeout_ms: int = Field(45_000, ge=1)
-    group_consumer_heartbeat_interval_ms: int = Field(5_000, ge=1, validate_default=True)
+    group_consumer_session_timeout_ms: int = Field(45_000, ge=500)
+    group_consumer_heartbeat_interval_ms: int = Field(5_000, ge=100, validate_default=True)
     group_consumer_max_size: int = Field(10_000, ge=1)
     controlled_shutdown_max_wait_ms: int = Field(20_000, ge=0)
     ready_max_wait_ms: int = Field(600_000, ge=0)
@@ -87,6 +88,17 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
         largest = info.data.get("message_max_bytes", 0)
         if value <= largest:
             raise ValueError(f"a batch may have {largest} bytes (message.max.bytes), and its request more than that")
+        return value
+
+    @field_validator("group_consumer_heartbeat_interval_ms")
+    @classmethod
+    def _keeps_members(cls, value: int, info: ValidationInfo) -> int:
+        session_ms = info.data.get("group_consumer_session_timeout_ms")  # None: that is what is wrong
+        if session_ms is not None and session_ms < SIGNS_IN_A_SESSION * value:
+            raise ValueError(
+                f"members that say a word each {value} ms would be removed for one that is late, with a "
+                f"group.consumer.session.timeout.ms of {session_ms}: let that be {SIGNS_IN_A_SESSION} intervals or more"
+            )
         return value
 
     @property

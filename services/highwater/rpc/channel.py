@@ -11,6 +11,9 @@ import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 128 << 20
+SILENCE_MS = 15_000
+"""After so long it is known that a peer with which there are calls says nothing any more."""
+_PING_TIMEOUT_MS = 5_000
 
 COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -18,9 +21,9 @@ COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     # A peer that says nothing for 10 s is asked; one that then answers no ping for 5 s is gone. While there are calls:
     # who waits for a peer without a limit of its own is bounded by this. gRPC pings for its window's size as well, and
     # waits a minute for those unless it is told otherwise.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", SILENCE_MS - _PING_TIMEOUT_MS),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 4 << 20),

@@ -48,6 +48,33 @@ def test_a_bad_setting_is_named(key: str, value: str, named: str) -> None:
         load(LogStorageSettings, {**REQUIRED, key: value})
 
 
+BROKER = {"broker.id": "1", "listeners": "A://127.0.0.1:0", "etcd": "127.0.0.1:1", "log.storage": "127.0.0.1:2"}
+
+
+@pytest.mark.parametrize(
+    ("session_ms", "heartbeat_ms", "said"),
+    [
+        ("15000", None, None),
+        ("14999", None, "of 14999: let that be 3 intervals or more"),  # of 5 s, the default
+        (None, "15001", "each 15001 ms .* of 45000"),
+        ("600", "200", None),
+        ("499", "100", "timeout.ms: 499 is too small: it is 500 or more$"),
+        ("600", "99", "interval.ms: 99 is too small: it is 100 or more$"),
+    ],
+)
+def test_a_group_member_may_be_late_with_a_word(
+    session_ms: str | None, heartbeat_ms: str | None, said: str | None
+) -> None:
+    """Two words of it at least, whichever of the two settings is the one that was changed."""
+    given = {"session.timeout": session_ms, "heartbeat.interval": heartbeat_ms}
+    settings = BROKER | {f"group.consumer.{name}.ms": value for name, value in given.items() if value is not None}
+    if said is None:
+        load(ReplicaManagerSettings, settings)
+    else:
+        with pytest.raises(UserError, match=said):
+            load(ReplicaManagerSettings, settings)
+
+
 def test_a_line_without_a_value_is_refused_with_its_number(tmp_path: Path) -> None:
     config = tmp_path / "x.properties"
     config.write_text("a=1\nb\n")
