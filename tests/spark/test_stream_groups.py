@@ -1,4 +1,5 @@
-"""Streaming queries and consumer groups: offsets told to a group, and a query that begins where one has committed."""
+"""Streaming queries and consumer groups: offsets told to a group, by pipelines too, and a query that
+begins where one has committed."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ import pytest
 from conftest import available_now, send, wait_until, written
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from rollups import HOURLY, SCHEMA, flight, options, send_json
 from test_stream_read import in_memory, until
 
 from highwater.cli.local_cluster import LocalCluster
 from highwater.client.blocking import Admin, Consumer
+from highwater.spark.pipelines import archive, rollup
+from highwater.spark.pipelines.archive import ArchiveFormat, ArchiveOptions
+from highwater.spark.pipelines.running.query_run import run_query
 
 ReadStream = Callable[..., DataFrame]
 
@@ -77,3 +82,61 @@ def test_a_query_begins_where_a_group_has_committed(
     assert begun("latest", startingOffsetsByGroupStrategy="latest") == [7, 8, 9]
     with pytest.raises(PySparkException, match=f"group 'begun' has committed nothing of {topic}-1"):
         begun("error", startingOffsetsByGroupStrategy="error")
+
+
+def test_an_archive_tells_a_group_how_far_it_is(
+    cluster: LocalCluster, admin: Admin, topic: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    admin.create_topic(topic, 2, 1)
+    send(cluster, topic, range(10))
+    given = ArchiveOptions(
+        bootstrap=cluster.bootstrap,
+        topic=[topic],
+        to=str(tmp_path / "archive"),
+        format=ArchiveFormat.PARQUET,
+        checkpoint=str(tmp_path / "checkpoint"),
+        commit_offsets_to_group="archive",
+    )
+    archive.run(given)
+    assert committed(admin, "archive") == ends(admin, topic)
+    send(cluster, topic, range(10, 15))
+    assert committed(admin, "archive") != ends(admin, topic)
+    archive.run(given)
+    assert committed(admin, "archive") == ends(admin, topic)
+
+
+def test_a_rollups_dead_letters_do_not_tell_its_group(
+    cluster: LocalCluster,
+    admin: Admin,
+    topic: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They read the same a second time, and what they had told would be further, or further back, than the sums."""
+    for name in (topic, f"{topic}-out", f"{topic}-dead"):
+        admin.create_topic(name, 1, 1)
+    given = options(
+        cluster,
+        topic,
+        tmp_path,
+        to_topic=f"{topic}-out",
+        dead_letter=f"{topic}-dead",
+        schema=SCHEMA,
+        commit_offsets_to_group="rollup",
+        **HOURLY,
+    )
+
+    def only(wanted: str) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(rollup, "run_query", lambda name, *rest: run_query(name, *rest) if name == wanted else None)
+            rollup.run(given)
+
+    send_json(cluster, topic, [flight(0)])
+    only("rollup")
+    assert committed(admin, "rollup") == {0: 1}
+    send_json(cluster, topic, [flight(1)])
+    only("rollup dead letters")
+    assert committed(admin, "rollup") == {0: 1}
+    rollup.run(given)
+    assert committed(admin, "rollup") == {0: 2}

@@ -58,6 +58,8 @@ def test_a_command_line_becomes_options(capsys: pytest.CaptureFixture[str]) -> N
         "highwater.x": "1=2",
     }
     assert CopyOptions(pattern="x.*", checkpoint="c", to="d").source_options()["subscribePattern"] == "x.*"
+    told = CopyOptions(topic=["a"], checkpoint="c", to="d", commit_offsets_to_group="g")
+    assert told.source_options()["commitOffsetsToGroup"] == "g"
     assert ran(["--help"]) == (0, None)
     shown = capsys.readouterr().out
     assert shown.index("--to ") < shown.index("--topic") < shown.index("--master")  # its own come first
@@ -71,6 +73,11 @@ def test_a_command_line_becomes_options(capsys: pytest.CaptureFixture[str]) -> N
         (["--topic", "a", "--pattern", "b", "--to", "d", "--checkpoint", "c"], 1, "say which topics to read"),
         (["--topic", "a", "--to", "d", "--checkpoint", "c", "--conf", "x"], 1, "'x': write --conf KEY=VALUE"),
         (["--topic", "a", "--to", "d", "--checkpoint", "c", "--trigger", "5d"], 1, "--trigger is '5d'; it can be"),
+        (
+            ["--topic", "a", "--to", "d", "--checkpoint", "c", "--commit-offsets-to-group", " "],
+            1,
+            "-to-group is empty:",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_sentence(

@@ -17,6 +17,7 @@ ROLLUP: dict[str, Any] = {"archive": "/a", "topic": ["t"], "checkpoint": "c", "t
     ("given", "message"),
     [
         ({"starting_offsets": "latest"}, "--starting-offsets is of topics, .*: leave it out, .* WHERE _timestamp >="),
+        ({"commit_offsets_to_group": "g"}, "--commit-offsets-to-group is of topics, .*: leave it out"),
         ({"max_offsets_per_trigger": 7}, "--max-offsets-per-trigger is of topics: .* --option maxBytesPerTrigger=1g"),
         ({"option": ["ignoreDeletes=true"]}, "--option ignoreDeletes is not for an archive: it can be maxFilesPerTri"),
         ({"option": ["highwater.fetch.max.bytes=1"]}, "--option highwater.fetch.max.bytes is not for an archive"),

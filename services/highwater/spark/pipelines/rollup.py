@@ -306,7 +306,7 @@ def _run_with_dead_letters(
     extra = {"headers": "_headers", source.raw: "_raw"}
     checkpoint = f"{options.checkpoint}/dead-letter"
     with spark_errors():
-        rows = source.stream(BadValues.ALL_RAW, headers=True)
+        rows = source.stream(BadValues.ALL_RAW, second=True)
         marked = marked_records(rows, schema, options.time_column, extra=extra)
         columns = [f"{name} {name[1:]}" for name in (ERROR, "_headers", *RECORD_COLUMNS)]
         bad = marked.where(f"{ERROR} is not null").selectExpr(*columns, "_raw rawValue")

@@ -20,6 +20,7 @@ from highwater.spark.errors import OptionError
 from highwater.spark.options.positions import parse_duration_ms
 
 AVAILABLE_NOW = "available-now"
+COMMIT_OFFSETS_TO_GROUP = "commitOffsetsToGroup"  # the source's option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,14 @@ class StreamOptions(PipelineOptions):
     max_offsets_per_trigger: Annotated[
         int | None, typer.Option(min=1, help="records of one micro-batch at most", show_default=False)
     ] = None
+    commit_offsets_to_group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="tell this consumer group how far the pipeline is, which highwater groups describe shows",
+            show_default=False,
+        ),
+    ] = None
     option: Annotated[
         list[str],
         typer.Option(metavar="KEY=VALUE", help="an option of the Spark source, e.g. highwater.…; may be repeated"),
@@ -78,6 +87,8 @@ class StreamOptions(PipelineOptions):
         super().__post_init__()
         key_values("--option", self.option)
         trigger_of(self.trigger)
+        if self.commit_offsets_to_group is not None and not self.commit_offsets_to_group.strip():
+            raise UserError("--commit-offsets-to-group is empty: name a group, or leave it out")
         _ = self.stalled_after_s
         listen_address("--metrics-listen", self.metrics_listen)
         if bool(self.topic) == (self.pattern is not None):
@@ -101,6 +112,8 @@ class StreamOptions(PipelineOptions):
             found["subscribe"] = ",".join(self.topic)
         if self.max_offsets_per_trigger is not None:
             found["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
+        if self.commit_offsets_to_group is not None:
+            found[COMMIT_OFFSETS_TO_GROUP] = self.commit_offsets_to_group
         return {**found, **key_values("--option", self.option)}
 
 

@@ -18,7 +18,7 @@ from highwater.spark.options.data_source_options import Subscription, lower_case
 from highwater.spark.options.positions import EARLIEST_OFFSET
 from highwater.spark.pipelines.archives.history import History, quoted
 from highwater.spark.pipelines.archives.reading import Archive
-from highwater.spark.pipelines.command.pipeline_options import key_values
+from highwater.spark.pipelines.command.pipeline_options import COMMIT_OFFSETS_TO_GROUP, key_values
 from highwater.spark.pipelines.files.hadoop_files import HadoopFiles
 from highwater.spark.pipelines.files.offset_log import OffsetLog, offsets_text
 from highwater.spark.pipelines.rollups.transactions_read import TransactionsRead
@@ -57,8 +57,8 @@ class RecordSource(Protocol):
     typed_by: str
     """The option, or the archive, that gives values their type."""
 
-    def stream(self, bad: BadValues, *, headers: bool = False) -> DataFrame:
-        """The columns of a read. Raises `UserError`."""
+    def stream(self, bad: BadValues, *, second: bool = False) -> DataFrame:
+        """The columns of a read; of a second query those of the headers, too. Raises `UserError`."""
 
     def sample(self) -> DataFrame:
         """Values to take a schema from."""
@@ -100,9 +100,13 @@ class TopicRecords:
         self._options = options if options.dead_letter is None else _begun_where(spark, options)
         self.raw = "rawValue" if options.value_schema is not None else "value"
 
-    def stream(self, bad: BadValues, *, headers: bool = False) -> DataFrame:
+    def stream(self, bad: BadValues, *, second: bool = False) -> DataFrame:
         values = value_type(self._spark, self._options, bad).source_options
-        source = {**self._options.source_options(), **values, **({"includeHeaders": "true"} if headers else {})}
+        source = {**self._options.source_options(), **values}
+        if second:
+            # It reads the same, later: a group that both told how far they are would go back.
+            source = {name: value for name, value in source.items() if name.lower() != COMMIT_OFFSETS_TO_GROUP.lower()}
+            source["includeHeaders"] = "true"
         return self._spark.readStream.format("highwater").options(**source).load()
 
     def sample(self) -> DataFrame:
@@ -169,6 +173,10 @@ def check_archive_options(options: ValueSchemaOptions) -> None:
             "--max-offsets-per-trigger is of topics: for an archive say --option maxBytesPerTrigger=1g, or --option "
             "maxFilesPerTrigger=100"
         )
+    if options.commit_offsets_to_group is not None:
+        raise UserError(
+            "--commit-offsets-to-group is of topics, of whose offsets an archive says nothing: leave it out"
+        )
     known = lower_case(dict.fromkeys((*_ARCHIVE_OPTIONS, *_VALUE_OPTIONS), ""))
     for name in key_values("--option", options.option):
         if name.lower() not in known:
@@ -218,11 +226,11 @@ class ArchivedRecords:
             )
         self._go_on()
 
-    def stream(self, bad: BadValues, *, headers: bool = False) -> DataFrame:
+    def stream(self, bad: BadValues, *, second: bool = False) -> DataFrame:
         given = lower_case(key_values("--option", self._options.option))
         limits = {**_NO_LIMIT, **{name: given[name.lower()] for name in _ARCHIVE_OPTIONS if name.lower() in given}}
         rows = self._spark.readStream.format("delta").options(**limits).load(self._archive.directory)
-        rows = rows.where(self._wanted()).select(*_COLUMNS, *(["headers"] if headers else []))
+        rows = rows.where(self._wanted()).select(*_COLUMNS, *(["headers"] if second else []))
         if self._options.value_schema is None:
             return rows
         # Where a bad value is to end the query, the rollup does that itself: it knows the record's place.
