@@ -9,6 +9,8 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from bench.groups.highwater import HighwaterGroups
+from bench.groups.sizes import GroupSizes
 from bench.highwater_side import HighwaterSide, three_brokers
 from bench.kafka_peer import NO_PEER, peer_script
 from bench.results import AIMS, publish, results
@@ -23,11 +25,21 @@ MEASURES = (
     "produce_send",
     "latency",
     "failover",
+    "group_rebalance",
+    "group_failover",
+    "group_join_gap",
+    "commit_p50",
+    "group_consume",
+    "group_idle",
 )
 
 
-def measure(side: HighwaterSide, kind: str, number: int) -> dict[str, float]:
-    """One measurement, under the names of its results. `produce_table` makes the topic that the consumers read."""
+def measure(side: HighwaterSide, groups: HighwaterGroups, kind: str, number: int) -> dict[str, float]:
+    """One measurement, under the names of its results. `produce_table` makes the topic that the consumers read; those
+    of groups make their own."""
+    if kind.startswith("group_") or kind == "commit_p50":
+        found: dict[str, float] = getattr(groups, kind)(f"bench-{kind.replace('_', '-')}-{number}")
+        return found
     table_topic = f"bench-table-{number}"
     if kind in ("startup", "idle_rss"):
         return {kind: getattr(side, kind)()}
@@ -54,24 +66,28 @@ def main() -> int:
     wanted = ["startup", *(kind for kind in MEASURES[1:] if not arguments.only or kind in arguments.only.split(","))]
     work = Work(rounds=arguments.rounds)
     with tempfile.TemporaryDirectory(prefix="highwater-bench-") as data:
-        sides = [HighwaterSide(three_brokers(Path(data) / "highwater"), work)]
+        side = HighwaterSide(three_brokers(Path(data) / "highwater"), work)
+        sides = [(side, HighwaterGroups(side, Path(data), GroupSizes()))]
         if arguments.kafka:
             if (script := peer_script()) is None:
                 print(NO_PEER, file=sys.stderr)
                 return 1
-            from bench.kafka_side import KafkaSide  # noqa: PLC0415  (confluent-kafka is needed by this side alone)
+            # confluent-kafka is needed by this side alone
+            from bench.groups.kafka import KafkaGroups  # noqa: PLC0415
+            from bench.kafka_side import KafkaSide  # noqa: PLC0415
 
-            sides.append(KafkaSide(script, work))  # type: ignore[arg-type]
-        taken: dict[str, dict[str, list[float]]] = {side.name: defaultdict(list) for side in sides}
+            peer = KafkaSide(script, work)
+            sides.append((peer, KafkaGroups(peer, GroupSizes())))  # type: ignore[arg-type]
+        taken: dict[str, dict[str, list[float]]] = {side.name: defaultdict(list) for side, _ in sides}
         try:
             for kind in wanted:
                 for number in range(1 if kind in ("startup", "idle_rss") else work.rounds):
-                    for side in sides:
+                    for side, groups in sides:
                         print(f"{side.name}: {kind} …", file=sys.stderr, flush=True)
-                        for name, value in measure(side, kind, number).items():
+                        for name, value in measure(side, groups, kind, number).items():
                             taken[side.name][name].append(value)
         finally:
-            for side in sides:
+            for side, _ in sides:
                 side.stop()
     medians = {
         side: {name: statistics.median(values) for name, values in found.items()} for side, found in taken.items()

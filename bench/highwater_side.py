@@ -52,8 +52,12 @@ class HighwaterSide:
         self.cluster.start()
         return time.monotonic() - started
 
-    def stop(self) -> None:
+    def close(self) -> None:
+        """Leaves the cluster as it is."""
         self._runner.close()
+
+    def stop(self) -> None:
+        self.close()
         self.cluster.stop()
 
     def idle_rss(self) -> float:
