@@ -19,6 +19,7 @@ from highwater.errors import UserError
 from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.malloc import keep_freed_memory
 from highwater.rpc.open_files import allow_open_files
+from highwater.telemetry.undecodable import leave_out_undecodable
 
 LIVE = "live"
 """The health name that says that the process is at work, be it only to wait for etcd or to recover its logs."""
@@ -208,6 +209,8 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
 
     keep_freed_memory()
     allow_open_files()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(leave_out_undecodable)
 
     async def supervised() -> None:
         stop = asyncio.Event()
