@@ -138,6 +138,14 @@ def test_leading_outside_the_own_isr_is_refused() -> None:
     assert partition.phase is Phase.OFFLINE
 
 
+def test_another_leader_under_the_same_epoch_is_refused_and_changes_nothing() -> None:
+    partition = leading()
+    verdict = partition.instruct(instruction(state(leader=2, isr=(1, 2, 3), revision=11), min_insync_replicas=1), 0)
+    assert verdict == (ErrorCode.INVALID_REQUEST, NO_ACTIONS)
+    assert partition.leader == ME
+    assert partition.instruct(instruction(state(revision=11)), 0).error is ErrorCode.NONE
+
+
 def test_a_produce_of_another_epoch_or_after_the_end_of_leadership_fails() -> None:
     partition = leading()
     partition.appended(5, "storage-1", 10, 0, 1)

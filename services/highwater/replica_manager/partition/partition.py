@@ -165,6 +165,8 @@ class Partition:
             return Instructed(ErrorCode.FENCED_LEADER_EPOCH, NO_ACTIONS)
         if self._phase is Phase.OFFLINE:
             return Instructed(ErrorCode.REPLICA_NOT_ASSIGNED, NO_ACTIONS)
+        if state.leader != self.leader:
+            return Instructed(ErrorCode.INVALID_REQUEST, NO_ACTIONS)  # invariant 5: no controller of ours says so
         self._configure(instruction)
         actions = self._see_same_epoch(instruction.state, now_ms)
         if self._phase is Phase.RESIGNED:
