@@ -166,6 +166,17 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     assert found.partitions[0].revision == 30
 
 
+def test_an_id_keeps_its_name_until_it_is_deleted() -> None:
+    cache = MetadataCache()
+    cache.update([topic(b"1" * 16, "orders")], full=True)
+    cache.update([topic(b"1" * 16, "payments", revision=50)], full=False)
+    assert [each.topic for each in cache.topics()] == ["orders"]
+    assert cache.by_name("payments") is None
+    cache.update([], full=False, deleted=[b"1" * 16])
+    assert cache.topics() == []
+    assert cache.by_name("orders") is None
+
+
 def test_a_topic_made_again_under_its_name_is_another() -> None:
     cache = MetadataCache()
     cache.update([topic(b"1" * 16)], full=True)

@@ -119,6 +119,8 @@ class MetadataCache:
             changed |= self._forget(set(self._topics) - {topic.topic_id for topic in topics})
         for topic in topics:
             known = self._topics.get(topic.topic_id)
+            if known is not None and known.topic != topic.topic:
+                continue  # an id has one name: who gives it another is no controller of ours
             # They stay where they are: a copy of all for each that changes would be a square of their number.
             partitions: dict[int, CachedPartition] = {} if known is None else known.partitions
             for number, partition in topic.partitions.items():
