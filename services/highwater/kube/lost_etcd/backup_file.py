@@ -19,6 +19,7 @@ from pathlib import Path
 
 from highwater.atomic_file import fsync_directory, replace_file
 from highwater.errors import UserError
+from highwater.model.written_json import checked, parse_json
 
 FORMAT = "highwater-metadata-backup"
 VERSION = 1
@@ -84,15 +85,15 @@ def parse(content: bytes, what: str) -> Backup:
 def _parse(body: bytes) -> Backup:
     """Raises `ValueError`, `KeyError`, `TypeError`."""
     lines = body.splitlines(keepends=True)
-    if len(lines) < 2 or json.loads(lines[-1])["sha256"] != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
+    if len(lines) < 2 or parse_json(lines[-1])["sha256"] != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
         raise ValueError("its checksum is wrong")
-    head = json.loads(lines[0])
+    head = parse_json(lines[0])
     if (head["format"], head["version"]) != (FORMAT, VERSION):
         raise ValueError(f"format {head['format']}, version {head['version']}")
-    entries = {each["key"]: base64.b64decode(each["value"]) for each in map(json.loads, lines[1:-1])}
+    entries = {each["key"]: base64.b64decode(each["value"]) for each in map(parse_json, lines[1:-1])}
     if len(entries) != head["keys"]:
         raise ValueError(f"{len(entries)} keys and not {head['keys']}")
-    return Backup(head["cluster"], head["cluster_id"], head["revision"], head["taken_ms"], entries)
+    return checked(Backup(head["cluster"], head["cluster_id"], head["revision"], head["taken_ms"], entries))
 
 
 def write(backup: Backup, directory: Path) -> Path:

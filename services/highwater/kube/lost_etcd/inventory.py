@@ -14,6 +14,7 @@ from typing import Any
 from highwater.errors import UserError
 from highwater.model.leader_epochs import NO_EPOCH, EpochEntry, LeaderEpochCache
 from highwater.model.partition import PartitionKey
+from highwater.model.written_json import checked, parse_json
 
 FORMAT = "highwater-inventory"
 VERSION = 1
@@ -94,22 +95,24 @@ def from_json(text: str) -> BrokerInventory:
     try:
         if text.startswith(COMPRESSED):
             text = gzip.decompress(base64.b64decode(text.removeprefix(COMPRESSED))).decode()
-        value: dict[str, Any] = json.loads(text)
+        value: dict[str, Any] = parse_json(text)
         if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
             raise ValueError("another format or version")
         replicas = tuple(
-            Replica(
-                **{
-                    **each,
-                    "topic_id": bytes.fromhex(each["topic_id"]),
-                    "epochs": tuple(EpochEntry(*entry) for entry in each["epochs"]),
-                }
+            checked(
+                Replica(
+                    **{
+                        **each,
+                        "topic_id": bytes.fromhex(each["topic_id"]),
+                        "epochs": tuple(EpochEntry(*entry) for entry in each["epochs"]),
+                    }
+                )
             )
             for each in value.pop("replicas")
         )
-        directories = tuple(Directory(**each) for each in value.pop("directories"))
+        directories = tuple(checked(Directory(**each)) for each in value.pop("directories"))
         unidentified = tuple((str(topic), int(partition)) for topic, partition in value.pop("unidentified"))
-        return BrokerInventory(**value, replicas=replicas, directories=directories, unidentified=unidentified)
+        return checked(BrokerInventory(**value, replicas=replicas, directories=directories, unidentified=unidentified))
     except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"this is no inventory of a broker's log directories ({error!r}): make it with "

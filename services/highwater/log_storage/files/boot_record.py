@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from highwater.atomic_file import read_whole, replace_file
+from highwater.model.written_json import checked, parse_json
 
 FILE_NAME = ".highwater_boot"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"  # an empty file: everything was on disk when the process ended
@@ -93,14 +94,16 @@ def recovery_shows_loss(
 def read_record(directory: Path) -> BootRecord | None:
     """None where there is none, or none that can be read. Raises `OSError`."""
     try:
-        fields = json.loads(read_whole(directory / FILE_NAME))
+        fields = parse_json(read_whole(directory / FILE_NAME))
         directory_ids = tuple(fields.get("directory_ids", ()))
-        return BootRecord(
-            fields["broker_id"],
-            Boot(**fields["boot"]),
-            fields["flush_every_message"],
-            directory_ids,
-            bool(fields.get("tail_lost", False)),
+        return checked(
+            BootRecord(
+                fields["broker_id"],
+                checked(Boot(**fields["boot"])),
+                fields["flush_every_message"],
+                directory_ids,
+                bool(fields.get("tail_lost", False)),
+            )
         )
     except FileNotFoundError:
         return None

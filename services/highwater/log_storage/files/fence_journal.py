@@ -20,6 +20,7 @@ from highwater.atomic_file import OversizedFileError, read_whole, replace_file
 from highwater.log_storage.fence import Fence
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
+from highwater.model.written_json import checked, parse_json
 from highwater.records.header import crc32c
 
 FILE_NAME = "fence-journal"
@@ -191,7 +192,7 @@ def read_fences(path: Path, *, clean: bool = False) -> dict[PartitionKey, Fence]
                 f"{path}, line {number} is damaged: which leader epochs this broker has seen is not known. {_REMEDY}"
             )
         try:
-            _take(fences, json.loads(body))
+            _take(fences, parse_json(body))
         except (ValueError, TypeError) as error:
             raise FenceJournalError(f"{path}, line {number} is no list of fences: {error}. {_REMEDY}") from None
     return fences
@@ -201,9 +202,11 @@ def _take(fences: dict[PartitionKey, Fence], entries: list[Any]) -> None:
     """Raises `ValueError`, `TypeError`."""
     for topic_id, partition, leader_epoch, role, replica_manager, log_storage, *last_led in entries:
         key = PartitionKey(bytes.fromhex(topic_id), partition)
+        if type(partition) is not int:
+            raise TypeError(f"{partition!r} is no partition")
         if leader_epoch == _FORGOTTEN:
             fences.pop(key, None)
         else:
             led_before = last_led[0] if last_led else None
             whole = led_before is not None or not last_led
-            fences[key] = Fence(leader_epoch, Role(role), replica_manager, log_storage, led_before, whole)
+            fences[key] = checked(Fence(leader_epoch, Role(role), replica_manager, log_storage, led_before, whole))

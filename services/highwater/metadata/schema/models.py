@@ -12,6 +12,7 @@ from typing import Any
 
 from highwater.metadata.schema.reading import broker_ids, json_object, number, text_of
 from highwater.model.leader_epochs import NO_EPOCH
+from highwater.model.written_json import checked
 
 NO_LEADER = -1
 
@@ -55,7 +56,7 @@ class PartitionState:
         for name in ("isr", "elr", "lost"):
             if name in values:
                 values[name] = broker_ids(values[name], name)
-        return cls(**values)
+        return checked(cls(**values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class TopicAssignment:
         if not isinstance(values["replicas"], list):
             raise ValueError("replicas is not a list")
         replicas = tuple(broker_ids(each, "replicas") for each in values["replicas"])
-        return cls(text_of(values["topic"], "topic"), topic_id, replicas)
+        return checked(cls(values["topic"], topic_id, replicas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,9 @@ class BrokerRegistration:
     @classmethod
     def from_json(cls, text: bytes | str) -> BrokerRegistration:
         values = _known_fields(cls, text)
-        for name in ("address", "incarnation", "log_storage_incarnation", "rack", "host_address"):
-            text_of(values.get(name, ""), name)
         for name in ("broker_id", "leaving_since", "offline_log_reports"):
             number(values.get(name, 0), name)
-        for name in ("extra", "listeners"):
-            _texts(values.get(name, {}), name)
-        return cls(**values)
+        return checked(cls(**values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +164,9 @@ class ControllerRegistration:
     @classmethod
     def from_json(cls, text: bytes | str) -> ControllerRegistration:
         values = _known_fields(cls, text)
-        for name in ("address", "incarnation"):
-            text_of(values.get(name, ""), name)
         for name in ("controller_id", "controller_epoch"):
             number(values.get(name, 0), name, least=-1)
-        return cls(**values)
+        return checked(cls(**values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +218,3 @@ def _known_fields(cls: type[Any], text: bytes | str) -> dict[str, Any]:
         raise ValueError(f"it has {len(text)} bytes, {MAX_ENTRY_BYTES} are the most")
     known = {each.name for each in fields(cls)}
     return {name: value for name, value in json_object(text).items() if name in known}
-
-
-def _texts(value: object, name: str) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is not an object")
-    for each in value.values():
-        text_of(each, name)

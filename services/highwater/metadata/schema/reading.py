@@ -5,12 +5,12 @@ What does not fit raises `ValueError`; `readable` makes of whatever is wrong wit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.transactions import Entry
+from highwater.model.written_json import parse_json
 
 MAX_BROKER_ID = 2**31 - 1
 MAX_NUMBER = 2**63 - 1  # of protobuf's int64, in which it is passed on
@@ -34,7 +34,7 @@ def readable(entry: Entry, decode: Callable[[Entry], _Value]) -> _Value:
 
 
 def json_object(text: bytes | str) -> dict[str, Any]:
-    value = json.loads(text)
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"it is not an object of JSON but a {type(value).__name__}")
     return value
