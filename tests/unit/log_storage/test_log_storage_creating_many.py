@@ -129,3 +129,13 @@ async def test_as_the_service_answers_it(tmp_path: Path) -> None:
         assert [result.error.code for result in answer.results] == [0, 0, 0, ErrorCode.INVALID_TOPIC]
         again = await storage.stub.CreateLogs(log_storage_pb2.CreateLogsRequest(logs=asked[:3]))
         assert [(result.created, result.error.code) for result in again.results] == [(False, 0)] * 3
+
+
+def test_a_partition_under_two_names_in_one_request_has_one_directory(tmp_path: Path) -> None:
+    manager = opened(tmp_path)
+    outcomes = manager.create_all([*wanted(range(1)), *wanted(range(1), topic="u")])
+    assert codes(outcomes) == [True, ErrorCode.INVALID_REQUEST]
+    manager.unlock()
+    again = opened(tmp_path)
+    assert [path.name for path in tmp_path.glob("*-0")] == ["t-0"]
+    again.unlock()

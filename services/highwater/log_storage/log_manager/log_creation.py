@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from highwater.atomic_file import OWNERS_DIRECTORY, fsync_directory
 from highwater.errors import ErrorCode
@@ -30,6 +30,8 @@ MADE_AT_ONCE = 8  # logs of one call: their threads wait for the disk, which tak
 
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
+_Taken: TypeAlias = tuple[str, int] | PartitionKey
+"""Of each log that is to be made, its name and its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,8 @@ class LogCreation:
         many logs as there may be), LOG_STORAGE_ERROR, STORAGE_FULL.
         """
         placement = _Placement(self._logs)
-        names: set[tuple[str, int]] = set()
-        places = [self._tried(each, placement, names) for each in wanted]
+        taken: set[_Taken] = set()
+        places = [self._tried(each, placement, taken) for each in wanted]
         to_make = [place for place in places if isinstance(place, _Place)]
         made = dict(zip(to_make, _beside_each_other(self._make, to_make), strict=True))
         unsynced = self._sync_names({place.log_dir for place, error in made.items() if error is None})
@@ -78,14 +80,14 @@ class LogCreation:
             for place in places
         ]
 
-    def _tried(self, wanted: WantedLog, placement: _Placement, names: set[tuple[str, int]]) -> _Place | bool | LogError:
+    def _tried(self, wanted: WantedLog, placement: _Placement, taken: set[_Taken]) -> _Place | bool | LogError:
         try:
-            return self._place(wanted, placement, names)
+            return self._place(wanted, placement, taken)
         except LogError as error:
             return error
 
-    def _place(self, wanted: WantedLog, placement: _Placement, names: set[tuple[str, int]]) -> _Place | bool:
-        """False: the log is there. Raises `LogError`."""
+    def _place(self, wanted: WantedLog, placement: _Placement, taken: set[_Taken]) -> _Place | bool:
+        """False: the log is there. `taken`: by this request. Raises `LogError`."""
         topic, key = wanted.topic, wanted.key
         config = self._logs.config.with_topic(wanted.config)
         present = self._logs.find(key)
@@ -96,9 +98,10 @@ class LogCreation:
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
         if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
-        if (topic, key.partition) in names:
+        # Two directories of one partition would not let log-storage start again.
+        if (topic, key.partition) in taken or key in taken:
             raise LogError(ErrorCode.INVALID_REQUEST, f"{topic}-{key.partition} is named twice in one request")
-        if self._most is not None and len(self._logs) + len(names) >= self._most:
+        if self._most is not None and len(self._logs) + len(taken) // 2 >= self._most:
             raise LogError(
                 ErrorCode.POLICY_VIOLATION,
                 f"this broker has {len(self._logs)} logs and takes at most {self._most}, half of the files that its "
@@ -119,7 +122,7 @@ class LogCreation:
             raise LogError(
                 ErrorCode.INCONSISTENT_TOPIC_ID, f"{directory} exists and is not a log of ours: move it out of the way"
             )
-        names.add((topic, key.partition))
+        taken.update(((topic, key.partition), key))
         placement.took(log_dir)
         return _Place(wanted, config, log_dir, directory)
 
