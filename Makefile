@@ -8,6 +8,8 @@
 #   make soak         a cluster of real processes broken at random, SECONDS=600 unless said (SEED=3 draws the same faults,
 #                     FAULTS=disk,power only such)
 #   make floods       a cluster under connections, streams and requests by the thousand: SECONDS=20 of each unless said, SCALE=2
+#   make fuzz         every RPC and every reader of bytes under what no client and no writer of ours makes, SECONDS=600 unless
+#                     said (SEED=3 draws the same); a finding is a file in build/fuzz/, REPLAY=file sends it again
 #   make soak-spark   archives of topics on a real Spark under failures drawn at random: SECONDS=600 unless said, SEED=7
 #   make test-k8s     the Helm chart on the Kubernetes cluster of KUBECONFIG, with the image of HIGHWATER_IMAGE; without
 #                     KUBECONFIG on one that K8S_CLUSTER starts, with images of this checkout (PREVIOUS=COMMIT: and of that
@@ -39,7 +41,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PROTOS := $(wildcard proto/highwater/v1/*.proto)
 
-.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods soak-spark check reference bench bench-storage bench-kafka bench-scale bench-spark clean
+.PHONY: demo test test-package test-spark test-stores test-k8s chaos-k8s soak floods fuzz soak-spark check reference bench bench-storage bench-kafka bench-scale bench-spark clean
 
 HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.session.spark_session import check_java; check_java()'
 
@@ -53,7 +55,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/scenarios tests/simulation
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest tests/integration tests/fuzz
 	$(MAKE) --no-print-directory test-package
 	@if $(HAS_JAVA) 2>/dev/null; then $(MAKE) --no-print-directory test-spark; \
 		else echo "without the tests against Spark: it needs Java 17 or newer, for example apt-get install openjdk-17-jre-headless"; fi
@@ -84,6 +86,9 @@ soak: $(VENV)/.dev
 
 floods: $(VENV)/.dev
 	FLOOD_SECONDS=$(or $(SECONDS),20) FLOOD_SCALE=$(or $(SCALE),2) $(BIN)/python -m pytest -s tests/integration/test_floods.py
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz $(if $(REPLAY),--replay $(REPLAY),--seconds $(or $(SECONDS),600)) $(if $(SEED),--seed $(SEED))
 
 soak-spark: $(SPARK_VENV)/java-classes.jsa
 	$(SPARK_VENV)/bin/python tests/spark/archive_soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

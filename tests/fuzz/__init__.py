@@ -18,7 +18,8 @@ clients:
   `full`, and gives no live broker an address;
 - a ControlledShutdown is never of a broker epoch that is live, and a replica's fetch never of fetcher 0, whose session
   is the follower's own;
-- the group `steady` is named by its own members alone.
+- the group `steady` is named by its own members alone;
+- a list in what peers ask has 10,001 elements at most: there is no limit to it but what a broker hosts.
 
 All else of these requests is drawn as it comes. Clients' listeners give no such rights, and are asked everything but
-what the second and the last of these name."""
+what `steady` is kept out of."""

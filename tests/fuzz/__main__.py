@@ -21,8 +21,12 @@ from time import monotonic
 
 from .calls import Finding
 from .cluster import fuzzed_cluster
+from .decoders import read_for
+from .readers import decoders
 from .run import Outcome, drawn, fuzz, replay
 
+READING = 0.1
+"""The readers' share of the time."""
 FINDINGS = Path(__file__).parents[2] / "build" / "fuzz"
 _REPORT_S = 30.0
 _MOST_FINDINGS = 50  # beyond them a run says nothing new
@@ -38,41 +42,64 @@ def main() -> int:
     seed = finding.seed if finding else arguments.seed
     print(f"seed {seed}", flush=True)
     data = Path(tempfile.mkdtemp(prefix="highwater-fuzz-"))
-    reported = Reported(seed)
+    files = data / "files"
+    files.mkdir()
+    if finding is not None and finding.read is not None:
+        name, content = finding.read
+        problem = decoders()[name].problem(content, files)
+        print(problem or "nothing is wrong")
+        return 1 if problem else 0
+    reported = Reported(seed, "replayed-" if finding else "")
     try:
+        wrong = 0
+        if finding is None:
+            for problem, name, content in read_for(arguments.seconds * READING, seed, decoders().values(), files):
+                wrong += reported.found(Finding(problem, seed, read=(name, content)))
         with fuzzed_cluster(data) as cluster:
             if finding is None:
-                outcome = asyncio.run(fuzz(cluster, seed, drawn(seed), arguments.seconds, reported))
+                seconds = arguments.seconds * (1 - READING)
+                outcome = asyncio.run(fuzz(cluster, seed, drawn(seed), seconds, reported))
             else:
                 print(f"{len(finding.calls)} calls that were sent when {finding.problem}", flush=True)
                 outcome = asyncio.run(replay(cluster, finding))
         reported.last(outcome)
+        wrong += len(outcome.findings)
         if outcome.findings:
             shutil.copytree(data / "logs", FINDINGS / f"{seed}-logs", dirs_exist_ok=True)
     finally:
         shutil.rmtree(data, ignore_errors=True)
-    return 1 if outcome.findings else 0
+    return 1 if wrong else 0
 
 
 class Reported:
     """Writes findings as they come, and says how far the run is."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, prefix: str = "") -> None:
         self._seed = seed
+        self._prefix = prefix
+        self._signatures: set[str] = set()
         self._written = 0
         self._said_s = monotonic()
         self._numbers = count(1)
 
     def __call__(self, outcome: Outcome) -> None:
         for finding in outcome.findings[self._written : _MOST_FINDINGS]:
-            FINDINGS.mkdir(parents=True, exist_ok=True)
-            path = FINDINGS / f"{self._seed}-{next(self._numbers)}.json"
-            path.write_text(finding.to_json())
-            print(f"{finding.problem}\n  -> {path} ({len(finding.calls)} calls)", flush=True)
+            self.found(finding)
         self._written = len(outcome.findings)
         if monotonic() - self._said_s >= _REPORT_S:
             self._said_s = monotonic()
             print(summary(outcome), flush=True)
+
+    def found(self, finding: Finding) -> bool:
+        """Writes it, and tells whether it is another than those before."""
+        if finding.signature in self._signatures:
+            return False
+        self._signatures.add(finding.signature)
+        FINDINGS.mkdir(parents=True, exist_ok=True)
+        path = FINDINGS / f"{self._prefix}{self._seed}-{next(self._numbers)}.json"
+        path.write_text(finding.to_json())
+        print(f"{finding.problem}\n  -> {path} ({len(finding.calls)} calls)", flush=True)
+        return True
 
     def last(self, outcome: Outcome) -> None:
         self(outcome)

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 
 from . import batches
-from .left_alone import tame
+from .left_alone import TRUSTING, tame
 from .live import Live, is_list
 from .messages import MessageGenerator
 from .rpcs import Rpc, rpcs, targets
@@ -22,6 +22,7 @@ ENDINGS = ("close", "cancel", "half")
 """How a call ends: its requests are ended and all of the answer is read; it is cancelled when everything is sent; or,
 by hand over HTTP/2, its connection ends within the last message."""
 _REPEATED = (257, 1_001, 10_001, 100_001)
+_REPEATED_BY_PEERS = _REPEATED[:3]  # what peers ask for has no limit but what a broker hosts
 _MOST_BYTES = 8 << 20
 
 
@@ -104,7 +105,8 @@ def _draw_message(random: Random, rpc: Rpc, *, right: bool) -> Sent:
     if not right and random.random() < 0.05:
         lists = [name for name in message.DESCRIPTOR.fields_by_name if is_list(getattr(message, name))]
         if lists:
-            repeat = (random.choice(lists), random.choice(_REPEATED))
+            counts = _REPEATED_BY_PEERS if rpc.service in TRUSTING else _REPEATED
+            repeat = (random.choice(lists), random.choice(counts))
     if not right and random.random() < 0.2:
         mutation = str(random.getrandbits(32))
     return Sent(message.SerializeToString(), repeat, mutation)
@@ -143,6 +145,8 @@ class Finding:
     problem: str
     seed: int
     calls: list[Call] = field(default_factory=list)
+    read: tuple[str, bytes] | None = None
+    """A reader's name and what it was given, where that is what was wrong."""
 
     @property
     def signature(self) -> str:
@@ -153,11 +157,14 @@ class Finding:
         return re.sub(r"\d+", "n", " ".join([*files[-1:], *raised[-1:]] or lines[:1]))
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"problem": self.problem, "seed": self.seed, "calls": [call.to_json() for call in self.calls]}, indent=1
-        )
+        value = {"problem": self.problem, "seed": self.seed, "calls": [call.to_json() for call in self.calls]}
+        if self.read is not None:
+            value["read"] = [self.read[0], base64.b64encode(self.read[1]).decode()]
+        return json.dumps(value, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Finding:
         value = json.loads(text)
-        return cls(value["problem"], value["seed"], [Call.from_json(call) for call in value["calls"]])
+        name, data = value.get("read", ("", ""))
+        read = (name, base64.b64decode(data)) if name else None
+        return cls(value["problem"], value["seed"], [Call.from_json(call) for call in value["calls"]], read)

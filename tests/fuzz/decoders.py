@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -77,6 +78,20 @@ class Decoder:
         if (took := time.process_time() - begun) > SECONDS:
             return f"{self.name}: it took {took:.1f} s"
         return None if found is None else wrongly_typed(found, self.name)
+
+
+def read_for(
+    seconds: float, seed: int, decoders: Iterable[Decoder], directory: Path
+) -> Iterator[tuple[str, str, bytes]]:
+    """Gives each in turn what is drawn, for so long: (problem, name, data) of what is wrong."""
+    end, known = time.monotonic() + seconds, list(decoders)
+    for number in itertools.count():
+        for decoder in known:
+            if time.monotonic() >= end:
+                return
+            data = decoder.draw(Random(f"{seed}:{decoder.name}:{number}"))
+            if (problem := decoder.problem(data, directory)) is not None:
+                yield problem, decoder.name, data
 
 
 def wrongly_typed(value: Any, where: str) -> str | None:

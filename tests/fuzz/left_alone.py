@@ -15,14 +15,14 @@ from .rpcs import Rpc
 _READING = {"Read", "ListOffsets", "ListBatches", "EndOffsetForEpoch", "DescribeLogs", "WatchFollowing"}
 _CHANGING = {"Produce", "ProduceStream", "DeleteRecords", "AlterReplicaLogDirs"}
 _CHANGING_TOPICS = {"CreateTopics", "DeleteTopics", "CreatePartitions", "AlterConfigs", "ElectLeaders"}
-_TRUSTING = {"ReplicaControl", "LogStorage"}
+TRUSTING = {"ReplicaControl", "LogStorage"}
 _LIVE_BROKERS = (1, 2)
 _FEW, _MOST_PARTITIONS = 3, 10_000  # more are refused; what is between costs what so many partitions cost
 
 
 def tame(rpc: Rpc, message: Message, live: Live) -> None:
     """In place. A message of live values, as it is to be sent."""
-    trusting = rpc.service in _TRUSTING and rpc.method not in _READING
+    trusting = rpc.service in TRUSTING and rpc.method not in _READING
     if trusting or (rpc.service == "Broker" and rpc.method in _CHANGING) or rpc.method in _CHANGING_TOPICS:
         spared = {live.topic_ids.get(STEADY), live.topic_ids.get(OFFSETS)} - {None}
         prey = live.topic_ids.get(PREY[0], b"")
