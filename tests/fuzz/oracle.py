@@ -37,6 +37,8 @@ _DELAY = re.compile(r"^highwater_\w+_loop_longest_delay_seconds (\S+)$", re.M)
 _ERROR = re.compile(r" ERROR (.*?)(?: \w+=.*)?$")
 _BEGUN = re.compile(r"\d{4}-\d\d-\d\dT")  # a line of the log, not of what is logged beside it
 _TRACEBACK = "Traceback (most recent call last)"
+# gRPC prints this by itself where a client has hung up before it was told of an error.
+_HUNG_UP = "grpc._cython.cygrpc.ExecuteBatchError"
 _LINES_SHOWN = 60
 
 
@@ -165,6 +167,8 @@ class Oracle:
         for number, line in enumerate(lines):
             if _TRACEBACK in line and not _BEGUN.match(line):
                 end = next((n for n in range(number, len(lines)) if _BEGUN.match(lines[n])), len(lines))
+                if _HUNG_UP in lines[end - 1]:
+                    continue
                 yield f"{name} has logged a traceback:\n" + "\n".join(lines[max(0, number - 1) : end])
 
 
