@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from highwater.client.membership.membership import MemberSettings, Membership, Phase
+from highwater.client.membership.word_times import WordTimes
 from highwater.client.membership.words import (
     LEAVING,
     LEAVING_STATIC,
@@ -152,12 +153,49 @@ def test_out_of_the_group_it_drops_all_at_once(code: ErrorCode) -> None:
     assert member.tick(130) == [Open(2, Word(0, 0, NO_PARTITIONS, SUBSCRIPTION), False)]
 
 
-def test_a_newer_stream_ends_this_one_and_no_other_is_opened() -> None:
+def test_the_newest_stream_is_opened_anew_where_the_coordinator_took_an_older_one_for_it() -> None:
+    """The one before was given up and came in late."""
     member = joined(0)
     assert member.broke(1, ErrorCode.FETCH_SESSION_STALE, "", 20) == [Close()]
-    assert member.phase is Phase.SUPERSEDED
-    assert member.tick(SESSION_TIMEOUT_MS - 1) == []
-    assert member.tick(SESSION_TIMEOUT_MS)[0] == Drop(partitions(0))
+    assert member.tick(119) == []
+    assert member.tick(120) == [Open(2, Word(1, 0, partitions(0), SUBSCRIPTION), False)]
+
+
+def test_many_words_do_not_make_the_session_longer() -> None:
+    member = joined(0)
+    for now in range(14_000, 20_000, 50):
+        member.answered(1, answer(1, 0, number=now), now)
+    member.broke(1, ErrorCode.NETWORK_EXCEPTION, "", 20_000)
+    member.tick(SESSION_TIMEOUT_MS - 1)
+    assert member.is_member
+    member.tick(SESSION_TIMEOUT_MS)  # 15 s before it broke no word but the first ones had been said
+    assert not member.is_member
+
+
+def test_times_of_words_are_bounded_and_never_late() -> None:
+    words = WordTimes(0, 15_000)
+    for now in range(0, 100_000, 7):
+        words.said(now)
+        assert words.last_ms == now
+        for ago in (15_000, 2_000):
+            if now >= ago:
+                assert now - ago - 7 - 15_000 / 256 <= words.before(now - ago) <= now - ago
+    assert len(words._times_ms) < 300
+
+
+def test_a_subscription_is_said_when_the_stream_that_was_opened_without_it_is_open() -> None:
+    member = membership()
+    member.start(0)
+    other, third = Subscription(("payments",)), Subscription(("refunds",))
+    assert member.subscribe(other, 5) == []
+    assert member.answered(1, answer(1, 0), 10) == [Say(Word(1, 1, partitions(0), other))]
+    assert member.answered(1, answer(1, 0, number=2), 20) == [Say(Word(1, 2, partitions(0)))]
+    member.broke(1, ErrorCode.NETWORK_EXCEPTION, "", 30)
+    member.tick(130)
+    assert member.subscribe(third, 140) == []
+    assert member.answered(2, Answer(1, 5_000, SESSION_TIMEOUT_MS), 150) == [Say(Word(1, 0, None, third))]
+    assert member.subscribe(other, 160) == [Say(Word(1, 0, None, other))]
+    assert member.subscribe(other, 170) == []
 
 
 def test_words_of_a_former_stream_are_nothing() -> None:
@@ -181,6 +219,17 @@ def test_an_instance_id_in_use_is_waited_for_and_then_refused() -> None:
     assert SESSION_TIMEOUT_MS <= now <= SESSION_TIMEOUT_MS + 2_010
     assert member.failure is not None
     assert member.failure.code is ErrorCode.UNRELEASED_INSTANCE_ID
+
+
+def test_the_wait_for_an_instance_id_begins_anew_after_another_error() -> None:
+    member = membership(is_static=True)
+    member.start(0)
+    member.broke(1, ErrorCode.UNRELEASED_INSTANCE_ID, "in use", 10)
+    member.tick(200)
+    member.broke(2, ErrorCode.COORDINATOR_NOT_AVAILABLE, "", SESSION_TIMEOUT_MS)
+    member.tick(SESSION_TIMEOUT_MS + 2_000)
+    member.broke(3, ErrorCode.UNRELEASED_INSTANCE_ID, "in use", SESSION_TIMEOUT_MS + 2_000)
+    assert member.phase is Phase.WAITING
 
 
 def test_a_fatal_error_ends_it() -> None:

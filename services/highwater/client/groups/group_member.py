@@ -80,6 +80,15 @@ class GroupMember:
         membership = self._membership
         return membership.unsettled or membership.has_stalled or membership.failure is not None
 
+    @property
+    def is_due(self) -> bool:
+        """Something is due that the event loop has not come to yet."""
+        return _now_ms() >= self._membership.wake_at_ms
+
+    @property
+    def unsettled(self) -> bool:
+        return self._membership.unsettled
+
     # Life
 
     def start(self) -> None:
@@ -189,8 +198,6 @@ class GroupMember:
 
     def _broke(self, stream: int, code: ErrorCode, message: str) -> None:
         _log.info("the session was interrupted: %s %s", message or code.name, self._names())
-        if code is ErrorCode.FETCH_SESSION_STALE:
-            _log.warning("a newer session of this member is open elsewhere %s", self._names())
         self._do(self._membership.broke(stream, code, message, _now_ms()))
         if self._membership.failure is not None:
             _log.error("the membership has failed: %s %s", message or code.name, self._names())

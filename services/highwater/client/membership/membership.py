@@ -7,8 +7,7 @@ Two things go on side by side. The *stream* to the coordinator:
                |  v      v
              WAITING <---+        (a pause; the member keeps its partitions until the session timeout)
 
-and STALLED, where the application has not polled for `max_poll_interval_ms` and the member has left; SUPERSEDED, where
-the coordinator knows a newer stream; FAILED, for good.
+and STALLED, where the application has not polled for `max_poll_interval_ms` and the member has left; FAILED, for good.
 
 And the application's *steps*: it is told, one at a time, what it lost, what it is to give up, and what it has beside
 that. Invariants: what is consumed is in `held`; `held` grows only by what the last assignment gives; what is in `held`
@@ -17,11 +16,11 @@ is in every word that says what is owned, until the step that revokes it is done
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from highwater.client.membership.word_times import WordTimes
 from highwater.client.membership.words import (
     JOINING,
     LEAVING,
@@ -66,7 +65,6 @@ class Phase(Enum):
     OPEN = auto()
     LEAVING = auto()  # has said so
     STALLED = auto()  # has left, and joins with the next poll
-    SUPERSEDED = auto()  # the coordinator has a newer stream of this member: no other one is opened
     FAILED = auto()
 
 
@@ -104,7 +102,8 @@ class Membership:
         self._seen = 0  # the number of the last assignment on this stream
         self._heartbeat_interval_ms = 5_000
         self._opened_ms = now_ms
-        self._said_ms: deque[float] = deque([now_ms], maxlen=16)  # when the last words went, of all streams
+        self._words = WordTimes(now_ms, SILENCE_MS)  # of all streams
+        self._said_subscription = subscription  # what the present stream was told last
         self._heartbeat_at_ms = NEVER_MS
         self._expires_at_ms = NEVER_MS  # while there is no stream: until when the partitions are the member's
         self._retry_at_ms = NEVER_MS
@@ -152,8 +151,6 @@ class Membership:
                 return min(self._opened_ms + self._settings.answer_timeout_ms, self._expires_at_ms, stall)
             case Phase.OPEN:
                 return min(self._heartbeat_at_ms, stall)
-            case Phase.SUPERSEDED:
-                return min(self._expires_at_ms, stall)
             case Phase.LEAVING:
                 return self._leave_by_ms
             case _:
@@ -168,7 +165,8 @@ class Membership:
     def subscribe(self, subscription: Subscription, now_ms: float) -> list[Action]:
         """Subscribes to something else."""
         self.subscription = subscription
-        return self._say(now_ms, subscription=subscription) if self.phase is Phase.OPEN else []
+        is_open = self.phase is Phase.OPEN
+        return self._say(now_ms) if is_open and subscription != self._said_subscription else []
 
     def answered(self, stream: int, answer: Answer, now_ms: float) -> list[Action]:
         if stream != self.stream or self.phase not in (Phase.OPENING, Phase.OPEN, Phase.LEAVING):
@@ -179,7 +177,7 @@ class Membership:
             return []
         if self.phase is Phase.OPENING:
             self.phase = Phase.OPEN
-            self._said_ms.append(self._opened_ms)
+            self._words.said(self._opened_ms)
             self._expires_at_ms = NEVER_MS
             self._failures = 0
             self._refused_since_ms = None
@@ -187,11 +185,11 @@ class Membership:
         self._heartbeat_interval_ms = answer.heartbeat_interval_ms
         self.session_timeout_ms = answer.session_timeout_ms
         self._heartbeat_at_ms = now_ms + self._heartbeat_interval_ms
-        if answer.assignment is None:
-            return []
-        self._seen = answer.assignment_number
-        self._take(answer.assignment)
-        return self._say(now_ms, owned=self.owned)
+        if answer.assignment is not None:
+            self._seen = answer.assignment_number
+            self._take(answer.assignment)
+            return self._say(now_ms, owned=self.owned)
+        return [] if self._said_subscription == self.subscription else self._say(now_ms)
 
     def broke(self, stream: int, code: ErrorCode, message: str, now_ms: float) -> list[Action]:
         """The stream has ended, or could not be opened. NETWORK_EXCEPTION: without a word of the coordinator."""
@@ -201,10 +199,8 @@ class Membership:
             return self._over()  # where the leave has not got through the session timeout does it
         if self._expires_at_ms == NEVER_MS and self.is_member:
             self._expires_at_ms = self._last_word_ms(now_ms) + self.session_timeout_ms
-        if code is ErrorCode.FETCH_SESSION_STALE:
-            self.phase = Phase.SUPERSEDED
-            self._expires_at_ms = min(self._expires_at_ms, now_ms + self.session_timeout_ms)
-            return [Close()]
+        if code is not ErrorCode.UNRELEASED_INSTANCE_ID:
+            self._refused_since_ms = None  # nobody has said since that it is another's: that begins anew
         if code in _OUT_OF_THE_GROUP:
             return [*self._lose(), *self._wait(now_ms, find=False)]
         if code is ErrorCode.UNRELEASED_INSTANCE_ID:
@@ -222,14 +218,14 @@ class Membership:
         if self._can_stall() and now_ms >= self._polled_ms + self._settings.max_poll_interval_ms:
             return self._stall(now_ms)
         match self.phase:
-            case Phase.WAITING | Phase.OPENING | Phase.SUPERSEDED if now_ms >= self._expires_at_ms:
+            case Phase.WAITING | Phase.OPENING if now_ms >= self._expires_at_ms:
                 return [*self._lose(), Close(), *self._open(now_ms)]
             case Phase.WAITING if now_ms >= self._retry_at_ms:
                 return self._open(now_ms)
             case Phase.OPENING if now_ms >= self._opened_ms + self._settings.answer_timeout_ms:
                 message = "the coordinator did not answer in time"
                 return self.broke(self.stream, ErrorCode.REQUEST_TIMED_OUT, message, now_ms)
-            case Phase.OPEN if now_ms >= self._said_ms[-1] + self.session_timeout_ms:
+            case Phase.OPEN if now_ms >= self._words.last_ms + self.session_timeout_ms:
                 # This process was stopped, or its event loop was held: others may have the partitions.
                 return [*self._lose(), Close(), *self._open(now_ms)]
             case Phase.OPEN if now_ms >= self._heartbeat_at_ms:
@@ -243,6 +239,7 @@ class Membership:
         self.phase = Phase.OPENING
         self._seen = 0
         self._opened_ms = now_ms
+        self._said_subscription = self.subscription
         word = Word(self.epoch, 0, self.owned, self.subscription)
         return [Open(self.stream, word, self._finds_anew)]
 
@@ -255,17 +252,17 @@ class Membership:
         self.phase = Phase.WAITING
         return [Close()]
 
-    def _say(
-        self, now_ms: float, *, owned: Partitions | None = None, subscription: Subscription | None = None
-    ) -> list[Action]:
-        self._said_ms.append(now_ms)
+    def _say(self, now_ms: float, *, owned: Partitions | None = None) -> list[Action]:
+        """With the subscription where this stream has not heard of it: it may have changed while it was opened."""
+        self._words.said(now_ms)
         self._heartbeat_at_ms = now_ms + self._heartbeat_interval_ms
-        return [Say(Word(self.epoch, self._seen, owned, subscription))]
+        is_new = self._said_subscription != self.subscription
+        self._said_subscription = self.subscription
+        return [Say(Word(self.epoch, self._seen, owned, self.subscription if is_new else None))]
 
     def _last_word_ms(self, now_ms: float) -> float:
         """The time of the last word of which the coordinator is sure to have heard."""
-        before_ms = now_ms - min(SILENCE_MS, self.session_timeout_ms / 3)
-        return max((said for said in self._said_ms if said <= before_ms), default=self._said_ms[0])
+        return self._words.before(now_ms - min(SILENCE_MS, self.session_timeout_ms / 3))
 
     # Partitions
 
@@ -329,11 +326,7 @@ class Membership:
         self._polled_ms = now_ms
 
     def _can_stall(self) -> bool:
-        return (
-            not self._polling
-            and not self._closing
-            and self.phase in (Phase.WAITING, Phase.OPENING, Phase.OPEN, Phase.SUPERSEDED)
-        )
+        return not self._polling and not self._closing and self.phase in (Phase.WAITING, Phase.OPENING, Phase.OPEN)
 
     def _stall(self, now_ms: float) -> list[Action]:
         is_open = self.phase is Phase.OPEN
