@@ -129,6 +129,8 @@ class BrokerDouble(broker_pb2_grpc.BrokerServicer, controller_pb2_grpc.Controlle
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self.server = grpc.aio.server(options=COMMON_OPTIONS)
         broker_pb2_grpc.add_BrokerServicer_to_server(self, self.server)
+        for add_service in self.cluster.services:
+            add_service(self.server)
         if self.cluster.forwards:
             controller_pb2_grpc.add_ControllerServicer_to_server(self, self.server)
         port = self.server.add_insecure_port(address)
@@ -488,6 +490,7 @@ class ClusterDouble:
         }
         for broker in self.brokers.values():
             broker.remembers = remembers
+        self.services: list[Callable[[grpc.aio.Server], None]] = []  # what the brokers serve besides
         self.topics: dict[str, TopicDouble] = {}
         self.controller = 1
         self.acts = True  # False: no controller does

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -23,6 +25,11 @@ from highwater.client.topic_partition import EARLIEST_TIMESTAMP
 from highwater.errors import ErrorCode
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def table(**columns: Any) -> pa.Table:
+    """Of two records, as they were consumed but for these columns."""
+    return pa.table({"topic": ["a", "a"], "partition": [0, 0], "offset": [1, 2]} | columns)
 
 
 class Answers:
@@ -143,6 +150,67 @@ def test_what_cannot_be_committed_is_refused() -> None:
         offsets_to_commit(3)
     with pytest.raises(InvalidRequestError, match="negative"):
         offsets_to_commit({("a", 0): -1})
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        ({("a", 0): 1.0}, "a-0: offset 1.0 is no whole number"),
+        ({("a", 0): None}, "a-0: offset None is no whole number"),
+        ({("a", 0): True}, "a-0: offset True is no whole number"),
+        ({("a", 0): 1 << 63}, "a-0: offset 9223372036854775808 is too high"),
+        ({"a": 1}, "'a' is no partition"),
+        ({("a", "0"): 1}, "is no partition"),
+        ({("a", -1): 1}, "no partition has that number"),
+        ({("a", 0, 0): 1}, "is no partition"),
+        (table(offset=[1, None]), "column offset of the table has 1 nulls"),
+        (table(partition=[None, None]), "column partition of the table is of null"),
+        (table(topic=["a", None]), "column topic of the table has 1 nulls"),
+        (table(offset=[1.0, 2.0]), "column offset of the table is of double"),
+        (table(partition=[0.0, 1.0]), "column partition of the table is of double"),
+        (table(topic=[1, 2]), "is no partition"),
+        (table(offset=[1, (1 << 63) - 1]), "a-0: offset 9223372036854775808 is too high"),
+        (table(offset=[1, -5]), "a-0: offset -5 is negative"),
+    ],
+)
+def test_a_commit_of_nonsense_says_what_it_is(done: object, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        offsets_to_commit(done)
+
+
+def test_whole_numbers_of_any_kind_are_offsets() -> None:
+    (offset,) = offsets_to_commit({("a", np.int32(1)): np.int64(3)}).items()
+    assert offset == (TopicPartition("a", 1), 3)
+    assert type(offset[1]) is int
+    assert offsets_to_commit(table(offset=pa.array([1, 2], pa.uint64()))) == {("a", 0): 3}
+    assert offsets_to_commit(table(topic=pa.array(["a", "a"]).dictionary_encode())) == {("a", 0): 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_poll_records": 0}, "max_poll_records is 0; it is a whole number from 1"),
+        ({"max_poll_interval_ms": 1e6}, "max_poll_interval_ms is 1000000.0; it is a whole number"),
+        ({"max_poll_interval_ms": 1 << 31}, "max_poll_interval_ms is 2147483648"),
+        ({"fetch_min_bytes": -1}, "fetch_min_bytes is -1"),
+        ({"fetch_max_bytes": True}, "fetch_max_bytes is True"),
+        ({"auto_commit_interval_ms": "5000"}, "auto_commit_interval_ms is '5000'; it is a number of ms"),
+        ({"auto_commit_interval_ms": float("nan")}, "auto_commit_interval_ms is nan"),
+        ({"request_timeout_ms": None}, "request_timeout_ms is None"),
+        ({"group": ""}, "group is ''; it is a str that is not empty"),
+        ({"group": 7}, "group is 7; it is a str"),
+        ({"pattern": ["a.*"]}, "pattern is .*; it is a str"),
+        ({"client_id": None}, "client_id is None"),
+        ({"enable_auto_commit": "false"}, "enable_auto_commit is 'false'; it is True or False"),
+        ({"on_revoked": []}, "on_revoked is .*; it is a function"),
+        ({"auto_offset_reset": 1.5}, "auto_offset_reset is 1.5"),
+        ({"auto_offset_reset": None}, "auto_offset_reset is None"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        Consumer("orders", **({"group": "readers"} | options))
 
 
 def test_options_of_groups_need_one() -> None:

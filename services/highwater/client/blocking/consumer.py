@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -17,15 +18,19 @@ from highwater.client.consumer.consumer_record import ConsumerRecord
 from highwater.client.consumer.corrupt_batches import PassedOver
 from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.consumer.seeking import Seeking
+from highwater.client.exceptions import InvalidRequestError
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
 
 _CALLBACKS: tuple[Literal["on_assigned", "on_revoked", "on_lost"], ...] = ("on_assigned", "on_revoked", "on_lost")
+
+ResultT = TypeVar("ResultT")
 
 
 @with_the_signature_of(async_consumer.Consumer)
 class Consumer(BlockingClient[async_consumer.Consumer]):
     """See `highwater.client.Consumer`. Iterate it, or poll. The callbacks of a group are called on a thread of their
-    own while the poll waits, so that they may use this consumer, but not poll."""
+    own while the poll waits, so that they may use this consumer, but neither poll nor stop it. A poll that is
+    interrupted takes nothing: the next one has what it had found."""
 
     def __init__(
         self, *topics: str, bootstrap: str | Sequence[str] = DEFAULT_BOOTSTRAP, **options: Unpack[ConsumerOptions]
@@ -33,7 +38,8 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
         for name in _CALLBACKS:
             callback = options.get(name)
             if callback is not None:
-                options[name] = _on_a_thread(callback)
+                options[name] = _on_a_thread(name, callback)
+        self._interrupted: list[list[Any]] = []  # polls; each with what it has found, if it has
         super().__init__(async_consumer.Consumer(*topics, bootstrap=bootstrap, **options))
 
     def __exit__(self, *exception: object) -> None:
@@ -44,6 +50,12 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
     def passed_over(self) -> PassedOver:
         """Batches that could not be read since the start, and their offsets: with `on_corrupt="skip"`."""
         return self._client.passed_over
+
+    def _stop_client(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        super()._stop_client(lambda: self._after_giving_back(stop))
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, ResultT]], timeout_s: float | None = None) -> ResultT:
+        return super()._run(lambda: self._after_giving_back(work), timeout_s)
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         self._call(lambda: self._client.assign(partitions))
@@ -95,39 +107,65 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
         self._run(lambda: self._client.commit(done))
 
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
-        return self._run(lambda: self._client.poll(timeout_ms, max_records))
+        return self._polled(lambda: self._client.poll(timeout_ms, max_records))
 
     def poll_batches(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[pa.RecordBatch]:
-        return self._run(lambda: self._client.poll_batches(timeout_ms, max_records))
+        return self._polled(lambda: self._client.poll_batches(timeout_ms, max_records))
 
     def poll_table(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.Table:
-        return self._run(lambda: self._client.poll_table(timeout_ms, max_records))
+        return self._polled(lambda: self._client.poll_table(timeout_ms, max_records))
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records for ever. Leaving the loop loses none: what was fetched and not given is read again."""
-        while True:
-            records = self.poll()
-            given = 0
-            try:
-                for record in records:
-                    given += 1
-                    yield record
-            finally:
-                self._give_back(records[given:])
+        """Records for ever, until the consumer is stopped. Leaving the loop loses none: the position stands behind the
+        last record that was given, and a commit keeps that one and those before it."""
+        while (run := self._run(self._client.next_run)) is not None:
+            yield from run
+            if self._client.is_stopped:
+                return
 
-    def _give_back(self, records: Sequence[ConsumerRecord]) -> None:
-        """They are read again, where they are still this consumer's."""
-        first: dict[TopicPartition, int] = {}
-        for record in records:
-            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        if first:
-            assigned = self.assignment()
-            for partition, offset in first.items():
-                if partition in assigned:
-                    self.seek(partition, offset)
+    # Interruptions
+
+    def _polled(self, poll: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        """An interrupt may come when the event loop's thread has found something, and this one has not got it."""
+        taken: list[ResultT] = []
+
+        async def noted() -> ResultT:
+            taken.append(await poll())
+            return taken[0]
+
+        try:
+            return self._run(noted)
+        except BaseException:
+            self._interrupted.append(taken)
+            raise
+
+    async def _after_giving_back(self, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+        """Seeks to what interrupted polls had found, where that is still this consumer's, and goes on from there."""
+        while self._interrupted:
+            for found in self._interrupted.pop():
+                assigned = self._client.assignment()
+                for partition, offset in _firsts(found).items():
+                    if partition in assigned:
+                        self._client.seek(partition, offset)
+        return await work()
 
 
-def _on_a_thread(callback: RebalanceCallback) -> RebalanceCallback:
+def _firsts(found: list[ConsumerRecord] | list[pa.RecordBatch] | pa.Table) -> dict[TopicPartition, int]:
+    """By partition the first offset."""
+    firsts: dict[TopicPartition, int] = {}
+    for some in found.to_batches() if isinstance(found, pa.Table) else found:
+        if isinstance(some, ConsumerRecord):
+            topic, partition, offset = some.topic, some.partition, some.offset
+        else:  # a batch is of one partition
+            topic, partition, offset = (some.column(index)[0].as_py() for index in range(3))
+        firsts.setdefault(TopicPartition(topic, partition), offset)
+    return firsts
+
+
+def _on_a_thread(name: str, callback: RebalanceCallback) -> RebalanceCallback:
+    if inspect.iscoroutinefunction(callback):
+        raise InvalidRequestError(f"{name} of a blocking consumer is a plain function; the async one awaits coroutines")
+
     async def called(partitions: Sequence[TopicPartition]) -> None:
         await asyncio.to_thread(callback, partitions)
 

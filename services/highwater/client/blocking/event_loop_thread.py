@@ -7,7 +7,6 @@ what the parent had started stays the parent's, see `highwater.rpc.forking`.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -25,14 +24,15 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float | None = None) -> ResultT:
-        """Runs a coroutine on the loop and waits. An interrupt cancels it. Raises `TimeoutError` after `timeout_s`."""
+        """Runs a coroutine on the loop and waits. What interrupts the wait, such as a signal's handler that raises,
+        cancels it. Raises `TimeoutError` after `timeout_s`."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking client was called from its own event loop; use the async one there")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout_s)
-        except (KeyboardInterrupt, SystemExit, concurrent.futures.TimeoutError):
+        except BaseException:
             future.cancel()
             raise
 

@@ -24,16 +24,17 @@ from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetch_session import FetcherSettings
 from highwater.client.consumer.fetcher import Fetcher
 from highwater.client.consumer.group_assignment import GroupAssignment, GroupSettings, RebalanceCallback
+from highwater.client.consumer.options import check_options
+from highwater.client.consumer.reader import Reader
+from highwater.client.consumer.record_run import RecordRun
 from highwater.client.consumer.seeking import Seeking
 from highwater.client.exceptions import (
     ClientClosedError,
-    HighwaterError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
 )
 from highwater.client.membership.words import Subscription
-from highwater.client.notebook import RowList
 from highwater.client.topic_partition import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -81,7 +82,8 @@ class Consumer:
         max_poll_interval_ms: a member that does not poll for so long leaves, and the next poll raises
             `MaxPollIntervalExceededError`. Also how long `on_revoked` may take.
         on_assigned, on_revoked, on_lost: called with the partitions that were added; that are given up, when it
-            returns; that are others' already. They may be coroutine functions, and commit and seek, but not poll.
+            returns; that are others' already. They may be coroutine functions, and commit and seek; but not poll, or
+            stop it.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Consumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
+        check_options(locals())
         self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
         self._check_crcs = check_crcs
@@ -142,10 +145,7 @@ class Consumer:
         )
         self._changed = asyncio.Event()
         self._subscribed: dict[str, int] = {}  # topic -> how many of its partitions were assigned
-        self._fetcher = Fetcher(self._cluster, settings, self._changed.set)
-        of_group = {"instance_id": instance_id, "pattern": pattern, "assignor": assignor, "client_rack": client_rack}
-        if group is None and (named := [name for name, value in of_group.items() if value is not None]):
-            raise InvalidRequestError(f"{named[0]} is of a consumer with a group: Consumer(..., group=...)")
+        self._fetcher = Fetcher(self._cluster, settings, self._changed.set, self._was_reset)
         self._group: GroupAssignment | None = None
         if group is not None:
             self._group = GroupAssignment(
@@ -168,6 +168,13 @@ class Consumer:
                 new_buffer=self._empty_buffer,
                 on_change=self._changed.set,
             )
+        self._reader = Reader(
+            self._fetcher,
+            self._group,
+            self._changed,
+            check_running=self._check_running,
+            is_running=lambda: self._running,
+        )
         self._running = False
         self._stopped = False
 
@@ -204,6 +211,8 @@ class Consumer:
         """`commit`: what was handed out last is done."""
         if not self._running or forking.refusal() is not None:
             return
+        if self._group is not None:
+            self._group.check_no_callback("stop")
         try:
             if self._group is not None:
                 await self._group.close(commit=commit)
@@ -295,6 +304,10 @@ class Consumer:
             buffer.fail(OffsetOutOfRangeError(f"{where} has no position and auto_offset_reset is error; seek first"))
         return buffer
 
+    def _was_reset(self, partition: TopicPartition) -> None:
+        if self._group is not None:
+            self._group.touched(partition)
+
     def _empty_buffer(self, partition: TopicPartition) -> FetchBuffer:
         return FetchBuffer(partition, self._fetcher.changed, check_crcs=self._check_crcs, corrupt=self._corrupt)
 
@@ -305,10 +318,6 @@ class Consumer:
     def passed_over(self) -> PassedOver:
         """Batches that could not be read since the start, and their offsets: with `on_corrupt="skip"`."""
         return self._corrupt.passed_over
-
-    def _touched(self, buffer: FetchBuffer) -> None:
-        if self._group is not None:
-            self._group.touched(buffer.partition)
 
     def _buffers(self, partitions: Iterable[Partition]) -> list[FetchBuffer]:
         """Buffers of these partitions; none named: of all."""
@@ -326,7 +335,7 @@ class Consumer:
             raise InvalidRequestError(f"offset {offset} is negative; use seek_to_beginning or seek_to_end")
         (buffer,) = self._buffers([partition])
         buffer.seek(offset)
-        self._touched(buffer)
+        self._reader.touched(buffer)
         self._fetcher.wake()
 
     def seek_to_beginning(self, *partitions: Partition) -> Seeking:
@@ -344,7 +353,7 @@ class Consumer:
         buffers = self._buffers(partitions)
         for buffer in buffers:
             buffer.reset(timestamp)
-            self._touched(buffer)
+            self._reader.touched(buffer)
         self._fetcher.wake()
         return Seeking(self._looked_up, [(buffer, buffer.generation) for buffer in buffers])
 
@@ -363,18 +372,18 @@ class Consumer:
                         f"the position of {where} could not be looked up in {self._cluster.request_timeout_s:g} s: has "
                         "it a leader? The seek is still being tried"
                     )
-                await self._change(min(_LOOK_S, self._cluster.request_timeout_s))
+                await self._reader.changed(min(_LOOK_S, self._cluster.request_timeout_s))
 
     async def position(self, partition: Partition) -> int:
         """Offset of the next record; waits where it is still being looked up. Raises what `poll` would raise."""
         self._check_running()
-        (buffer,) = self._buffers([partition])
-        while (position := buffer.position) is None:
+        while True:
+            (buffer,) = self._buffers([partition])  # a group may have taken it away, or given it anew
+            if (position := buffer.position) is not None:
+                return position
             if buffer.error is not None:
                 raise buffer.error
-            self._buffers([partition])  # a group may have taken it away
-            await self._change(self._cluster.request_timeout_s)
-        return position
+            await self._reader.changed(self._cluster.request_timeout_s)
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
@@ -438,29 +447,7 @@ class Consumer:
                 partition and offsets.
             HighwaterError: the brokers refused the fetch. All three come again until a `seek`.
         """
-        limit = self._max_poll_records if max_records is None else max_records
-        deadline = monotonic() + timeout_ms / 1000
-        found: list[ConsumerRecord] = RowList()
-        while not found:
-            if await self._next_ready(deadline) is None:
-                return found
-            for buffer in list(self._fetcher.ready.values()):
-                if len(found) >= limit:
-                    break
-                while len(found) < limit and buffer.ready:
-                    try:
-                        records, index = buffer.current()
-                    except HighwaterError:
-                        if not found:
-                            raise
-                        break  # what was found first; the error comes with the next call
-                    end = min(index + limit - len(found), len(records))
-                    found += records[index:end]
-                    buffer.handed_out(end)
-                    self._touched(buffer)
-                    if end == len(records):
-                        self._turn(buffer)
-        return found
+        return await self._reader.records(self._limit(max_records, self._max_poll_records), timeout_ms)
 
     async def poll_batches(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[pa.RecordBatch]:
         """All that is buffered, up to `max_records`: one Arrow batch for each batch of the log, without copying.
@@ -468,29 +455,8 @@ class Consumer:
         Columns topic: string, partition: int32, offset: int64, timestamp: timestamp[ms, UTC], key, value: binary
         [, headers: list<struct<key: string, value: binary>>]. Empty after `timeout_ms`. Raises as `poll`.
         """
-        left = _MAX_ROWS if max_records is None else max_records
-        deadline = monotonic() + timeout_ms / 1000
-        found: list[pa.RecordBatch] = []
-        while not found:
-            if await self._next_ready(deadline) is None:
-                return []
-            for buffer in list(self._fetcher.ready.values()):
-                if left <= 0:
-                    break
-                while left > 0 and buffer.ready:
-                    try:
-                        columns = buffer.take_columns(left, include_headers=self._include_headers)
-                    except HighwaterError:
-                        if not found:
-                            raise
-                        break  # what was taken first; the error comes with the next call
-                    if columns is None:
-                        break
-                    self._touched(buffer)
-                    found.append(columns)
-                    left -= columns.num_rows
-                self._turn(buffer)
-        return found
+        limit = self._limit(max_records, _MAX_ROWS)
+        return await self._reader.batches(limit, timeout_ms, include_headers=self._include_headers)
 
     async def poll_table(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.Table:
         """`poll_batches` as one table; without rows after `timeout_ms`."""
@@ -499,68 +465,24 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """Records for ever, until the consumer is stopped. Leaving the loop loses none: the position stands behind the
-        last record that was given."""
-        group = self._group
-        while self._running:
-            buffer = await self._next_ready(monotonic() + 3600)
-            if buffer is None:
-                continue
-            records, index = buffer.current()
-            generation = buffer.generation
-            self._touched(buffer)
-            for position in range(index, len(records)):
-                buffer.handed_out(position + 1)
-                yield records[position]
-                if buffer.generation != generation or buffer.paused:
-                    break
-                if group is not None:
-                    self._touched(buffer)
-                    if group.asks_for_more():
-                        break
-            self._turn(buffer)
+        last record that was given, and a commit keeps that one and those before it."""
+        while self._running and (run := await self.next_run()) is not None:
+            for record in run:
+                yield record
 
-    async def _next_ready(self, deadline: float) -> FetchBuffer | None:
-        """A partition with something to hand out (or to raise); None at the deadline.
+    async def next_run(self) -> RecordRun | None:
+        """The next records of one partition, to be given one by one: each is handed out when it is taken. None: the
+        consumer was stopped meanwhile. Raises as `poll`."""
+        return await self._reader.run()
 
-        Lets the event loop run once, so that fetching goes on beside a caller that only reads.
-        """
-        self._check_running()
-        group = self._group
-        if group is None:
-            return await self._next_of_all(deadline)
-        group.poll_began()
-        try:
-            return await self._next_of_all(deadline)
-        finally:
-            group.poll_ended()
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped
 
-    async def _next_of_all(self, deadline: float) -> FetchBuffer | None:
-        self._fetcher.wake()
-        await asyncio.sleep(0)
-        while True:
-            if self._group is not None and self._group.needs_attention:
-                await self._group.settle()
-            for buffer in list(self._fetcher.ready.values()):
-                if buffer.ready:
-                    return buffer
-                self._turn(buffer)
-            remaining = deadline - monotonic()
-            if remaining <= 0 or not self._running:
-                return None
-            await self._change(remaining)
-
-    async def _change(self, timeout_s: float) -> None:
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-
-    def _turn(self, buffer: FetchBuffer) -> None:
-        """Puts it at the end of the line, so that a full partition starves no other; or out of it."""
-        ready = self._fetcher.ready
-        if ready.get(buffer.partition) is buffer:
-            del ready[buffer.partition]
-            if buffer.ready:
-                ready[buffer.partition] = buffer
+    @staticmethod
+    def _limit(max_records: int | None, default: int) -> int:
+        if max_records is None:
+            return default
+        if max_records < 1:
+            raise InvalidRequestError(f"max_records is {max_records}; at least one is to be asked for")
+        return max_records

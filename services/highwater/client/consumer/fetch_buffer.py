@@ -23,6 +23,8 @@ from highwater.client.exceptions import HighwaterError
 from highwater.client.topic_partition import TopicPartition
 from highwater.records import Batch, BatchHeader, CorruptBatchError, decode, iter_batches, verify
 
+_ENOUGH_RECORDS = 500  # decoded at a time: a loop over records looks for the next ones so much more rarely
+
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
@@ -65,7 +67,7 @@ class FetchBuffer:
         self._corrupt = corrupt or CorruptBatches()
         self._batches: deque[FetchedBatch] = deque()
         self._decoded: tuple[FetchedBatch, Batch] | None = None  # the batch decoded last; some of it may be left
-        self._records: list[ConsumerRecord] = []  # of the batch handed out last
+        self._records: list[ConsumerRecord] = []  # of the batches decoded last
         self._index = 0  # into it: the next record
         self._next_position: int | None = None  # where the position is once `_records` is done
 
@@ -183,21 +185,39 @@ class FetchBuffer:
         Raises:
             HighwaterError: what stands at the position cannot be read, or fetched.
         """
-        while self._index >= len(self._records):
-            batch = self._next_batch()
-            if batch is None:
-                return [], 0
-            self._remove_first()
-            position = self._next_position
-            assert position is not None
-            self._records = consumer_records(batch, *self.partition, position)
-            self._index = 0
-            self._next_position = batch.header.next_offset
+        if self._index >= len(self._records):
+            self._records, self._index = self._next_records(), 0
         return self._records, self._index
 
     def handed_out(self, index: int) -> None:
         """Counts the `current` records before `index` as handed out."""
         self._index = index
+
+    def hand_out(self, records: list[ConsumerRecord], index: int) -> bool:
+        """Counts this one of the records that were `current` as handed out. False: it is not the next one any more."""
+        if self._records is not records or self._index != index:
+            return False
+        self._index = index + 1
+        return True
+
+    def _next_records(self) -> list[ConsumerRecord]:
+        """Of the next batch, and of those behind it where it is a small one."""
+        found: list[ConsumerRecord] = []
+        while len(found) < _ENOUGH_RECORDS:
+            try:
+                batch = self._next_batch()
+            except HighwaterError:
+                if found:
+                    break  # it comes again once these were handed out
+                raise
+            if batch is None:
+                break
+            self._remove_first()
+            position = self._next_position
+            assert position is not None
+            found += consumer_records(batch, *self.partition, position)
+            self._next_position = batch.header.next_offset
+        return found
 
     def take_columns(self, max_records: int, *, include_headers: bool) -> pa.RecordBatch | None:
         """One batch as columns, or its first `max_records` records; None: none at hand. Raises as `current`."""

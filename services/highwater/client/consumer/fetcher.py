@@ -50,15 +50,23 @@ class _Kept:
 
 
 class Fetcher:
-    """Owned by one consumer; runs on its event loop. `on_change` is called when there may be something to hand out."""
+    """Owned by one consumer; runs on its event loop. `on_change` is called when there may be something to hand out;
+    `on_reset` is told of a position that was not in the log any more."""
 
-    def __init__(self, cluster: Cluster, settings: FetcherSettings, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: FetcherSettings,
+        on_change: Callable[[], None],
+        on_reset: Callable[[TopicPartition], None] = lambda _: None,
+    ) -> None:
         self.buffers: dict[TopicPartition, FetchBuffer] = {}
         # In the order of their turns. All that are ready are in it; those that are not any more, until they are met.
         self.ready: dict[TopicPartition, FetchBuffer] = {}
         self._cluster = cluster
         self._settings = settings
         self._on_change = on_change
+        self._on_reset = on_reset
         self._kept: dict[TopicPartition, _Kept] = {}
         self._sessions: dict[Connection, FetchSession] = {}
         self._buffered_bytes = 0  # as of the last look at each
@@ -283,6 +291,7 @@ class Fetcher:
             )
         else:
             buffer.reset(self._settings.reset_timestamp)
+            self._on_reset(buffer.partition)
         self._on_change()
         self.wake()
 

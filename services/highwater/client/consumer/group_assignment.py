@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -20,7 +21,7 @@ from highwater.client.cluster.cluster import Cluster
 from highwater.client.consumer.committed_positions import CommittedPositions
 from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetcher import Fetcher
-from highwater.client.exceptions import HighwaterError, InvalidRequestError
+from highwater.client.exceptions import CommitFailedError, HighwaterError, InvalidRequestError
 from highwater.client.groups.committed_offsets import CommittedOffsets
 from highwater.client.groups.coordinator import Coordinator
 from highwater.client.groups.group_member import GroupMember
@@ -30,6 +31,9 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
 _log = get_logger(__name__)
+
+# The callbacks that the running code was called by: a thread and a task that one begins are told of it, too.
+_called_by: ContextVar[tuple[object, ...]] = ContextVar("called_by", default=())
 
 RebalanceCallback = Callable[[Sequence[TopicPartition]], Awaitable[None] | None]
 """Called with the partitions that it is about, sorted."""
@@ -78,7 +82,7 @@ class GroupAssignment:
             subscription,
             max_poll_interval_ms=settings.max_poll_interval_ms,
             answer_timeout_ms=cluster.request_timeout_s * 1000,
-            on_drop=self._drop,
+            on_drop=self._lose,
             on_change=on_change,
         )
         self._topic_ids: dict[str, bytes] = {}
@@ -92,10 +96,13 @@ class GroupAssignment:
         )
         self._positions = CommittedPositions(self._committed, reset_timestamp, self.touched, self._positions_found)
         self._touched: set[TopicPartition] = set()  # their positions have changed since they were committed last
+        self._giving: TopicPartition | None = None  # its position changes, in whatever thread, with each record
+        self._lost: set[TopicPartition] = set()  # of `_touched`, and the application has not been told
         self._commits_at_s = 0.0
         self._committing: asyncio.Task[None] | None = None
         self._commits_when_revoked = settings.enable_auto_commit
         self._steps: asyncio.Task[None] | None = None
+        self._callback: object | None = None  # stands for the one that is running
         self._tasks = TaskSupervisor()
         self._joined = False
 
@@ -121,20 +128,32 @@ class GroupAssignment:
     async def close(self, *, commit: bool) -> None:
         """Gives everything up, with its callback, and leaves. `commit`: what was handed out is done. Raises what the
         callback raises."""
-        self._check_no_callback("stop")
         self._commits_when_revoked = commit and self._settings.enable_auto_commit
         self._member.close()
         try:
-            if self._joined:
-                await self._settled()
+            await self._give_all_up()
         finally:
             await self._member.leave()
             await self._tasks.stop()
+
+    async def _give_all_up(self) -> None:
+        """What fails for some partitions is raised when the others are given up."""
+        failure: Exception | None = None
+        while self._member.unsettled:
+            try:
+                await self._settled()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     # Polls
 
     def poll_began(self) -> None:
         """Counts what was handed out before as done."""
+        if self._giving is not None:
+            self._touched.add(self._giving)
+            self._giving = None
         self._member.poll_began()
         if self._settings.enable_auto_commit and monotonic() >= self._commits_at_s:
             self._commit_in_the_background()
@@ -142,13 +161,14 @@ class GroupAssignment:
     def poll_ended(self) -> None:
         self._member.poll_ended()
 
-    def asks_for_more(self) -> bool:
-        """The application asks for the next record of those that were handed out to it. Tells whether a poll is due
-        before that."""
-        self._member.polled()
-        return self._member.needs_attention or (
-            self._settings.enable_auto_commit and monotonic() >= self._commits_at_s and bool(self._touched)
-        )
+    def asks_for_more(self, partition: TopicPartition) -> bool:
+        """The application asks for the next record of the partition that is given. Tells whether a poll is due before
+        that. May be called in any thread: it looks, and changes nothing but the time of the last poll."""
+        member = self._member
+        if self._giving != partition or member.needs_attention or member.is_due:
+            return True
+        member.polled()
+        return self._settings.enable_auto_commit and monotonic() >= self._commits_at_s
 
     @property
     def needs_attention(self) -> bool:
@@ -156,12 +176,13 @@ class GroupAssignment:
 
     async def settle(self) -> None:
         """Takes the steps that are due, and raises what a callback raises, or what ended the membership."""
-        self._check_no_callback("poll")
+        self.check_no_callback("poll")
         await self._settled()
         self._member.raise_failure()
 
-    def _check_no_callback(self, call: str) -> None:
-        if self._steps is not None and asyncio.current_task() is self._steps:
+    def check_no_callback(self, call: str) -> None:
+        """Raises `InvalidRequestError` where a callback that is running has made the call, from whatever thread."""
+        if self._callback is not None and self._callback in _called_by.get():
             raise InvalidRequestError(f"{call} waits for the callback that called it; call it elsewhere")
 
     async def _settled(self) -> None:
@@ -191,17 +212,32 @@ class GroupAssignment:
         match step:
             case Assign():
                 self._take_up(step.partitions)
-                await _called(self._settings.on_assigned, partitions)
+                await self._tell(self._settings.on_assigned, partitions)
             case Revoke():
                 try:
                     # First: what it still has to write out is done with what is committed then.
-                    await _called(self._settings.on_revoked, partitions)
+                    await self._tell(self._settings.on_revoked, partitions)
                     if self._commits_when_revoked:
                         await self._commit_revoked(partitions)
                 finally:
                     self._drop(step.partitions)
+                    self._lost.difference_update(partitions)
             case Lost():
-                await _called(self._settings.on_lost, partitions)
+                self._lost.difference_update(partitions)
+                await self._tell(self._settings.on_lost, partitions)
+
+    async def _tell(self, callback: RebalanceCallback | None, partitions: Sequence[TopicPartition]) -> None:
+        if callback is None:
+            return
+        self._callback = object()
+        before = _called_by.set((*_called_by.get(), self._callback))
+        try:
+            waits: Any = callback(partitions)
+            if inspect.isawaitable(waits):
+                await waits
+        finally:
+            _called_by.reset(before)
+            self._callback = None
 
     def _take_up(self, added: Partitions) -> None:
         buffers = []
@@ -215,11 +251,17 @@ class GroupAssignment:
         self._cluster.request_refresh()
         self._fetcher.add(buffers)
 
+    def _lose(self, partitions: Partitions) -> None:
+        self._lost |= self._uncommitted().intersection(_names(partitions))
+        self._drop(partitions)
+
     def _drop(self, partitions: Partitions) -> None:
         names = _names(partitions)
         for partition in names:
             self._positions.drop(partition)
         self._touched.difference_update(names)
+        if self._giving in names:
+            self._giving = None
         self._fetcher.remove(names)
 
     def _positions_found(self) -> None:
@@ -232,12 +274,27 @@ class GroupAssignment:
         """The position of this partition has changed."""
         self._touched.add(partition)
 
+    def giving(self, partition: TopicPartition) -> None:
+        """Records of this partition are given one by one, until the next poll."""
+        self._giving = partition
+
+    def _uncommitted(self) -> set[TopicPartition]:
+        return self._touched if self._giving is None else self._touched | {self._giving}
+
     async def commit(self, offsets: Mapping[TopicPartition, int] | None) -> None:
         """None: of all partitions what was handed out. Raises as `CommittedOffsets.commit`."""
         if offsets is not None:
             await self._committed.commit(offsets)
-        else:
-            await self._commit(self._positions_of(self._touched))
+            return
+        lost = frozenset(self._lost)
+        await self._commit(self._positions_of(self._uncommitted()))
+        if lost:
+            some = min(lost)
+            raise CommitFailedError(
+                f"group {self._settings.group!r}: {len(lost)} partitions were lost before this, for example "
+                f"{some.topic}-{some.partition}; their owners read again what was not committed",
+                partitions=lost,
+            )
 
     def _tenure(self, partition: TopicPartition) -> object | None:
         return self._fetcher.buffers.get(partition)
@@ -274,7 +331,7 @@ class GroupAssignment:
 
     async def _commit_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
-            await self._commit(self._positions_of(self._touched.intersection(partitions)))
+            await self._commit(self._positions_of(self._uncommitted().intersection(partitions)))
         except HighwaterError as error:
             _log.warning(
                 "offsets of partitions that are given up were not committed, their next owner reads some records "
@@ -286,10 +343,3 @@ class GroupAssignment:
 
 def _names(partitions: Partitions) -> list[TopicPartition]:
     return sorted(TopicPartition(each.topic, each.partition) for each in partitions)
-
-
-async def _called(callback: RebalanceCallback | None, partitions: Sequence[TopicPartition]) -> None:
-    if callback is not None:
-        waits: Any = callback(partitions)
-        if inspect.isawaitable(waits):
-            await waits

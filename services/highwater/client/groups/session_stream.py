@@ -48,6 +48,7 @@ class SessionStream:
         self._wake.set()
         self._closed = False
         self._call: Any = None
+        self._bug: Exception | None = None
         self._running = asyncio.create_task(self._run())
 
     def say(self, word: Word) -> None:
@@ -91,14 +92,17 @@ class SessionStream:
             told = transport_error(error, address)
             code, message = _code_of(told), str(told)
         except Exception as error:
-            _log.error("the session stream of group %s has failed", self._names[0], exc_info=error)
-            message = f"the session stream failed, by a bug of the client: {error!r}"
+            self._bug = error
         finally:
             if writing is not None:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
             if self._call is not None:
                 self._call.cancel()
+        if self._bug is not None:
+            _log.error("the session stream of group %s has failed", self._names[0], exc_info=self._bug)
+            code = ErrorCode.UNKNOWN_SERVER_ERROR  # the next stream would fail as well
+            message = f"the session stream has failed, by a bug of the client: {self._bug!r}"
         if not self._closed:
             self._closed = True
             self._on_end(code, message)
@@ -135,6 +139,9 @@ class SessionStream:
                     return
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             return
+        except Exception as error:
+            self._bug = error
+            self._call.cancel()  # that ends the reading
 
     def _request(self, word: Word, first: bool) -> group_pb2.SessionRequest:
         request = group_pb2.SessionRequest(member_epoch=word.member_epoch, seen_assignment=word.seen_assignment)

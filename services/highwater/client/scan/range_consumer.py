@@ -145,7 +145,7 @@ class RangeConsumer(Consumer):
         return []
 
     async def _taken(self) -> list[TakenBatch]:
-        if await self._next_ready(monotonic() + _POLL_S) is None:
+        if await self._reader.next_ready(monotonic() + _POLL_S) is None:
             return []
         found: list[TakenBatch] = []
         size_bytes = 0

@@ -60,7 +60,7 @@ class BatchConsumer(Consumer):
         """All that is buffered of the only partition: batches, and the first offset to look at of each. What follows
         is fetched meanwhile. Raises as `poll`."""
         found: list[tuple[FetchedBatch, int]] = []
-        if await self._next_ready(monotonic() + timeout_ms / 1000) is None:
+        if await self._reader.next_ready(monotonic() + timeout_ms / 1000) is None:
             return found
         while buffer.ready:
             try:
@@ -78,7 +78,7 @@ class BatchConsumer(Consumer):
     async def poll_encoded_each(self, timeout_ms: float) -> dict[TopicPartition, list[FetchedBatch]]:
         """All that is buffered of every partition that has something. Raises as `poll`."""
         found: dict[TopicPartition, list[FetchedBatch]] = {}
-        if await self._next_ready(monotonic() + timeout_ms / 1000) is not None:
+        if await self._reader.next_ready(monotonic() + timeout_ms / 1000) is not None:
             for partition, buffer in list(self._fetcher.ready.items()):
                 while buffer.ready and (taken := buffer.take_encoded()) is not None:
                     found.setdefault(partition, []).append(taken[0])
