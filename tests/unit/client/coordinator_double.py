@@ -31,8 +31,8 @@ class CoordinatorDouble(group_pb2_grpc.GroupCoordinatorServicer):
         self.streams = 0
         self.committed: dict[int, int] = {}
         self.commits: list[dict[int, int]] = []
+        self.number = 0  # of the last assignment
         self._pushed: asyncio.Queue[group_pb2.SessionResponse] = asyncio.Queue()
-        self._number = 0
 
         def add(server: grpc.aio.Server) -> None:
             group_pb2_grpc.add_GroupCoordinatorServicer_to_server(self, server)
@@ -55,8 +55,8 @@ class CoordinatorDouble(group_pb2_grpc.GroupCoordinatorServicer):
         response = group_pb2.SessionResponse(
             member_epoch=self.epoch, heartbeat_interval_ms=5_000, session_timeout_ms=self.session_timeout_ms
         )
-        self._number += 1
-        response.assignment_number = self._number
+        self.number += 1
+        response.assignment_number = self.number
         response.assignment.SetInParent()
         if self.assigned:
             topic_id = self.cluster.topics[self.topic].topic_id

@@ -211,10 +211,9 @@ async def test_a_position_is_that_of_a_partition_taken_up_anew(coordinator: Coor
         coordinator.push()
         poll = asyncio.create_task(consumer.poll(60_000))
         await begun.wait()
-        heard = len(coordinator.words)
         coordinator.committed[0] = 7
         coordinator.push(0)
-        await coordinator.cluster.until(lambda: len(coordinator.words) > heard)
+        await coordinator.cluster.until(lambda: coordinator.words[-1].seen_assignment == coordinator.number)
         go_on.set()
         try:
             async with asyncio.timeout(5):
