@@ -137,7 +137,7 @@ class GroupAssignment:
             await self._tasks.stop()
 
     async def _give_all_up(self) -> None:
-        """What fails for some partitions is raised when the others are given up."""
+        """Raises what fails for some partitions when the others are given up."""
         failure: Exception | None = None
         while self._member.unsettled:
             try:

@@ -1,4 +1,4 @@
-"""What is handed out: waits for it, takes the partitions in turn, and tells the group of it."""
+"""Records as they are handed out: waits for them, takes the partitions in turn, and tells the group of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a member has spoken: bounded, however often it does. Pure."""
+"""Times of the words of a member: bounded, however often it speaks. Pure."""
 
 from __future__ import annotations
 
