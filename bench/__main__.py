@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def main() -> int:
     arguments = parser.parse_args()
     wanted = ["startup", *(kind for kind in MEASURES[1:] if not arguments.only or kind in arguments.only.split(","))]
     work = Work(rounds=arguments.rounds)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what stops the clusters
     with tempfile.TemporaryDirectory(prefix="highwater-bench-") as data:
         side = HighwaterSide(three_brokers(Path(data) / "highwater"), work)
         sides = [(side, HighwaterGroups(side, Path(data), GroupSizes()))]

@@ -17,7 +17,7 @@ class GroupSizes:
     partitions: int = 100
     rounds: int = 3
     """Of `group_rebalance` and `group_join_gap`, at most: no other is begun after `round_time_s`."""
-    round_time_s: float = 15.0
+    round_time_s: float = 10.0
     feed_period_s: float = 0.025
     """Between two records of one partition that is watched."""
     gap_members: int = 4
@@ -32,7 +32,7 @@ class GroupSizes:
     """No other pair is begun after that."""
     idle_groups: int = 10_000
     idle_members: int = 2_000
-    idle_settle_s: float = 2.0
-    idle_window_s: float = 8.0
+    idle_settle_s: float = 1.0
+    idle_window_s: float = 6.0
     session_timeout_ms: int = SESSION_TIMEOUT_MS
     heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS
