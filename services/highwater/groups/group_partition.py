@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_PARTITIONS = 50  # Kafka's default of offsets.topic.num.partitions
 
+_REMEMBERED = 16_384  # groups: each sign of life of a member asks, and a long name takes 50 µs
 
+
+@lru_cache(_REMEMBERED)
 def partition_for(group_id: str, partitions: int = OFFSETS_PARTITIONS) -> int:
     """As Kafka: the absolute value of Java's hash of the string, which is of its UTF-16, modulo the number of
     partitions; the lowest int, which has no absolute value, counts as 0."""
