@@ -527,6 +527,8 @@ MUTANTS = (
     ),
     Mutant("offsets expired in a rebalance", "11.10", groups.expired_in_a_rebalance, ("10",), groups.idle),
     Mutant("offsets reset while they are loaded", "11.12", groups.reset_while_loading, ("10",), groups.loading),
+    Mutant("compaction that drops a key's last record", "11.1", groups.last_dropped, ("11.1", "10"), groups.compacting),
+    Mutant("tombstones that go at once", "11.1", groups.tombstones_at_once, ("compaction",), groups.compacting),
     Mutant("a sign of life that two coordinators hear", "11.12", groups.heard_by_two, ("11.4",), groups.isolated),
 )
 

@@ -46,6 +46,8 @@ FAULTS = (
     "fail disk",
     "strand",
 )
+# With these a log that was whole is cut, and goes on with another's, where tombstones of what it has may be gone.
+LOSING = frozenset({"lose tail", "damage log", "fail disk"})
 GROUPS = 0.25  # the part of seeds that have groups
 
 
@@ -146,6 +148,8 @@ def draw(random: Random) -> Settings:
         settings.previous_version = frozenset(random.sample(range(1, brokers + 1), random.randint(1, brokers - 1)))
     if random.random() < GROUPS and not settings.unclean:
         settings.groups = groups.draw(random)
+        if settings.weights.keys() & LOSING:
+            settings.groups.delete_retention_ms = groups.NEVER_MS
     return settings
 
 

@@ -40,6 +40,7 @@ class Batch:
         "last_sequence",
         "leader_epoch",
         "next_offset",
+        "original",
         "payload",
         "producer_epoch",
         "producer_id",
@@ -56,6 +57,7 @@ class Batch:
         base_offset: int = -1,
         leader_epoch: int = -1,
         data: bytes = b"",
+        original: bytes = b"",
     ) -> None:
         self.payload = payload
         self.records = records
@@ -68,7 +70,8 @@ class Batch:
         self.last_offset = base_offset + records - 1
         self.next_offset = base_offset + records
         self.leader_epoch = leader_epoch
-        self.data = data  # as it was sent; empty where nobody looks at the records
+        self.data = data  # empty where nobody looks at the records
+        self.original = original or data  # before it was compacted
 
     def stamped(self, base_offset: int, leader_epoch: int) -> Batch:
         return Batch(
@@ -81,6 +84,24 @@ class Batch:
             leader_epoch,
             self.data,
         )
+
+    def compacted(self, data: bytes) -> Batch:
+        """With the records that are left; none: the batch is not there any more, but for its place."""
+        return Batch(
+            self.payload,
+            self.records,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.base_offset,
+            self.leader_epoch,
+            data,
+            self.original,
+        )
+
+    @property
+    def gone(self) -> bool:
+        return bool(self.original) and not self.data
 
     def __len__(self) -> int:
         return 1  # "byte": sizes are counted in batches
@@ -105,6 +126,7 @@ class Log:
         self.producers = ProducerStates()
         self.flushed = 0  # what is below survives the machine, and a disk that fails
         self.flush_messages = SELDOM  # 1: no append is answered before it is flushed
+        self.cleaned_to = 0  # by compaction
         self.cut = Cut.NOTHING  # what a start has to cut off
         self.high_watermark_written = 0  # in the checkpoint
         self.offline = False  # until log-storage is started again (RULES 7.7)
@@ -147,6 +169,7 @@ class Log:
         self.high_watermark = min(self.high_watermark, cut)
         self.high_watermark_written = min(self.high_watermark_written, cut)
         self.flushed = min(self.flushed, cut)
+        self.cleaned_to = min(self.cleaned_to, cut)
         if not self.producers.outlives(cut):
             self.producers.rebuild(self.batches)
         return dropped
@@ -448,8 +471,10 @@ class LogStorage(Process):
             self._history.damage_dropped(self.disk.broker_id, broker_epoch, log, dropped)
         reply((ErrorCode.NONE, self.incarnation))
 
-    def on_read(self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int) -> None:
-        """(error, batches, incarnation)."""
+    def on_read(
+        self, reply: Reply, key: PartitionKey, offset: int, max_offset: int, max_batches: int, whole: bool = True
+    ) -> None:
+        """(error, batches, incarnation). Those that compaction has dropped are among them where it is `whole`."""
         log = self.disk.logs.get(key)
         if log is None or log.offline:
             reply((ErrorCode.UNKNOWN_TOPIC_ID if log is None else ErrorCode.LOG_STORAGE_ERROR, (), self.incarnation))
@@ -462,7 +487,8 @@ class LogStorage(Process):
         for batch in _from(log.batches, start):
             if batch.base_offset >= max_offset or len(found) == max_batches:
                 break
-            found.append(batch)
+            if whole or not batch.gone:
+                found.append(batch)
         reply((ErrorCode.NONE, tuple(found), self.incarnation))
 
     def on_checkpoint(self, reply: Reply, marks: list[tuple[PartitionKey, int, int]]) -> None:

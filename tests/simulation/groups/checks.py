@@ -45,7 +45,7 @@ class ShardCheck:
         self._key: PartitionKey = hosted._hosted.key
         for batch in owner.node.disk.logs[self._key].batches:
             if batch.base_offset < self._start:
-                for _, rows in decode_batches(batch.data):
+                for _, rows in decode_batches(batch.original):  # whatever compaction has taken
                     for row in rows:
                         self._replayed.replay(row.key or b"", row.value, row.timestamp)
         if hosted._hosted.partition.high_watermark < self._start:
@@ -196,6 +196,7 @@ class GroupChecks:
         self.overstayed: set[str] = set()  # member ids of those that did not do in time what they were told to
         self.loads = 0
         self.taken = 0
+        self.compacted = 0  # records that compaction has dropped
         self.names: dict[bytes, str] = {}  # of every topic there ever was
 
     def shard(self, hosted: SimulatedShard, shard: GroupShard, log: SimulatedLog) -> ShardCheck:

@@ -137,6 +137,7 @@ class SimulatedLog(ShardLog):
 
 class SimulatedShard(HostedShard):
     accepted = False  # the last word that was heard was no more and no less than a sign of life
+    load_began_ms: int | None = None  # None: it is not being loaded
     _request: Request | None = None
 
     def __init__(self, context: ShardContext, hosted: HostedPartition, pipeline: AppendPipeline) -> None:
@@ -147,7 +148,9 @@ class SimulatedShard(HostedShard):
         return SimulatedLog(self.owner, self._hosted, self.pipeline, self._drop)
 
     async def _load(self) -> None:
+        self.load_began_ms = self.owner.now_ms
         await super()._load()
+        self.load_began_ms = None
         if self._serving is not None:
             self._check(self._serving).loaded()
 
@@ -204,6 +207,11 @@ class SimulatedCoordinator(GroupCoordinator):
         self._clock = CoordinatorClock(lambda: (ahead_ms + owner.now_ms) / 1000, lambda: owner.now_ms * 1_000_000)
         self._context = replace(self._context, now_ms=self._clock.now_ms)
 
+    def hosted(self, number: int) -> SimulatedShard | None:
+        shard = self._shards.get(number)
+        assert shard is None or isinstance(shard, SimulatedShard)
+        return shard
+
     def shard_of(self, group: str) -> GroupShard | None:
         hosted = self._shards.get(self.topic.partition_of(group))
         return None if hosted is None else hosted.shard
@@ -223,7 +231,9 @@ class SimulatedCoordinator(GroupCoordinator):
         """As `LogStorageClient.read`; `max_bytes` are a few batches here."""
         limit = 1 + int(self.owner.random() * 5)
         answered: asyncio.Future[Any] = self.loop.create_future()
-        self.owner.storage_client.call("on_read", key, offset, end_offset, limit).then(partial(_answer, answered))
+        self.owner.storage_client.call("on_read", key, offset, end_offset, limit, False).then(
+            partial(_answer, answered)
+        )
         answer = await answered
         if answer is None:
             raise StorageUnavailableError("no answer")

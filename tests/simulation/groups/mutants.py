@@ -12,6 +12,7 @@ from highwater.groups.group import Group
 from highwater.groups.member import next_assignment as real_next_assignment
 from highwater.groups.offsets import Offsets
 from highwater.groups.requests import LEAVING, FetchAnswer, FetchedOffset, FetchOffsets, GroupState, Heartbeat
+from highwater.log_storage.compaction.cleaner_pass import Cleaner
 from highwater.replica_manager.groups.hosted_shard import HostedShard
 from highwater.replica_manager.groups.member_streams import MemberStream, MemberStreams
 from highwater.replica_manager.groups.shard_log import ShardLog
@@ -112,6 +113,27 @@ def heard_by_two() -> list[Any]:
     return [patch.object(ShardLog, "may_lead", property(lambda self: self.leads))]
 
 
+# Compaction
+
+
+def last_dropped() -> list[Any]:
+    real = Cleaner._keep
+
+    def keep(self: Cleaner, batch: Any, latest: Any) -> Any:
+        return real(self, batch, latest + 1)
+
+    return [patch.object(Cleaner, "_keep", keep)]
+
+
+def tombstones_at_once() -> list[Any]:
+    real = Cleaner._new_horizon
+
+    def new_horizon(self: Cleaner, batch: Any, keep: Any) -> int | None:
+        return None if real(self, batch, keep) is None else self._job.wall_clock_ms
+
+    return [patch.object(Cleaner, "_new_horizon", new_horizon)]
+
+
 # What each needs
 
 
@@ -183,6 +205,10 @@ def loading(settings: Settings) -> None:
         churn_gap_ms=150,
     )
     settings.fault_gap_ms, settings.outage_ms = 100, 300
+
+
+def compacting(settings: Settings) -> None:
+    _groups(settings, {"prefer leaders": 1.0, "kill manager": 0.5}, compaction_gap_ms=100, delete_retention_ms=3000)
 
 
 def isolated(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from highwater.groups.requests import GroupState
 from highwater.model.partition import PartitionKey
 
 from .checks import GroupChecks
+from .compaction import Compaction
 from .member import CLIENT, Member
 from .watcher import Watcher
 
@@ -36,6 +37,8 @@ class Groups:
             for _ in range(self._settings.members):
                 self._later(int(self._random.random() * 1000), self._join, group)
         self._later(1000, self._next)
+        if self._settings.compaction_gap_ms:
+            self._later(1000, self._compact)
 
     def _later(self, delay_ms: int, run: Callable[..., Any], *args: Any) -> None:
         self.world.scheduler.after(delay_ms, self._unless_calm, run, args)
@@ -58,6 +61,12 @@ class Groups:
             (1, 1, 2, 1, 2, 1),
         )[0]
         what(member)
+
+    def _compact(self) -> None:
+        self._later(1 + int(self._random.expovariate(1 / self._settings.compaction_gap_ms)), self._compact)
+        node = self._random.choice(list(self.world.nodes.values()))
+        if node.storage is not None and node.storage.alive and not node.storage.paused:
+            Compaction(self.world, node).run()
 
     def _topics(self) -> frozenset[str]:
         names = [*sorted(name for name in self.world.topics if name != OFFSETS_TOPIC), QUIET_TOPIC]

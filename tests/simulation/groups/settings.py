@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+NEVER_MS = 1 << 40
+
 
 @dataclass(slots=True)
 class GroupSettings:
@@ -22,6 +24,8 @@ class GroupSettings:
     work_gap_ms: int = 150  # between two commits of a member
     idle: float = 0.2  # the part of that in which it has nothing to commit
     give_up_ms: int = 0  # what a member takes to give partitions up, at the most
+    compaction_gap_ms: int = 0  # between two passes over a broker's logs of the offsets topic; 0: there are none
+    delete_retention_ms: int = NEVER_MS  # after which compaction drops tombstones
 
 
 def draw(random: Random) -> GroupSettings:
@@ -40,4 +44,6 @@ def draw(random: Random) -> GroupSettings:
         work_gap_ms=random.choice((60, 150, 400)),
         idle=random.choice((0.0, 0.5, 0.9)),
         give_up_ms=random.choice((0, 100, 1500)),
+        compaction_gap_ms=random.choice((0, 200, 200, 1000)),
+        delete_retention_ms=random.choice((1500, 3000, NEVER_MS)),
     )
