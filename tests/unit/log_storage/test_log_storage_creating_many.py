@@ -131,6 +131,14 @@ async def test_as_the_service_answers_it(tmp_path: Path) -> None:
         assert [(result.created, result.error.code) for result in again.results] == [(False, 0)] * 3
 
 
+def test_a_name_that_no_file_can_have_is_refused_by_itself(tmp_path: Path) -> None:
+    manager = opened(tmp_path)
+    longest = "a" * 249
+    outcomes = manager.create_all([*wanted(range(100_000, 100_001), longest), *wanted(range(9_999, 10_000), longest)])
+    assert codes(outcomes) == [ErrorCode.INVALID_TOPIC, True]
+    manager.unlock()
+
+
 def test_a_partition_under_two_names_in_one_request_has_one_directory(tmp_path: Path) -> None:
     manager = opened(tmp_path)
     outcomes = manager.create_all([*wanted(range(1)), *wanted(range(1), topic="u")])

@@ -28,6 +28,8 @@ from highwater.model.topic_name import is_legal_topic_name
 _SHARE = 2
 MADE_AT_ONCE = 8  # logs of one call: their threads wait for the disk, which takes several at a time
 
+_LONGEST_NAME = 255  # of a file: the longest topic has it with a partition of five digits, and there are 10,000
+
 _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 _Taken: TypeAlias = tuple[str, int] | PartitionKey
@@ -94,7 +96,8 @@ class LogCreation:
         if present is not None:
             present.configure(config)
             return False
-        if not is_legal_topic_name(topic) or key.partition < 0:
+        name = partition_metadata.directory_name(topic, key.partition)
+        if not is_legal_topic_name(topic) or key.partition < 0 or len(name) > _LONGEST_NAME:
             raise LogError(ErrorCode.INVALID_TOPIC, f"{topic!r}, partition {key.partition}, cannot name a log")
         if len(key.topic_id) != TOPIC_ID_BYTES:
             raise LogError(ErrorCode.INVALID_REQUEST, f"a topic id has 16 bytes, not {len(key.topic_id)}")
@@ -112,7 +115,7 @@ class LogCreation:
             self._logs.check_all_loaded()
         log_dir = placement.next()
         log_dir.disk.check_room()
-        directory = log_dir.path / partition_metadata.directory_name(topic, key.partition)
+        directory = log_dir.path / name
         try:
             self._logs.forget_deleted(log_dir)  # one of this name may have an entry that the new one must not inherit
             log_dir.may_hold_unflushed(config.flush_messages)
