@@ -54,8 +54,7 @@ async def lookup_offsets(
         for partition in missing:
             leader = cluster.leader(*partition)
             if leader is None:
-                where = f"{partition.topic}-{partition.partition}"
-                errors[partition] = LeaderNotAvailableError(f"{where} has no leader now: is its broker up?")
+                errors[partition] = _no_leader(partition)
             else:
                 by_leader.setdefault(leader[0], []).append(partition)
         await asyncio.gather(
@@ -77,6 +76,10 @@ async def lookup_offsets(
     return found
 
 
+def _no_leader(partition: TopicPartition) -> HighwaterError:
+    return LeaderNotAvailableError(f"{partition.topic}-{partition.partition} has no leader now: is its broker up?")
+
+
 def _pieces(partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
     """As many as one request may name."""
     for start in range(0, len(partitions), MAX_PARTITIONS):
@@ -95,7 +98,8 @@ async def _ask(
     for partition, timestamp in timestamps_ms.items():
         topic = cluster.metadata.topic(partition.topic)
         info = cluster.metadata.partition(*partition)
-        if topic is None or info is None:
+        if topic is None or info is None:  # it has gone since its leader was looked up
+            errors[partition] = _no_leader(partition)
             continue
         key = common_pb2.PartitionKey(topic_id=topic.topic_id, partition=partition.partition)
         request.partitions.append(
