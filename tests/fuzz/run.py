@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -67,6 +68,18 @@ class Outcome:
         return self._steady.longest
 
 
+class _Failures(logging.Handler):
+    """Errors of the clients of this very process, with their tracebacks: mistakes of the SDK."""
+
+    def __init__(self, found: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._found(f"a client has logged a traceback:\n{logging.Formatter().format(record)}")
+
+
 class Run:
     def __init__(self, cluster: FuzzedCluster, seed: int, oracle: Oracle, sender: Sender, store: Store, admin: Admin):
         self._cluster = cluster
@@ -82,6 +95,8 @@ class Run:
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[None]:
+        failures = _Failures(self.found)
+        logging.getLogger("highwater").addHandler(failures)
         await self._create([STEADY, *PREY])
         steady, prey = asyncio.create_task(self._steady.run()), asyncio.create_task(self._read_prey())
         try:
@@ -93,6 +108,7 @@ class Run:
                 if task.done():
                     self.found(f"a client has ended: {task.exception()!r}")
         finally:
+            logging.getLogger("highwater").removeHandler(failures)
             steady.cancel()
             prey.cancel()
             await asyncio.gather(steady, prey, return_exceptions=True)
