@@ -15,6 +15,7 @@ import test_stream_read
 import test_typed_values
 import test_write
 from conftest import FOREVER, numbers, send, to_the_end, with_options
+from poisoned_batch import append_poisoned
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,7 +31,8 @@ HOUR_MS = 3_600_000
 @pytest.fixture(scope="module", autouse=True)
 def topics(cluster: LocalCluster, admin: Admin, delete_records: Callable[[str, int, int], None]) -> None:
     """`old`: a hundred records in each of two partitions, one a second from 1000 s after 1970 on. `recent`: ten of an
-    hour ago and ten of a minute ago. `cut`: a hundred, of which the first forty are gone."""
+    hour ago and ten of a minute ago. `cut`: a hundred, of which the first forty are gone. `poisoned`: twenty, and
+    between the tenth and the next a batch that cannot be read."""
     admin.create_topic("old", 2, 1, FOREVER)
     stamps = pa.array([1_000_000 + 1000 * index for index in range(100)], pa.int64())
     send(cluster, "old", range(100), partition=0, timestamp=stamps)
@@ -42,6 +44,10 @@ def topics(cluster: LocalCluster, admin: Admin, delete_records: Callable[[str, i
     admin.create_topic("cut", 1, 1)
     send(cluster, "cut", range(100))
     delete_records("cut", 0, 40)
+    admin.create_topic("poisoned", 1, 1)
+    send(cluster, "poisoned", range(10))
+    append_poisoned(admin, "poisoned")
+    send(cluster, "poisoned", range(10, 20))
 
 
 def tasks(frame: DataFrame) -> int:
@@ -62,6 +68,11 @@ def refused(frame: DataFrame) -> str:
         frame.collect()
     (line,) = [line for line in str(error.value).splitlines() if "Error: " in line]
     return line.partition("Error: ")[2]
+
+
+def names_the_option(frame: DataFrame) -> bool:
+    said = refused(frame)
+    return said.startswith("poisoned-0 at offset 10: ") and "set option onCorrupt to skip, or seek to " in said
 
 
 class Case(NamedTuple):
@@ -130,6 +141,8 @@ BATCH = [
         "cut-0: offset 10 is no longer in the log (deleted by retention, or the topic was made anew); "
         "to go on without what is lost, set failOnDataLoss to false",
     ),
+    Case("onCorrupt", {"subscribe": "poisoned", "onCorrupt": "skip"}, numbers, list(range(20))),
+    Case("onCorrupt", {"subscribe": "poisoned"}, names_the_option, True),
     Case(
         "includeHeaders",
         {"includeHeaders": "true"},
