@@ -105,7 +105,7 @@ async def cost_of(partitions: int, *, traffic: bool) -> Cost:
     cluster: Any = OneLeader(link)
     consumer = Consumer(bootstrap="127.0.0.1:1", auto_offset_reset="earliest", fetch_max_wait_ms=20)
     consumer._cluster = cluster
-    consumer._fetcher = Fetcher(cluster, consumer._fetcher._settings, consumer._changed.set)
+    consumer._fetcher = consumer._reader._fetcher = Fetcher(cluster, consumer._fetcher._settings, consumer._changed.set)
     consumer._running = True
     consumer.assign(TopicPartition("t", number) for number in range(partitions))
     for number in range(partitions):
