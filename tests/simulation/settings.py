@@ -148,6 +148,8 @@ def draw(random: Random) -> Settings:
         settings.previous_version = frozenset(random.sample(range(1, brokers + 1), random.randint(1, brokers - 1)))
     if random.random() < GROUPS and not settings.unclean:
         settings.groups = groups.draw(random)
+        if random.random() < 0.4:
+            settings.weights = {fault: weight for fault, weight in settings.weights.items() if fault not in LOSING}
         if settings.weights.keys() & LOSING:
             settings.groups.delete_retention_ms = groups.NEVER_MS
     return settings

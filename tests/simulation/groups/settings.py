@@ -44,6 +44,6 @@ def draw(random: Random) -> GroupSettings:
         work_gap_ms=random.choice((60, 150, 400)),
         idle=random.choice((0.0, 0.5, 0.9)),
         give_up_ms=random.choice((0, 100, 1500)),
-        compaction_gap_ms=random.choice((0, 200, 200, 1000)),
-        delete_retention_ms=random.choice((1500, 3000, NEVER_MS)),
+        compaction_gap_ms=random.choice((0, 50, 50, 400)),
+        delete_retention_ms=random.choice((400, 1500, NEVER_MS)),
     )
