@@ -289,6 +289,15 @@ async def test_bad_requests_are_refused(cluster: TestCluster) -> None:
     broker = await coordinator(cluster, GROUP)
     (named,) = (await stub(broker).FindCoordinator(group_pb2.FindCoordinatorRequest(groups=[""]))).coordinators
     assert from_proto(named.error) is ErrorCode.INVALID_GROUP_ID
+    names = ["readers"] * 100_000
+    found = (await stub(broker).FindCoordinator(group_pb2.FindCoordinatorRequest(groups=names))).coordinators
+    described = (await stub(broker).DescribeGroups(group_pb2.DescribeGroupsRequest(groups=names))).groups
+    deleted = (await stub(broker).DeleteGroups(group_pb2.DeleteGroupsRequest(groups=names))).groups
+    assert (len(found), len(described), len(deleted)) == (1_000, 1, 1_000)
+    assert {from_proto(each.error) for each in (*found, *described, *deleted)} == {ErrorCode.INVALID_REQUEST}
+    lying = offset("orders", 0, 1)
+    lying.error.CopyFrom(common_pb2.Error(code=common_pb2.ERROR_CODE_INVALID_REQUEST, message="not the server's"))
+    assert await commit(broker, GROUP, [lying]) == [ErrorCode.NONE]
     many = [offset("orders", 0, 1)] * 5001
     assert await commit(broker, GROUP, many) == [ErrorCode.INVALID_REQUEST]
     unknown = Member(GROUP, 1, ("orders",), epoch=5)

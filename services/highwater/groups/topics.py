@@ -47,7 +47,7 @@ class TopicImage:
         self.version += 1
         for name, topic in changed.items():
             before = self._by_name.pop(name, None)
-            if before is not None:
+            if before is not None and self._by_id.get(before.topic_id) is before:
                 del self._by_id[before.topic_id]
             if topic is not None:
                 self._by_name[name] = topic

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from group_world import GROUP, load, subscription, topic
 
 from highwater.errors import ErrorCode
@@ -56,3 +58,14 @@ def test_the_metadata_of_a_commit_is_bounded() -> None:
     assert refused is not None
     assert refused.code is ErrorCode.INVALID_REQUEST
     assert "send several" in refused.message
+
+
+def test_two_names_of_one_id_are_no_end_of_a_coordinator() -> None:
+    """Metadata that came in an odd order had both for a moment."""
+    image = TopicImage([topic("a", 1)])
+    twin = replace(topic("a", 1), name="b")
+    image.update({"b": twin})
+    image.update({"a": None})
+    assert image.of_id(twin.topic_id) is twin
+    image.update({"b": None})
+    assert image.of_id(twin.topic_id) is None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from google.protobuf.message import Message
-
 from highwater.errors import ErrorCode
 from highwater.groups import requests as req
 from highwater.groups.config import GroupConfig
@@ -14,7 +12,7 @@ from highwater.groups.topics import TopicImage
 from highwater.groups.validity import MOST_TOPICS
 from highwater.model.partition import TOPIC_ID_BYTES, PartitionKey
 from highwater.rpc.errors import to_proto
-from highwater.rpc.request_limits import too_large
+from highwater.rpc.request_limits import MAX_GROUPS, too_large
 from highwater.v1 import common_pb2, group_pb2
 
 MOST_OWNED = 50_000  # partitions of one member
@@ -120,8 +118,11 @@ def committed(
         return error_of(answer.error), []
     results = []
     for each, refusal in zip(asked, answer.errors, strict=True):
-        result = group_pb2.CommittedOffset(error=error_of(refusal))
+        result = group_pb2.CommittedOffset()
         result.MergeFrom(each)
+        result.ClearField("error")
+        if refusal is not None:
+            result.error.CopyFrom(to_proto(refusal.code, refusal.message))
         results.append(result)
     return None, results
 
@@ -190,10 +191,15 @@ def _member(member: req.DescribedMember, image: TopicImage) -> group_pb2.GroupMe
 # What is refused before a shard is asked
 
 
-def refused_for_each(request: Message) -> req.Refusal | None:
-    """Of a request whose answer has an error for each group, and none of its own."""
+def groups_of(
+    request: group_pb2.FindCoordinatorRequest | group_pb2.DescribeGroupsRequest | group_pb2.DeleteGroupsRequest,
+) -> tuple[Sequence[str], req.Refusal | None]:
+    """The groups that are to be answered for, and what refuses them all: their answer has no error but each group's.
+    Of too many, as many as a request may have."""
     refusal = too_large(request)
-    return req.Refusal(ErrorCode.INVALID_REQUEST, refusal) if refusal else None
+    if not refusal:
+        return request.groups, None
+    return request.groups[:MAX_GROUPS], req.Refusal(ErrorCode.INVALID_REQUEST, refusal)
 
 
 def bad_word(request: group_pb2.SessionRequest) -> str:

@@ -39,11 +39,11 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         self, request: group_pb2.FindCoordinatorRequest, context: Context
     ) -> group_pb2.FindCoordinatorResponse:
         topic = self._coordinator.topic
-        refusal = wire.refused_for_each(request)
-        if request.groups and refusal is None:
+        groups, refusal = wire.groups_of(request)
+        if groups and refusal is None:
             await topic.await_topic()
         return group_pb2.FindCoordinatorResponse(
-            coordinators=[self._coordinator_of(group, refusal) for group in request.groups]
+            coordinators=[self._coordinator_of(group, refusal) for group in groups]
         )
 
     def _coordinator_of(self, group: str, refusal: req.Refusal | None) -> group_pb2.Coordinator:
@@ -149,10 +149,10 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def DescribeGroups(
         self, request: group_pb2.DescribeGroupsRequest, context: Context
     ) -> group_pb2.DescribeGroupsResponse:
-        refusal = wire.refused_for_each(request)
+        groups, refusal = wire.groups_of(request)
         image = self._coordinator.image
         found = []
-        for group in dict.fromkeys(request.groups):
+        for group in dict.fromkeys(groups):
             asked = req.DescribeGroup(group, request.include_offsets)
             answer = refusal or await self._coordinator.ask(group, asked)
             found.append(wire.description(group, answer, image))
@@ -162,9 +162,9 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def DeleteGroups(
         self, request: group_pb2.DeleteGroupsRequest, context: Context
     ) -> group_pb2.DeleteGroupsResponse:
-        refusal = wire.refused_for_each(request)
+        groups, refusal = wire.groups_of(request)
         deleted = []
-        for group in request.groups:
+        for group in groups:
             answer = refusal or await self._coordinator.ask(group, req.DeleteGroup(group))
             found = _refusal(answer)
             error = None if found is None else to_proto(found.code, found.message)
