@@ -52,7 +52,7 @@ from highwater.records.codecs import compress, decompress
 from highwater.records.compaction import retain
 from highwater.records.errors import CorruptPayloadError
 from highwater.records.header import crc32c, read_header, split_batches, verify
-from highwater.records.payload_scan import scan_payload
+from highwater.records.payload_scan import scan_front, scan_payload
 from highwater.records.varint import decode_varint, encode_varint
 from highwater.rpc.framed_stream import FrameError, FrameReader, Kind, frame, hello, read_hello
 
@@ -108,6 +108,19 @@ def _scan_batch(data: bytes, _: Path) -> None:
     if header.size_bytes <= len(data):
         verify(data, 0, header)
         scan_payload(data, 0, header, max_payload_bytes=16 << 20)
+
+
+def _front_says_what_scan_says(data: bytes, _: Path) -> None:
+    """What an event loop finds at once is what a thread finds."""
+    header = read_header(data)
+    if header.size_bytes > len(data):
+        return
+    found = scan_front(data, 0, header, max_payload_bytes=16 << 20)
+    if found is not None:
+        scan, front = scan_payload(data, 0, header, max_payload_bytes=16 << 20), found[0]
+        assert front.keyless == scan.keyless
+        assert (front.offsets == scan.offsets).all()
+        assert (front.timestamps == scan.timestamps).all()
 
 
 def _scan_says_what_decode_says(data: bytes, _: Path) -> None:
@@ -306,6 +319,7 @@ def decoders() -> dict[str, Decoder]:
     found = [
         Decoder("batch", _decode_batch, corrupt, batch, _sealed),
         Decoder("batch, scanned", _scan_batch, corrupt, batch, _sealed),
+        Decoder("batch, its front scanned", _front_says_what_scan_says, corrupt, batch, _sealed),
         Decoder("batch, scanned and decoded", _scan_says_what_decode_says, corrupt, batch, _sealed),
         Decoder("batch, compacted", _retain_batch, corrupt, batch, _sealed),
         Decoder("batches, split", _split, corrupt, (b"".join(batch[:5]), *batch)),
