@@ -355,11 +355,11 @@ class Fetcher:
         self._set_timer(SWEEP_MS)
 
     def assign(self, buffers: Iterable[FetchBuffer]) -> None:
-        """Replaces all there is. Answers for what is gone find nobody who wants them."""
+        """Replaces all there is. Answers for what is gone find nobody who wants them; what stays is not interrupted."""
         before, self.buffers = self.buffers, {buffer.partition: buffer for buffer in buffers}
         for partition, old in before.items():
-            old.generation += 1
             if self.buffers.get(partition) is not old:
+                old.generation += 1
                 self._forget(partition)
         self._take_up(self.buffers)
 

@@ -1,0 +1,49 @@
+"""A consumer whose calls meet what it waits for: nothing waits for ever (docs/sdk.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from cluster_double import ClusterDouble
+
+from highwater.client import Consumer, TopicPartition
+from highwater.errors import ErrorCode
+from highwater.records import encode_lists, read_header
+
+ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[ClusterDouble]:
+    """Of a topic of two partitions with 30 records each, ten a batch."""
+    async with ClusterDouble() as running, asyncio.timeout(30):
+        for partition in running.create("t", 2).partitions:
+            for _ in range(3):
+                encoded = encode_lists([0] * 10, [b"k"] * 10, [b"v"] * 10)
+                assert partition.append(read_header(encoded), encoded)[0] is ErrorCode.NONE
+        yield running
+
+
+async def test_a_partition_that_stays_assigned_while_its_position_is_confirmed_goes_on(
+    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.topics["t"].partitions[0].log_start_offset = 10
+    async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+        confirm = consumer._cluster.confirm
+
+        async def confirm_later() -> None:
+            asked.set()
+            await go_on.wait()
+            await confirm()
+
+        monkeypatch.setattr(consumer._cluster, "confirm", confirm_later)
+        consumer.assign([ZERO])
+        consumer.seek(ZERO, 3)
+        await asked.wait()
+        consumer.assign([ZERO, ONE])
+        consumer.pause(ONE)
+        go_on.set()
+        assert [record.offset for record in await consumer.poll(10_000, 1)] == [10]
