@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from cluster_double import ClusterDouble
 
-from highwater.client import Consumer, TopicPartition
+from highwater.client import ClientClosedError, Consumer, TopicPartition
 from highwater.errors import ErrorCode
 from highwater.records import encode_lists, read_header
 
@@ -18,7 +18,7 @@ ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 @pytest.fixture
 async def cluster() -> AsyncIterator[ClusterDouble]:
     """Of a topic of two partitions with 30 records each, ten a batch."""
-    async with ClusterDouble() as running, asyncio.timeout(30):
+    async with ClusterDouble() as running:
         for partition in running.create("t", 2).partitions:
             for _ in range(3):
                 encoded = encode_lists([0] * 10, [b"k"] * 10, [b"v"] * 10)
@@ -42,8 +42,19 @@ async def test_a_partition_that_stays_assigned_while_its_position_is_confirmed_g
         monkeypatch.setattr(consumer._cluster, "confirm", confirm_later)
         consumer.assign([ZERO])
         consumer.seek(ZERO, 3)
-        await asked.wait()
+        await asyncio.wait_for(asked.wait(), 10)
         consumer.assign([ZERO, ONE])
         consumer.pause(ONE)
         go_on.set()
-        assert [record.offset for record in await consumer.poll(10_000, 1)] == [10]
+        assert [record.offset for record in await consumer.poll(5_000, 1)] == [10]
+
+
+async def test_a_stop_ends_the_wait_for_a_position(cluster: ClusterDouble) -> None:
+    cluster.topics["t"].partitions[0].leader = -1
+    consumer = await Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest").start()
+    consumer.assign([ZERO])
+    waiting = asyncio.create_task(consumer.position(ZERO))
+    await asyncio.sleep(0)
+    await consumer.stop()
+    with pytest.raises(ClientClosedError, match="was stopped"):
+        await asyncio.wait_for(waiting, 10)

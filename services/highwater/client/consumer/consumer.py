@@ -376,8 +376,8 @@ class Consumer:
 
     async def position(self, partition: Partition) -> int:
         """Offset of the next record; waits where it is still being looked up. Raises what `poll` would raise."""
-        self._check_running()
         while True:
+            self._check_running()
             (buffer,) = self._buffers([partition])  # a group may have taken it away, or given it anew
             if (position := buffer.position) is not None:
                 return position
