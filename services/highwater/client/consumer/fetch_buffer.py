@@ -206,16 +206,16 @@ class FetchBuffer:
         while len(found) < _ENOUGH_RECORDS:
             try:
                 batch = self._next_batch()
-            except HighwaterError:
+                if batch is None:
+                    break
+                position = self._next_position
+                assert position is not None
+                found += consumer_records(batch, *self.partition, position)
+            except Exception:  # memory may be short, too
                 if found:
                     break  # it comes again once these were handed out
                 raise
-            if batch is None:
-                break
             self._remove_first()
-            position = self._next_position
-            assert position is not None
-            found += consumer_records(batch, *self.partition, position)
             self._next_position = batch.header.next_offset
         return found
 
@@ -226,8 +226,9 @@ class FetchBuffer:
             if self._index < len(self._records):
                 # A batch that was handed out record by record up to here.
                 rest = self._records[self._index : self._index + max_records]
+                columns = columns_of_records(rest, include_headers=include_headers)
                 self._index += len(rest)
-                return columns_of_records(rest, include_headers=include_headers)
+                return columns
             batch = self._next_batch()
             if batch is None:
                 return None

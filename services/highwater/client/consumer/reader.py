@@ -13,7 +13,6 @@ from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetcher import Fetcher
 from highwater.client.consumer.group_assignment import GroupAssignment
 from highwater.client.consumer.record_run import RecordRun
-from highwater.client.exceptions import HighwaterError
 from highwater.client.notebook import RowList
 
 _IDLE_S = 3600.0  # of a loop without records, before it begins to wait anew
@@ -51,7 +50,7 @@ class Reader:
                 while len(found) < limit and buffer.ready:
                     try:
                         records, index = buffer.current()
-                    except HighwaterError:
+                    except Exception:
                         if not found:
                             raise
                         break  # what was found first; the error comes with the next call
@@ -77,7 +76,7 @@ class Reader:
                 while left > 0 and buffer.ready:
                     try:
                         columns = buffer.take_columns(left, include_headers=include_headers)
-                    except HighwaterError:
+                    except Exception:
                         if not found:
                             raise
                         break  # what was taken first; the error comes with the next call
