@@ -249,6 +249,32 @@ async def test_a_stop_gives_up_the_rest_where_a_callback_fails(coordinator: Coor
     assert coordinator.committed == {0: 30}
 
 
+async def test_a_callback_that_fails_after_its_poll_was_cancelled_is_told_by_the_next_one(
+    coordinator: CoordinatorDouble,
+) -> None:
+    coordinator.assigned = (0, 1)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_revoked(partitions: Sequence[TopicPartition]) -> None:
+        begun.set()
+        await go_on.wait()
+        if ONE in partitions:
+            raise ValueError("the application's")
+
+    async with member(coordinator, on_revoked=on_revoked) as consumer:
+        await polled(consumer, 60)
+        coordinator.push(0)
+        poll = asyncio.create_task(consumer.poll(10_000))
+        await begun.wait()
+        poll.cancel()
+        await asyncio.wait([poll])
+        go_on.set()
+        await coordinator.cluster.until(lambda: ONE not in consumer.assignment())
+        with pytest.raises(ValueError, match="the application's"):
+            await consumer.poll(0)
+        assert await consumer.poll(0) == []
+
+
 async def test_a_word_that_cannot_be_written_is_raised(
     coordinator: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

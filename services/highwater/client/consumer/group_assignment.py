@@ -139,7 +139,7 @@ class GroupAssignment:
     async def _give_all_up(self) -> None:
         """Raises what fails for some partitions when the others are given up."""
         failure: Exception | None = None
-        while self._member.unsettled:
+        while self._steps is not None or self._member.unsettled:
             try:
                 await self._settled()
             except Exception as error:
@@ -172,7 +172,8 @@ class GroupAssignment:
 
     @property
     def needs_attention(self) -> bool:
-        return self._member.needs_attention
+        """Also while nobody has heard how the steps have ended that a poll began which was cancelled."""
+        return self._steps is not None or self._member.needs_attention
 
     async def settle(self) -> None:
         """Takes the steps that are due, and raises what a callback raises, or what ended the membership."""

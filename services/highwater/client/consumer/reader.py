@@ -126,7 +126,7 @@ class Reader:
         self._fetcher.wake()
         await asyncio.sleep(0)
         while True:
-            if self._group is not None and self._group.needs_attention:
+            while self._group is not None and self._group.needs_attention:
                 await self._group.settle()
             for buffer in list(self._fetcher.ready.values()):
                 if buffer.ready:
