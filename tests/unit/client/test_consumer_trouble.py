@@ -62,6 +62,19 @@ async def test_a_stop_ends_the_wait_for_a_position(cluster: ClusterDouble) -> No
         await asyncio.wait_for(waiting, 10)
 
 
+async def test_what_paused_partitions_have_buffered_holds_up_no_other(cluster: ClusterDouble) -> None:
+    async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest", fetch_max_bytes=1) as consumer:
+        consumer.assign([ZERO])
+        await cluster.until(lambda: consumer._fetcher.buffers[ZERO].buffered_bytes > 0)
+        consumer.pause(ZERO)
+        consumer.assign([ZERO, ONE])
+        assert {record.partition for record in await consumer.poll(5_000)} == {1}
+        consumer.resume(ZERO)
+        async with asyncio.timeout(10):
+            while {record.partition for record in await consumer.poll(1_000)} != {0}:
+                pass
+
+
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
 @pytest.mark.parametrize("makes", ["consumer_records", "consumer_columns"])
 async def test_a_batch_for_which_memory_was_short_is_handed_out_by_the_next_poll(

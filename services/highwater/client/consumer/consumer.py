@@ -60,7 +60,7 @@ class Consumer:
         auto_offset_reset: where a partition without a position begins, and where one goes whose position is no longer
             in the log: `earliest`, `latest`, `error` (raise `OffsetOutOfRangeError`), or a timestamp in ms.
         fetch_min_bytes, fetch_max_wait_ms: a broker answers when it has so much, or after so long.
-        fetch_max_bytes: of one answer, and of all that is buffered here.
+        fetch_max_bytes: of one answer, and of all that is buffered here, beside what paused partitions have.
         max_partition_fetch_bytes: of one partition in one answer; twice that may be buffered.
         max_poll_records: the default of `poll`.
         check_crcs: off only where speed matters more than finding bytes that were damaged on the way.

@@ -140,8 +140,10 @@ class Fetcher:
     def _look_at(self, buffer: FetchBuffer, now_ms: float) -> None:
         partition = buffer.partition
         kept = self._kept[partition]
-        self._buffered_bytes += buffer.buffered_bytes - kept.buffered_bytes
-        kept.buffered_bytes = buffer.buffered_bytes
+        # What is paused may stay so for ever: the others are not to wait for its room.
+        buffered_bytes = 0 if buffer.paused else buffer.buffered_bytes
+        self._buffered_bytes += buffered_bytes - kept.buffered_bytes
+        kept.buffered_bytes = buffered_bytes
         self._leaderless.pop(partition, None)
         if buffer.reset_timestamp is not None:
             self._to_reset[partition] = buffer
