@@ -75,6 +75,25 @@ async def test_what_paused_partitions_have_buffered_holds_up_no_other(cluster: C
                 pass
 
 
+async def test_a_position_may_be_asked_for_while_another_thread_hands_out_the_last_record(
+    cluster: ClusterDouble,
+) -> None:
+    class Records(list[Any]):
+        """Of which the last is handed out just when somebody counts them."""
+
+        def __len__(self) -> int:
+            buffer.handed_out(3)
+            return 3
+
+    async with Consumer(bootstrap=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([ZERO])
+        assert len(await consumer.poll(5_000, 2)) == 2
+        buffer = consumer._fetcher.buffers[ZERO]
+        records, _ = buffer.current()
+        buffer._records = Records(records[:3])
+        assert buffer.position == 2
+
+
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
 @pytest.mark.parametrize("makes", ["consumer_records", "consumer_columns"])
 async def test_a_batch_for_which_memory_was_short_is_handed_out_by_the_next_poll(

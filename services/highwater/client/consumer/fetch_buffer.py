@@ -76,9 +76,8 @@ class FetchBuffer:
     @property
     def position(self) -> int | None:
         """Offset of the next record to hand out; None: not known yet."""
-        if self._index < len(self._records):
-            return self._records[self._index].offset
-        return self._next_position
+        index, records = self._index, self._records  # a loop in another thread may be handing them out
+        return records[index].offset if index < len(records) else self._next_position
 
     def seek(self, offset: int) -> None:
         """Goes on from `offset`; whatever was buffered, asked for or wrong is dropped."""
