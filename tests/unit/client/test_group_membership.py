@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -403,6 +405,13 @@ class MemberMachine(RuleBasedStateMachine):
         """Where something is due, doing it is enough: nobody is woken again and again for nothing."""
         if self.member.phase not in (Phase.STALLED, Phase.FAILED):
             assert self.member.wake_at_ms < float("inf") or self.member.phase is Phase.IDLE
+
+    @invariant()
+    def gives_more_where_nothing_is_due(self) -> None:
+        member = self.member
+        for now in (self.now, member.wake_at_ms - 0.5, member.wake_at_ms):
+            is_well = not (member.unsettled or member.has_stalled or member.failure is not None)
+            assert copy(member).asks_for_more(now) == (is_well and now < member.wake_at_ms)
 
     def teardown(self) -> None:
         for _ in range(50):

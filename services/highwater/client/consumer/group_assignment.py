@@ -164,10 +164,8 @@ class GroupAssignment:
     def asks_for_more(self, partition: TopicPartition) -> bool:
         """The application asks for the next record of the partition that is given. Tells whether a poll is due before
         that. May be called in any thread: it looks, and changes nothing but the time of the last poll."""
-        member = self._member
-        if self._giving != partition or member.needs_attention or member.is_due:
+        if self._giving is not partition or not self._member.asks_for_more():
             return True
-        member.polled()
         return self._settings.enable_auto_commit and monotonic() >= self._commits_at_s
 
     @property

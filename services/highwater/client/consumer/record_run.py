@@ -23,10 +23,10 @@ class RecordRun:
         self._goes_on = goes_on
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        buffer, records = self._buffer, self._records
+        buffer, records, generation, goes_on = self._buffer, self._records, self._generation, self._goes_on
         for index in range(self._index, len(records)):
-            if buffer.generation != self._generation or buffer.paused or not buffer.hand_out(records, index):
+            if buffer.generation != generation or buffer.paused or not buffer.hand_out(records, index):
                 return
             yield records[index]
-            if not self._goes_on():
+            if not goes_on():
                 return

@@ -81,11 +81,6 @@ class GroupMember:
         return membership.unsettled or membership.has_stalled or membership.failure is not None
 
     @property
-    def is_due(self) -> bool:
-        """Something is due that the event loop has not come to yet."""
-        return _now_ms() >= self._membership.wake_at_ms
-
-    @property
     def unsettled(self) -> bool:
         return self._membership.unsettled
 
@@ -124,8 +119,9 @@ class GroupMember:
         self._membership.poll_ended(_now_ms())
         self._set_timer()
 
-    def polled(self) -> None:
-        self._membership.polled(_now_ms())
+    def asks_for_more(self) -> bool:
+        """False: something is due before that, which the event loop may not have come to yet."""
+        return self._membership.asks_for_more(_now_ms())
 
     def next_step(self) -> Step | None:
         return self._membership.next_step()

@@ -321,9 +321,21 @@ class Membership:
         self._polling -= 1
         self._polled_ms = now_ms
 
-    def polled(self, now_ms: float) -> None:
-        """The application has asked for more, of what it was handed before."""
+    def asks_for_more(self, now_ms: float) -> bool:
+        """The application asks for the next record of what it was handed before. False: there is a step to be taken, an
+        error to be raised, or something to be done on the stream before that.
+
+        Called for each record: where all is well it is done without `unsettled` and `wake_at_ms`, which say the same.
+        """
+        if self._step is not None or self._differs or self._lost or self.has_stalled or self.failure is not None:
+            return False
+        if self.phase is Phase.OPEN:
+            if now_ms >= self._heartbeat_at_ms or now_ms >= self._polled_ms + self._settings.max_poll_interval_ms:
+                return False
+        elif now_ms >= self.wake_at_ms:
+            return False
         self._polled_ms = now_ms
+        return True
 
     def _can_stall(self) -> bool:
         return not self._polling and not self._closing and self.phase in (Phase.WAITING, Phase.OPENING, Phase.OPEN)
