@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -73,6 +73,21 @@ async def test_a_poll_in_a_loop_hands_out_what_the_loop_then_does_not(coordinato
             if record.offset == 29:
                 break
         assert offsets == list(range(30))
+    assert coordinator.committed == {0: 30}
+
+
+@pytest.mark.parametrize("poll", [Consumer.poll, Consumer.poll_table])
+async def test_what_was_passed_over_is_committed_where_nothing_comes_behind_it(
+    coordinator: CoordinatorDouble, poll: Callable[..., Awaitable[Any]]
+) -> None:
+    batches = coordinator.cluster.topics["t"].partitions[0].batches
+    header, batch = batches[2]
+    batches[2] = (header, batch[:-1] + bytes([batch[-1] ^ 1]))
+    async with member(coordinator, on_corrupt="skip", enable_auto_commit=False) as consumer:
+        while not consumer.passed_over.batches:
+            if len(await poll(consumer, 200, 20)):
+                await consumer.commit()
+        await consumer.commit()
     assert coordinator.committed == {0: 30}
 
 

@@ -80,9 +80,9 @@ class Reader:
                         if not found:
                             raise
                         break  # what was taken first; the error comes with the next call
+                    self.touched(buffer)  # also where all that was left was passed over
                     if columns is None:
                         break
-                    self.touched(buffer)
                     found.append(columns)
                     left -= columns.num_rows
                 self._turn(buffer)
