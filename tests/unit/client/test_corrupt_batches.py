@@ -206,3 +206,20 @@ def test_values_that_no_append_expands_are_an_error_with_offsets() -> None:
     assert fetched is not None
     with pytest.raises(CorruptRecordError, match="t-0 at offset 1000: .*without offsets 1000 to 8999"):
         buffer.decoded(fetched[0])
+
+
+async def test_an_answer_of_what_was_before_is_an_error_and_is_not_asked_for_again_without_end() -> None:
+    """The base offset is not in the CRC: damaged, the batch was left out, and asked for 4,000 times a second."""
+    async with ClusterDouble(brokers=1) as cluster:
+        partition = cluster.create("t", 1).partitions[0]
+        for _ in range(2):
+            encoded = encode_lists([0] * 10, None, [b"v"] * 10)
+            partition.append(read_header(encoded), encoded)
+        header, batch = partition.batches[1]
+        partition.batches[1] = (header, struct.pack(">q", 0) + batch[8:])
+        async with Consumer(bootstrap=cluster.bootstrap) as consumer:
+            consumer.assign([T0])
+            consumer.seek(T0, 10)
+            with pytest.raises(CorruptRecordError, match="t-0 at offset 10: .*ends at 9, below the offset"):
+                await consumer.poll(5000)
+            assert len(cluster.brokers[1].fetch_requests) < 10
