@@ -26,9 +26,9 @@ class GroupSizes:
     watch_s: float = 1.0
     """Before a member joins, and after all have their new shares."""
     commits: int = 500
-    consume_tables: int = 5  # of 200,000 rows
+    consume_tables: int = 10  # of 200,000 rows
     consume_pairs: int = 5
-    consume_time_s: float = 8.0
+    consume_time_s: float = 15.0
     """No other pair is begun after that."""
     idle_groups: int = 10_000
     idle_members: int = 2_000
