@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from highwater.telemetry.log import get_logger, pairs
 logger = get_logger("replica_manager.groups")
 
 LOADS_AT_ONCE = 4
+FREEZE_EVERY = 2_000  # records that are replayed
 RETRY_S = 0.2  # before it is read again where that failed
 # A topic that this broker does not know when its groups are loaded may have been made a moment ago, and offsets of it
 # committed with the coordinator before: a broker that is registered is told of it well within this (RULES 11.11).
@@ -241,12 +243,15 @@ class HostedShard:
         context = self._context
         await context.feed.complete.wait()  # a topic that is not known yet would be taken for one that is not there
         log, shard = self._new_log(), GroupShard(context.feed.image, context.config)
-        pace = Pace()
+        pace, replayed = Pace(), 0
         async with context.loads, contextlib.aclosing(log.read()) as batches:
             async for rows in batches:
                 for number, row in enumerate(rows):
                     if row.key is not None:
                         shard.replay(row.key, row.value, row.timestamp)
+                    replayed += 1
+                    if replayed % FREEZE_EVERY == 0:
+                        _freeze()
                     if number % 64 == 0:
                         await pace.breathe()
         error = await log.committed()
@@ -273,6 +278,13 @@ class HostedShard:
                 logger.warning("records of groups were not written: loading them anew %s", details)
             serving.log.end(error)
             self.streams.end_all(SessionAnswer(error=self._not_served()))
+
+
+def _freeze() -> None:
+    """Has the garbage collector walk no more over what is loaded: with 100,000 groups it stopped the event loop for
+    0.4 s, again and again. They have no cycles: what is dropped goes by itself."""
+    gc.collect(1)  # of what is garbage already nothing is frozen
+    gc.freeze()
 
 
 def _as_refusal(answer: Answer | Refusal) -> Refusal:
