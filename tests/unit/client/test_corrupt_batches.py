@@ -208,11 +208,13 @@ def test_values_that_no_append_expands_are_an_error_with_offsets() -> None:
         buffer.decoded(fetched[0])
 
 
-async def test_an_answer_of_what_was_before_is_an_error_and_is_not_asked_for_again_without_end() -> None:
-    """The base offset is not in the CRC: damaged, the batch was left out, and asked for 4,000 times a second."""
+@pytest.mark.parametrize("behind", [0, 1], ids=["alone", "with one behind it"])
+async def test_a_batch_of_what_was_before_is_an_error(behind: int) -> None:
+    """The base offset is not in the CRC: damaged, the batch was left out, and its records skipped, or asked for 4,000
+    times a second."""
     async with ClusterDouble(brokers=1) as cluster:
         partition = cluster.create("t", 1).partitions[0]
-        for _ in range(2):
+        for _ in range(2 + behind):
             encoded = encode_lists([0] * 10, None, [b"v"] * 10)
             partition.append(read_header(encoded), encoded)
         header, batch = partition.batches[1]

@@ -135,31 +135,26 @@ class FetchBuffer:
 
     def accept(self, buffer: bytes, high_watermark: int, log_start_offset: int) -> None:
         """An answer that `wants` said yes to. A broken batch header becomes `error`, behind the batches before it; so
-        does one that begins within the batch before it: one of the two is not what was written. An answer whose batches
-        all end below what was asked for is an error as well: base offsets are not in the CRC, and it would be asked for
-        again without end."""
+        does one that begins within the batch before it, or ends below what was asked for, where no answer begins (RULES
+        4.8): one of them is not what was written, and base offsets are not in the CRC."""
         assert self.fetch_offset is not None
         self.failures = 0
         self.high_watermark = high_watermark
         self.log_start_offset = log_start_offset
         end = -1  # of the batch before
-        reached = False
         try:
             for start, header in iter_batches(buffer, partial_ok=True):
                 if header.base_offset < end:
                     raise CorruptBatchError(start, f"begins at {header.base_offset}, in a batch that ends at {end - 1}")
                 end = header.next_offset
+                if end <= self.fetch_offset:
+                    raise CorruptBatchError(start, f"ends at {end - 1}, below the offset that was asked for")
                 self.highest_epoch = max(self.highest_epoch, header.partition_leader_epoch)
-                if header.next_offset <= self.fetch_offset:
-                    continue  # the log answers with the whole batch, or segment part, that holds the offset
-                reached = True
                 if self.until is not None and self.fetch_offset >= self.until:
                     break
                 self._batches.append(FetchedBatch(buffer, start, header))
                 self.buffered_bytes += header.size_bytes
                 self.fetch_offset = header.next_offset
-            if end >= 0 and not reached:
-                raise CorruptBatchError(0, f"ends at {end - 1}, below the offset that was asked for")
         except CorruptBatchError as error:
             self.error = untrusted(self.partition, self.fetch_offset, error.reason)
         self._on_change(self)
