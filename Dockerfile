@@ -12,15 +12,18 @@ FROM ${BASE} AS build
 # `local` for an image that `highwater up` runs in, too.
 ARG EXTRAS=server,cli
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-RUN python3 -m venv /build && python3 -m venv --without-pip /opt/highwater
 WORKDIR /source
 
-# What Highwater needs: a layer that stays while the code changes.
+# What builds Highwater, and what it needs, each file by its hash: a layer that stays while the code changes.
+COPY docker/build.txt docker/hashes.txt docker/hashes.py docker/requirements.py docker/slim.py /build/
+RUN python3 -m venv /build && python3 -m venv --without-pip /opt/highwater \
+    && /build/bin/pip install --only-binary :all: --require-hashes -r /build/build.txt
 COPY pyproject.toml constraints.txt ./
-COPY docker/requirements.py docker/slim.py /build/
 RUN python3 /build/requirements.py pyproject.toml "${EXTRAS}" > /build/requirements.txt \
-    && /build/bin/pip --python /opt/highwater/bin/python install --no-compile --only-binary :all: \
-        -c constraints.txt -r /build/requirements.txt \
+    && /build/bin/pip download --only-binary :all: -c constraints.txt -r /build/requirements.txt -d /build/packages \
+    && python3 /build/hashes.py check /build/hashes.txt /build/packages \
+    && /build/bin/pip --python /opt/highwater/bin/python install --no-compile --no-index --no-deps /build/packages/* \
+    && rm -r /build/packages \
     && python3 /build/slim.py /opt/highwater/lib/python3.*/site-packages
 # Compiled once and for all: a read-only root keeps nothing. Whether a source is newer is not asked, since layers lose
 # times. Of pygments' lexers none is used.
@@ -30,7 +33,7 @@ RUN python3 -m compileall -q -j 0 -x '/pygments/(lexers|styles)/' --invalidation
 COPY hatch_build.py README.md LICENSE ./
 COPY proto proto
 COPY services services
-RUN /build/bin/pip wheel --no-deps -w /build/wheels . \
+RUN PATH=/build/bin:$PATH /build/bin/pip wheel --no-deps --no-build-isolation -w /build/wheels . \
     && /build/bin/pip --python /opt/highwater/bin/python install --no-compile --no-deps --root /ours /build/wheels/*.whl \
     && find /ours -name '*.pyi' -delete \
     && python3 -m compileall -q -j 0 -s /ours --invalidation-mode unchecked-hash /ours

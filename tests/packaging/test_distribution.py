@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NAME, VERSION = PYPROJECT["project"]["name"], PYPROJECT["project"]["version"]
+PIP = ("python", "-m", "pip", "install", "--quiet")
 FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "proto", "services")
 
 USE = """
@@ -116,7 +117,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         else:
             shutil.copy(ROOT / name, source / name)
     builder = environment(folder / "builder")
-    builder.run("python", "-m", "pip", "install", "--quiet", *PYPROJECT["build-system"]["requires"])
+    builder.run(*PIP, "--require-hashes", "--only-binary", ":all:", "--requirement", str(ROOT / "docker" / "build.txt"))
     builder.run(
         "python",
         "-c",
@@ -198,6 +199,29 @@ def test_wheel_and_source_distribution_hold_the_same(built: Built) -> None:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"proto/highwater/v1/broker.proto", "hatch_build.py", "LICENSE", "PKG-INFO"} <= inside
     assert not [name for name in inside if "/v1/" in name and name.startswith("services")]
+
+
+def test_a_build_is_reproducible(built: Built) -> None:
+    assert built.wheel.read_bytes() == built.wheel_of_sdist.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hashes are of what an image installs")
+def test_what_an_image_installs_has_the_hashes_that_are_written_down(built: Built, tmp_path: Path) -> None:
+    docker = ROOT / "docker"
+    extras = [sys.executable, str(docker / "requirements.py"), str(ROOT / "pyproject.toml"), "server,cli"]
+    (tmp_path / "requirements.txt").write_text(
+        subprocess.run(extras, capture_output=True, check=True, text=True).stdout
+    )
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", "packages"]
+    given = ["--constraint", str(ROOT / "constraints.txt"), "--requirement", "requirements.txt"]
+    subprocess.run([*download, *given], cwd=tmp_path, check=True, timeout=600)
+    check = [sys.executable, str(docker / "hashes.py"), "check", str(docker / "hashes.txt"), "packages"]
+    subprocess.run(check, cwd=tmp_path, check=True)
+    a_package = next((tmp_path / "packages").iterdir())
+    a_package.write_bytes(a_package.read_bytes() + b"\0")
+    changed = subprocess.run(check, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert changed.returncode == 1
+    assert changed.stderr.startswith(f"{a_package.name}: its hash ")
 
 
 def test_the_installed_wheel_is_used(installed: Environment, cluster: str) -> None:

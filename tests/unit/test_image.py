@@ -22,6 +22,7 @@ PACKAGES = Path(sysconfig.get_path("platlib"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 requirements = runpy.run_path(str(ROOT / "docker" / "requirements.py"))["requirements"]
+hashes = runpy.run_path(str(ROOT / "docker" / "hashes.py"))
 slimmer = runpy.run_path(str(ROOT / "docker" / "slim.py"))
 
 # Every file that the process has loaded, as a module or as a library.
@@ -94,6 +95,52 @@ def test_requirements_of_extras_that_name_others() -> None:
     }
     with pytest.raises(SystemExit, match="there is no extra sever: choose from server, cli"):
         requirements(PROJECT, ["sever"])
+
+
+def pinned(text: str) -> set[tuple[str, str]]:
+    lines = [line.split()[0].partition("==") for line in text.splitlines() if re.match(r"\w.*==", line)]
+    return {(hashes["normalized"](name), version) for name, _, version in lines}
+
+
+def test_every_version_that_is_pinned_has_a_hash() -> None:
+    written = hashes["parse"]((ROOT / "docker" / "hashes.txt").read_text())
+    assert pinned((ROOT / "constraints.txt").read_text()) == {one for one in written if one[0] != "pyspark"}
+    (spark,) = (rest for word, rest in instructions(DOCKERFILES[1]) if word == "ARG" and rest.startswith("PYSPARK="))
+    assert ("pyspark", spark.removeprefix("PYSPARK=")) in written
+    assert all(written.values())
+
+
+def test_what_builds_is_pinned_with_hashes() -> None:
+    written = hashes["parse"]((ROOT / "docker" / "build.txt").read_text())
+    assert all(written.values())
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {tuple(one.split("==")) for one in requires} <= written.keys()
+
+
+def test_files_that_an_image_may_install() -> None:
+    files = {
+        *("p-1-cp311-cp311-manylinux_2_28_x86_64.whl", "p-1-cp312-cp312-manylinux_2_28_aarch64.whl"),
+        *("p-1-cp39-abi3-manylinux_2_28_x86_64.whl", "p-1-py3-none-any.whl"),
+    }
+    others = {
+        *("p-1-cp310-cp310-manylinux_2_28_x86_64.whl", "p-1-cp313-cp313t-manylinux_2_28_x86_64.whl"),
+        *("p-1-cp311-cp311-macosx_11_0_arm64.whl", "p-1-cp311-cp311-musllinux_1_2_x86_64.whl", "p-1.tar.gz"),
+    }
+    assert hashes["wanted"](files | others) == sorted(files)
+    assert hashes["wanted"](["p-1.tar.gz", "p-1-cp311-cp311-macosx_11_0_arm64.whl"]) == ["p-1.tar.gz"]
+
+
+def test_a_package_that_is_not_the_one_written_down_is_named(tmp_path: Path) -> None:
+    (tmp_path / "some_name-1.0-py3-none-any.whl").write_bytes(b"one")
+    (tmp_path / "other-2.tar.gz").write_bytes(b"two")
+    one = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+    known = hashes["parse"](f"some-name==1.0 \\\n    --hash=sha256:{one}\nother==2 --hash=sha256:{one}\n")
+    assert hashes["problems"](known, tmp_path) == [
+        "other-2.tar.gz: its hash 3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3 is not among those "
+        "written down: it is another file"
+    ]
+    (known_no_more,) = hashes["problems"]({}, tmp_path)[1:]
+    assert known_no_more.startswith("some_name-1.0-py3-none-any.whl: this version has no hash")
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
