@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -67,3 +68,31 @@ async def test_a_topic_of_the_same_name_is_another(monkeypatch: pytest.MonkeyPat
 async def test_what_is_read_of_the_topic_itself_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     later = LED.with_(leader=2, leader_epoch=5, isr=(2,))
     assert await known_after(SilentStore(TOPIC_ID, later, 60), monkeypatch) == VersionedState(later, 60)
+
+
+class WrittenStore:
+    """It does every transaction, and keeps how many states were concluded when it came."""
+
+    def __init__(self) -> None:
+        self.concluded = 0
+        self.at_transaction: list[int] = []
+
+    async def txn(self, *_: object, **__: object) -> TxnResult:
+        self.at_transaction.append(self.concluded)
+        await asyncio.sleep(0)
+        return TxnResult(True, 100 + len(self.at_transaction), ())
+
+
+async def test_thousands_of_states_are_written_and_concluded_in_pieces() -> None:
+    cluster, store = Cluster(0, 1, ElectionPolicy()), WrittenStore()
+    count = 3 * etcd_writer.AT_ONCE
+    cluster.topic_seen(VersionedTopic(TopicAssignment("t", TOPIC_ID, ((1, 2),) * count), 10, 10), {})
+    writes = [partition.pending for partition in cluster.topics.partitions() if partition.pending is not None]
+    assert len(writes) == count
+
+    def perform(actions: Sequence[Action]) -> None:
+        store.concluded = sum(partition.versioned is not None for partition in cluster.topics.partitions())
+
+    await EtcdWriter(cast(Any, store), KEYS, ControllerTerm(0, 1, 5), cluster, perform).carry_out(writes)
+    assert store.concluded == count
+    assert sorted(set(store.at_transaction)) == [0, etcd_writer.AT_ONCE, 2 * etcd_writer.AT_ONCE]

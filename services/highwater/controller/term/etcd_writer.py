@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from highwater.controller.state_machines.actions import Action, RecordTail, RemoveStates, RemoveTopic, Write, WriteState
@@ -30,6 +30,8 @@ _log = get_logger(__name__)
 
 RETRY_PAUSE_S = 0.1
 WRITE_TIMEOUT_S = 2.0
+AT_ONCE = 480
+"""States that are written, and concluded, before others have a turn of the event loop: each is some 15 us of it."""
 
 _Answer = TypeVar("_Answer")
 
@@ -90,17 +92,21 @@ class EtcdWriter:
                         pass  # above
 
     async def _write_states(self, writes: Sequence[WriteState]) -> None:
-        wanted = [StateWrite(write.topic, write.key.partition, write.state, write.compare_revision) for write in writes]
-        results = await write_states(self._store, self._keys, self._term, wanted, timeout_s=WRITE_TIMEOUT_S)
-        await self._conclude(writes, results)
+        for piece in _pieces(writes):
+            wanted = [
+                StateWrite(write.topic, write.key.partition, write.state, write.compare_revision) for write in piece
+            ]
+            results = await write_states(self._store, self._keys, self._term, wanted, timeout_s=WRITE_TIMEOUT_S)
+            await self._conclude(piece, results)
 
     async def _create_states(self, name: str, writes: Sequence[WriteState]) -> None:
-        topic = self._cluster.topics.named(name)
-        if topic is None or topic.topic_id != writes[0].key.topic_id:
-            return  # deleted meanwhile, and nothing waits for these states any more
-        states = {write.key.partition: write.state for write in writes}
-        results = await create_states(self._store, self._keys, self._term, topic.versioned, states)
-        await self._conclude(writes, results)
+        for piece in _pieces(writes):
+            topic = self._cluster.topics.named(name)
+            if topic is None or topic.topic_id != writes[0].key.topic_id:
+                return  # deleted meanwhile, and nothing waits for these states any more
+            states = {write.key.partition: write.state for write in piece}
+            results = await create_states(self._store, self._keys, self._term, topic.versioned, states)
+            await self._conclude(piece, results)
 
     async def _conclude(self, writes: Sequence[WriteState], results: Sequence[StateWriteResult]) -> None:
         written: dict[int, list[WriteState]] = defaultdict(list)
@@ -168,3 +174,7 @@ class EtcdWriter:
                     raise
                 _log.warning("etcd does not answer, trying again: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _pieces(writes: Sequence[WriteState]) -> Iterator[Sequence[WriteState]]:
+    return (writes[first : first + AT_ONCE] for first in range(0, len(writes), AT_ONCE))
