@@ -19,7 +19,7 @@ from highwater.records.column_frame import ColumnFrame, read_column_frame
 from highwater.records.errors import CorruptBatchError, CorruptPayloadError
 from highwater.records.header import HEADER_BYTES, BatchHeader, ReadableBuffer
 from highwater.records.limits import DEFAULT_MAX_PAYLOAD_BYTES, most_records
-from highwater.records.rows import scan_row_payload
+from highwater.records.rows import RowScan, scan_row_payload
 
 _scratch = Scratch()
 
@@ -73,6 +73,20 @@ def scan_front(
     except (CorruptPayloadError, MemoryError):
         return None
     return None if frame is None else (_framed(frame, header), size)
+
+
+def scan_few_rows(
+    buffer: ReadableBuffer, position: int, header: BatchHeader, *, max_payload_bytes: int
+) -> RowScan | None:
+    """`scan_payload` of rows that are so few that arrays of numpy would cost more than the scan. None: they are not
+    sound."""
+    compressed = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
+    if not 0 < header.record_count <= most_records(header):
+        return None
+    try:
+        return scan_row_payload(decompress(header.codec, compressed, max_payload_bytes), header)
+    except (CorruptPayloadError, MemoryError):
+        return None
 
 
 def _rows(payload: bytes, header: BatchHeader) -> PayloadScan:

@@ -19,6 +19,8 @@ from highwater.v1 import broker_pb2, controller_pb2, group_pb2
 # What is made of a partition takes ten times as much memory as its part of the request.
 MAX_FETCH_PARTITIONS = 100_000
 MAX_PARTITIONS = 10_000
+MAX_PRODUCED = 2_000
+"""Partitions of a Produce, each with records and an answer of its own."""
 MAX_METADATA_TOPICS = 50_000
 MAX_TOPICS = 1_000
 MAX_CONFIG_KEYS = 100
@@ -30,7 +32,7 @@ MAX_ADMINISTRATION_BYTES = 4 << 20
 """Of a request to a controller, whatever is in it."""
 
 LIMITS: Mapping[type[Message], Mapping[str, int]] = {
-    broker_pb2.ProduceRequest: {"partitions": MAX_PARTITIONS},
+    broker_pb2.ProduceRequest: {"partitions": MAX_PRODUCED},
     broker_pb2.FetchRequest: {
         "partitions": MAX_FETCH_PARTITIONS,
         "accepts": MAX_PAYLOADS,
@@ -61,11 +63,15 @@ LIMITS: Mapping[type[Message], Mapping[str, int]] = {
     group_pb2.AlterOffsetsRequest: {"offsets": MAX_OFFSETS},
 }
 
+_OF_CONTROLLER = frozenset(
+    value for value in vars(controller_pb2).values() if isinstance(value, type) and issubclass(value, Message)
+)
+
 
 def too_large(request: Message) -> str:
     """The sentence that refuses a request which names too much; empty: it does not."""
     refusal = _too_many(request)
-    if refusal or request.DESCRIPTOR.file is not controller_pb2.DESCRIPTOR:
+    if refusal or type(request) not in _OF_CONTROLLER:
         return refusal
     if (size := request.ByteSize()) > MAX_ADMINISTRATION_BYTES:
         return f"a request of {size} bytes: {MAX_ADMINISTRATION_BYTES} are the most, send several"

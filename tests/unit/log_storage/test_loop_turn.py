@@ -134,7 +134,7 @@ async def test_a_damaged_batch_among_many_keeps_those_before_it(storage: Storage
     assert result.log.log_end_offset == 2 * FOLLOWED_AT_ONCE
 
 
-async def test_a_turn_ends_by_the_clock_and_begins_with_the_loop_s_next_round() -> None:
+async def test_a_turn_ends_by_the_clock_and_begins_when_others_had_theirs() -> None:
     now_s = 0.0
     turn, rounds = LoopTurn(lambda: now_s), Rounds()
     async with rounds.watched():
@@ -146,11 +146,11 @@ async def test_a_turn_ends_by_the_clock_and_begins_with_the_loop_s_next_round() 
     assert rounds.most == 8
 
 
-async def test_who_has_waited_otherwise_does_not_give_way() -> None:
+def test_who_has_waited_otherwise_does_not_give_way() -> None:
     now_s = 0.0
     turn = LoopTurn(lambda: now_s)
     for _ in range(5):
         assert not turn.over()
         now_s += 2 * TURN_S
         assert turn.over()
-        await asyncio.sleep(0)
+        turn.waits()

@@ -27,7 +27,7 @@ from highwater.replica_manager.requests.payload_check import (
     InlineChecks,
     check_payloads,
 )
-from highwater.replica_manager.requests.produce import ProducePart, ProduceResult
+from highwater.replica_manager.requests.produce import PARTS_AT_ONCE, ProducePart, ProduceResult
 from highwater.replica_manager.server.broker_servicer import BrokerServicer
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import to_key
@@ -174,7 +174,7 @@ class Gate:
             assert self.opened.wait(10)
             return check_payloads(*arguments)
 
-        monkeypatch.setattr("highwater.replica_manager.requests.produce.check_payloads", gated)
+        monkeypatch.setattr("highwater.replica_manager.requests.payload_check.check_payloads", gated)
 
 
 def large(number: int) -> bytes:
@@ -255,6 +255,42 @@ async def test_requests_that_are_looked_into_count_among_those_that_will_wait() 
     log.answer_all()
     assert [answer.error for answer in answers] == refused  # two wait for followers
     assert log.log_end_offset == 2
+
+
+async def test_a_request_of_many_partitions_leaves_others_their_turn() -> None:
+    leader = Leader(log := Log(), max_waits=10_000)
+    count = 2 * PARTS_AT_ONCE + 1
+    parts = [ProducePart(KEY, small_batch(number)) for number in range(count)]
+    answers: list[ProduceResult] = []
+    handed_over = leader.produce_handler.submit(1, 1_000, parts, answers.extend)
+    assert handed_over is not None
+    at_turns = [len(log.sent)]
+    while not handed_over.done():
+        await asyncio.sleep(0)
+        at_turns.append(len(log.sent))
+    assert sorted(set(at_turns)) == [PARTS_AT_ONCE, 2 * PARTS_AT_ONCE, count]
+    assert [bytes(append.records) for append, _ in log.sent] == [part.records for part in parts]
+    log.answer_all()
+    assert [answer.base_offset for answer in answers] == list(range(count))
+    assert leader.slots == (0, 0)
+
+
+async def test_a_thread_looks_into_those_of_many_that_need_it() -> None:
+    leader = Leader(log := Log(), max_waits=10_000)
+    needing = 5
+    parts = [
+        ProducePart(KEY, large(number) if number % (PARTS_AT_ONCE // needing) == 0 else small_batch(number))
+        for number in range(PARTS_AT_ONCE + 1)
+    ]
+    answers: list[ProduceResult] = []
+    handed_over = leader.produce_handler.submit(1, 1_000, parts, answers.extend)
+    assert handed_over is not None
+    assert not log.sent
+    await asyncio.wait_for(handed_over, 10)
+    assert [bytes(append.records) for append, _ in log.sent] == [part.records for part in parts]
+    log.answer_all()
+    assert {answer.error for answer in answers} == {ErrorCode.NONE}
+    assert leader.slots == (0, 0)
 
 
 async def test_a_request_that_cannot_be_handed_over_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

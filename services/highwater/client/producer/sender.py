@@ -31,7 +31,7 @@ from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
-from highwater.rpc.request_limits import MAX_PARTITIONS
+from highwater.rpc.request_limits import MAX_PRODUCED
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, common_pb2
 
@@ -303,7 +303,7 @@ class Sender:
                         self._give_producer_id(accumulator)
                     continue
                 assert batch.payload is not None
-                full = len(request) >= MAX_PARTITIONS or size + len(batch.payload) > self._settings.batch_bytes
+                full = len(request) >= MAX_PRODUCED or size + len(batch.payload) > self._settings.batch_bytes
                 if request and full:
                     self._send_request(connection, request)
                     request, size = [], 0

@@ -80,7 +80,11 @@ class AppendAndRead:
         turn = LoopTurn()
         unsynced: asyncio.Queue[_Unsynced | None] = asyncio.Queue(MAX_UNSYNCED)
         async with asyncio.TaskGroup() as group:
-            while (request := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            while True:
+                if not getattr(context, "has_request", False):  # a gRPC stream always waits
+                    turn.waits()
+                if (request := await context.read()) is grpc.aio.EOF:  # type: ignore[attr-defined]
+                    break
                 appended = await self._append(request, turn)
                 if answering is None and not appended.to_sync:
                     await context.write(appended.response)

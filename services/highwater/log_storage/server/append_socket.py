@@ -102,7 +102,7 @@ class AppendSocket:
 
 
 class AppendConnection(asyncio.BufferedProtocol):
-    """One stream, from the HELLO on. `read` and `write` are for the call."""
+    """One stream, from the HELLO on. `has_request`, `read` and `write` are for the call."""
 
     def __init__(self, owner: AppendSocket) -> None:
         self._owner = owner
@@ -119,6 +119,11 @@ class AppendConnection(asyncio.BufferedProtocol):
         self._drained: asyncio.Future[None] | None = None  # while the peer does not take its answers
 
     # The call's side
+
+    @property
+    def has_request(self) -> bool:
+        """Tells whether `read` does not wait."""
+        return bool(self._requests)
 
     async def read(self) -> Any:
         """The next request, or `grpc.aio.EOF`."""

@@ -271,9 +271,10 @@ class FetchHandler:
                 leader_epoch = hosted.partition.leader_epoch
                 places.append(place)
                 asked.append(self._from_log_storage(role, hosted, part, admitted, max_bytes, leader_epoch))
-        answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
-        for place, answer in zip(places, answers, strict=True):
-            found[place] = answer
+        if asked:
+            answers = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+            for place, answer in zip(places, answers, strict=True):
+                found[place] = answer
         sized = []
         for each in found:
             if each.pieces and role is FetchRole.CONSUMER and not accepts_columns:

@@ -7,11 +7,15 @@ retention believe them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from highwater.errors import ErrorCode
 from highwater.records import BatchHeader, CorruptBatchError
 from highwater.records.errors import PayloadTooLargeError, TooManyHeadersError
 from highwater.records.limits import expansion_limit
-from highwater.records.payload_scan import PayloadScan, scan_front, scan_payload
+from highwater.records.payload_scan import PayloadScan, scan_few_rows, scan_front, scan_payload
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.requests.batch_check import CheckedBatches, timestamp_problem
 
@@ -25,6 +29,15 @@ _LEAST_COLUMN_BYTES = 64 << 10  # what a batch of few costs as much as
 Problem = tuple[ErrorCode, str]
 
 
+class _Found(NamedTuple):
+    """The answers that a check of a batch wants of its records. Timestamps in ms."""
+
+    lowest: int
+    largest: int
+    first: int
+    keyless: int
+
+
 def check_payloads(produced: bytes, checked: CheckedBatches, config: TopicConfig, now_ms: int) -> CheckedBatches:
     """The outcome for batches whose headers were `checked`. For a thread: payloads expand to `expansion_limit`."""
     limit = expansion_limit(config.max_message_bytes)
@@ -35,7 +48,7 @@ def check_payloads(produced: bytes, checked: CheckedBatches, config: TopicConfig
         except CorruptBatchError as error:
             problem = _unreadable(error, config)
         else:
-            problem = _problem(scan, header, config, now_ms)
+            problem = _problem(_found(scan), header, config, now_ms)
         if problem is not None:
             return CheckedBatches(problem[0], f"the batch at byte {position} {problem[1]}")
     return checked
@@ -52,26 +65,53 @@ class InlineChecks:
     def sound(self, produced: bytes, checked: CheckedBatches, config: TopicConfig, now_ms: int) -> bool:
         """Tells whether `check_payloads` has nothing to say. False: nothing is known."""
         for position, header in checked.batches:
-            scan = self._scan(produced, position, header)
-            if scan is None or _problem(scan, header, config, now_ms) is not None:
+            found = self._look_into(produced, position, header)
+            if found is None or _problem(found, header, config, now_ms) is not None:
                 return False
         return True
 
-    def _scan(self, produced: bytes, position: int, header: BatchHeader) -> PayloadScan | None:
+    def _look_into(self, produced: bytes, position: int, header: BatchHeader) -> _Found | None:
         if header.columnar:
-            found = scan_front(produced, position, header, max_payload_bytes=self._column_bytes)
-            if found is None:
+            front = scan_front(produced, position, header, max_payload_bytes=self._column_bytes)
+            if front is None:
                 return None
-            scan, size = found
+            scan, size = front
             self._column_bytes -= max(size, _LEAST_COLUMN_BYTES)
-            return scan
+            return _found(scan)
         self._rows -= header.record_count
         if self._rows < 0 or header.size_bytes > INLINE_ROW_BYTES:
             return None
-        try:
-            return scan_payload(produced, position, header, max_payload_bytes=INLINE_ROW_BYTES)
-        except CorruptBatchError:
+        rows = scan_few_rows(produced, position, header, max_payload_bytes=INLINE_ROW_BYTES)
+        if rows is None:
             return None
+        times = rows.timestamps
+        return _Found(min(times), max(times), times[0], rows.keyless)
+
+
+@dataclass(slots=True)
+class PayloadCheck:
+    """The check of a part's batches, by the topic and the clock as they were when it came."""
+
+    records: bytes
+    config: TopicConfig
+    now_ms: int
+    headers: CheckedBatches
+    outcome: CheckedBatches | None  # None: what is in them is not known yet
+
+    def run(self) -> None:
+        if self.outcome is None:
+            self.outcome = check_payloads(self.records, self.headers, self.config, self.now_ms)
+
+    def fail(self, error: BaseException) -> None:
+        if self.outcome is None:
+            message = f"what is in the batches could not be checked: {error}"
+            self.outcome = CheckedBatches(ErrorCode.UNKNOWN_SERVER_ERROR, message)
+
+
+def run_checks(checks: Sequence[PayloadCheck | None]) -> None:
+    for one in checks:
+        if one is not None:
+            one.run()
 
 
 def _unreadable(error: CorruptBatchError, config: TopicConfig) -> Problem:
@@ -86,22 +126,26 @@ def _unreadable(error: CorruptBatchError, config: TopicConfig) -> Problem:
     return (ErrorCode.CORRUPT_MESSAGE, f"cannot be decoded: {error.reason}")
 
 
-def _problem(scan: PayloadScan, header: BatchHeader, config: TopicConfig, now_ms: int) -> Problem | None:
-    if scan.keyless and config.compacted:
-        return (ErrorCode.INVALID_RECORD, f"has {scan.keyless} records without a key, the topic is compacted")
-    lowest, largest = int(scan.timestamps.min()), int(scan.timestamps.max())
-    problem = timestamp_problem((lowest, largest), config, now_ms)
+def _found(scan: PayloadScan) -> _Found:
+    times = scan.timestamps
+    return _Found(int(times.min()), int(times.max()), int(times[0]), scan.keyless)
+
+
+def _problem(found: _Found, header: BatchHeader, config: TopicConfig, now_ms: int) -> Problem | None:
+    if found.keyless and config.compacted:
+        return (ErrorCode.INVALID_RECORD, f"has {found.keyless} records without a key, the topic is compacted")
+    problem = timestamp_problem((found.lowest, found.largest), config, now_ms)
     if problem is not None:
         return problem
-    if largest != header.max_timestamp:
+    if found.largest != header.max_timestamp:
         return (
             ErrorCode.INVALID_TIMESTAMP,
-            f"has the largest timestamp {header.max_timestamp} in its header, its records' is {largest}",
+            f"has the largest timestamp {header.max_timestamp} in its header, its records' is {found.largest}",
         )
     # Of rows, the records' times are told from it.
-    if header.columnar and (first := int(scan.timestamps[0])) != header.base_timestamp:
+    if header.columnar and found.first != header.base_timestamp:
         return (
             ErrorCode.INVALID_TIMESTAMP,
-            f"has the first timestamp {header.base_timestamp} in its header, its first record's is {first}",
+            f"has the first timestamp {header.base_timestamp} in its header, its first record's is {found.first}",
         )
     return None

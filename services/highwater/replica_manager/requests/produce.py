@@ -4,6 +4,7 @@ The way out of an acks=all produce, and the way back:
 
     BrokerServicer.ProduceStream    protobuf becomes `ProducePart`s
     ProduceHandler.submit           admission: a slot; the batches' headers, and what is in them: in a thread
+    _HandOver                       some of many partitions at a time
     ProduceHandler._append          admission: the leadership, the minimum
     AppendPipeline.append           names the offset that it expects
     LeaderAppends.send              one message for each turn of the event loop, to log-storage
@@ -33,18 +34,19 @@ from highwater.model.partition import PartitionKey
 from highwater.model.topic_name import is_internal_topic
 from highwater.records import BatchHeader
 from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_admission
-from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.requests.batch_check import CheckedBatches, check
-from highwater.replica_manager.requests.payload_check import InlineChecks, check_payloads
+from highwater.replica_manager.requests.batch_check import check
+from highwater.replica_manager.requests.payload_check import InlineChecks, PayloadCheck, run_checks
 from highwater.telemetry.log import get_logger
 
 logger = get_logger("replica_manager.produce")
 
 # Requests whose batches are looked into at the same time: the others wait, and no more than `max_requests` of them.
 CHECKS_AT_ONCE = 2
+# Partitions of a request that are looked into and handed over in one turn of the event loop: some 10 ms.
+PARTS_AT_ONCE = 200
 
 _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 
@@ -110,8 +112,8 @@ class ProduceHandler:
         all is answered by log-storage, with acks=-1 when each partition is committed, refused or out of time.
         `until_done`: the caller holds the records until then, so they count for as long.
 
-        None: the records are on their way. A future is done when they are: they are looked into by a thread before. Its
-        sender's next request is submitted after that."""
+        None: the records are on their way. A future is done when they are: they are many, or looked into by a thread
+        before. Its sender's next request is submitted after that."""
         size = sum(len(part.records) for part in parts)
         self._metrics.produced_bytes.inc(size)
         error, message = self._refusal(acks, len(parts), size)
@@ -129,40 +131,9 @@ class ProduceHandler:
         if until_done:
             request.unwritten += 1
             request.until_done = True
-        inline = InlineChecks()
-        checks = [self._check_of(part, inline) for part in parts]
-        if all(one is None or one.outcome is not None for one in checks):
-            self._hand_over(request, parts, checks)
-            return None
-        loop = asyncio.get_running_loop()
-        handed_over: asyncio.Future[None] = loop.create_future()
+        return _HandOver(self, request, parts).start()
 
-        def looked_into(work: asyncio.Future[None]) -> None:
-            if not work.cancelled() and (error := work.exception()) is not None:
-                logger.error("what is in a produced batch could not be checked", exc_info=error)
-                for one in checks:
-                    if one is not None:
-                        one.fail(error)
-            try:
-                self._hand_over(request, parts, checks)
-            except Exception as error:  # its sender must not wait for ever
-                if not handed_over.done():
-                    handed_over.set_exception(error)
-            if not handed_over.done():
-                handed_over.set_result(None)
-
-        loop.run_in_executor(self._threads, _run, checks).add_done_callback(looked_into)
-        return handed_over
-
-    def _hand_over(
-        self, request: _Request, parts: Sequence[ProducePart], checks: Sequence[_PayloadCheck | None]
-    ) -> None:
-        for index, (part, one) in enumerate(zip(parts, checks, strict=True)):
-            if not self._append(request, index, part, one) and request.acks == ACKS_ALL:
-                self._coming -= 1
-        request.handed_over()
-
-    def _check_of(self, part: ProducePart, inline: InlineChecks) -> _PayloadCheck | None:
+    def check_of(self, part: ProducePart, inline: InlineChecks) -> PayloadCheck | None:
         """None where the part will be refused in any case: nobody looks into it."""
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None or hosted.pipeline is None or is_internal_topic(hosted.topic):
@@ -170,9 +141,17 @@ class ProduceHandler:
         now_ms, config = int(self._wall_clock_s() * 1000), hosted.config
         headers = check(part.records, config, now_ms)
         if headers.error is not ErrorCode.NONE:
-            return _PayloadCheck(part.records, config, now_ms, headers, headers)
+            return PayloadCheck(part.records, config, now_ms, headers, headers)
         sound = inline.sound(part.records, headers, config, now_ms)
-        return _PayloadCheck(part.records, config, now_ms, headers, headers if sound else None)
+        return PayloadCheck(part.records, config, now_ms, headers, headers if sound else None)
+
+    def looking_into(self, checks: Sequence[PayloadCheck | None]) -> asyncio.Future[None]:
+        """Has a thread find out what is not known of them yet."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, run_checks, checks)
+
+    def hand_over(self, request: _Request, index: int, part: ProducePart, check: PayloadCheck | None) -> None:
+        if not self._append(request, index, part, check) and request.acks == ACKS_ALL:
+            self._coming -= 1
 
     async def close(self) -> None:
         """Ends the threads. Nothing may be submitted any more."""
@@ -195,7 +174,7 @@ class ProduceHandler:
             )
         return ErrorCode.NONE, ""
 
-    def _append(self, request: _Request, index: int, part: ProducePart, check: _PayloadCheck | None) -> bool:
+    def _append(self, request: _Request, index: int, part: ProducePart, check: PayloadCheck | None) -> bool:
         """Tells whether log-storage will answer for it; else it is refused."""
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None:
@@ -252,30 +231,69 @@ class ProduceHandler:
                 self._metrics.refused_produces.labels(result.error.name).inc()
 
 
-@dataclass(slots=True)
-class _PayloadCheck:
-    """The check of a part's batches, by the topic and the clock as they were when it came."""
+class _HandOver:
+    """The way of a request's partitions to log-storage: looked into, and handed over, `PARTS_AT_ONCE` in a turn of the
+    event loop. The first of them in the turn in which the request comes, where that takes no thread."""
 
-    records: bytes
-    config: TopicConfig
-    now_ms: int
-    headers: CheckedBatches
-    outcome: CheckedBatches | None  # None: what is in them is not known yet
+    __slots__ = ("_first", "_handed_over", "_handler", "_inline", "_parts", "_request")
 
-    def run(self) -> None:
-        if self.outcome is None:
-            self.outcome = check_payloads(self.records, self.headers, self.config, self.now_ms)
+    def __init__(self, handler: ProduceHandler, request: _Request, parts: Sequence[ProducePart]) -> None:
+        self._handler = handler
+        self._request = request
+        self._parts = parts
+        self._inline = InlineChecks()
+        self._first = 0
+        self._handed_over: asyncio.Future[None] | None = None  # None: nobody waits for it
 
-    def fail(self, error: BaseException) -> None:
-        if self.outcome is None:
-            message = f"what is in the batches could not be checked: {error}"
-            self.outcome = CheckedBatches(ErrorCode.UNKNOWN_SERVER_ERROR, message)
+    def start(self) -> asyncio.Future[None] | None:
+        """None: all are handed over."""
+        if self._piece():
+            return None
+        self._handed_over = asyncio.get_running_loop().create_future()
+        return self._handed_over
 
+    def _piece(self) -> bool:
+        """Tells whether that was the last; else it goes on later."""
+        parts = self._parts[self._first : self._first + PARTS_AT_ONCE]
+        checks = [self._handler.check_of(part, self._inline) for part in parts]
+        if all(one is None or one.outcome is not None for one in checks):
+            return self._hand_over(checks)
+        self._handler.looking_into(checks).add_done_callback(partial(self._looked_into, checks))
+        return False
 
-def _run(checks: Sequence[_PayloadCheck | None]) -> None:
-    for one in checks:
-        if one is not None:
-            one.run()
+    def _looked_into(self, checks: Sequence[PayloadCheck | None], work: asyncio.Future[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None:
+            logger.error("what is in a produced batch could not be checked", exc_info=error)
+            for one in checks:
+                if one is not None:
+                    one.fail(error)
+        self._go_on(partial(self._hand_over, checks))
+
+    def _hand_over(self, checks: Sequence[PayloadCheck | None]) -> bool:
+        """Tells whether those were the last."""
+        for index, one in enumerate(checks, self._first):
+            self._handler.hand_over(self._request, index, self._parts[index], one)
+        self._first += len(checks)
+        if self._first < len(self._parts):
+            asyncio.get_running_loop().call_soon(self._go_on, self._piece)
+            return False
+        self._request.handed_over()
+        return True
+
+    def _go_on(self, step: Callable[[], bool]) -> None:
+        try:
+            if not step():
+                return
+        except Exception as error:  # its sender must not wait for ever
+            failed: Exception | None = error
+        else:
+            failed = None
+        if self._handed_over is None or self._handed_over.done():
+            return
+        if failed is None:
+            self._handed_over.set_result(None)
+        else:
+            self._handed_over.set_exception(failed)
 
 
 class _Request:

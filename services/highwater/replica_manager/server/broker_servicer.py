@@ -215,7 +215,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         def ended(_: Context) -> None:
             reading.cancel()
             stream.close()
-            writing.taken()
+            writing.ended()
 
         writing = self._unread.of(context)
         context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import grpc.aio
 
@@ -27,6 +27,14 @@ TRY_AGAIN_S = 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class _Writing(NamedTuple):
+    """A response that is being written."""
+
+    due_s: float  # of the event loop's time; overdue after that
+    limit_s: float  # from its beginning
+    size_bytes: int
+
+
 class ResponseWatch:
     """The responses of one call, one after the other."""
 
@@ -37,31 +45,62 @@ class ResponseWatch:
         self._timeout_s = timeout_s
         self._closed = closed
         self._local_port = local_port
+        self._writing: _Writing | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._hung_up = False
 
     def begun(self, size_bytes: int) -> None:
         """A response goes to gRPC now."""
+        loop = asyncio.get_running_loop()
         limit_s = self._timeout_s + size_bytes / SLOWEST_BYTES_PER_S
-        self._timer = asyncio.get_running_loop().call_later(limit_s, self._overdue, limit_s, size_bytes, 1)
+        self._writing = _Writing(loop.time() + limit_s, limit_s, size_bytes)
+        if self._timer is None or self._timer.when() > self._writing.due_s:
+            self._arm(loop)
 
     def taken(self) -> None:
-        """It is written, or the call is over."""
+        """It is written. The timer stays for the next one: to make one for each would cost a lone record's way a
+        hundredth."""
+        self._writing = None
+
+    def ended(self) -> None:
+        """The call is over."""
+        self._writing = None
+        self._disarm()
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._disarm()
+        if self._writing is not None:
+            self._timer = loop.call_at(self._writing.due_s, self._look)
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _overdue(self, limit_s: float, size_bytes: int, attempt: int) -> None:
+    def _look(self) -> None:
+        self._timer = None
+        writing, loop = self._writing, asyncio.get_running_loop()
+        if writing is not None and writing.due_s > loop.time():
+            self._arm(loop)
+        elif writing is not None:
+            self._overdue(writing, 1)
+
+    def _overdue(self, writing: _Writing, attempt: int) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        if self._writing is not writing:  # it has been taken
+            self._arm(loop)
+            return
         peer = self._context.peer()
-        facts = pairs(peer=peer, response_bytes=size_bytes, waited_s=round(limit_s, 1))
+        waited_s = writing.limit_s + (attempt - 1) * TRY_AGAIN_S
+        facts = pairs(peer=peer, response_bytes=writing.size_bytes, waited_s=round(waited_s, 1))
         hung_up = hang_up(peer, self._local_port())
         if hung_up and not self._hung_up:
             self._hung_up = True
             self._closed()
             logger.warning("the connection of a client that does not take its response is closed %s", facts)
-        if attempt < TRIES:  # until the call is over: `taken`
-            again = asyncio.get_running_loop().call_later
-            self._timer = again(TRY_AGAIN_S, self._overdue, limit_s + TRY_AGAIN_S, size_bytes, attempt + 1)
+        if attempt < TRIES:  # until the call is over: `ended`
+            self._timer = loop.call_later(TRY_AGAIN_S, self._overdue, writing, attempt + 1)
         elif not hung_up:
             logger.warning("a client does not take its response, and its connection cannot be closed %s", facts)
 
@@ -87,4 +126,4 @@ class UnreadResponses:
         """The only response of a call, which ends when that is written."""
         watch = self.of(context)
         watch.begun(size_bytes)
-        context.add_done_callback(cast(Any, lambda _: watch.taken()))
+        context.add_done_callback(cast(Any, lambda _: watch.ended()))
