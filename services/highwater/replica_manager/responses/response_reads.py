@@ -68,7 +68,10 @@ class ResponseReads(Generic[T]):
             # Whatever its limit, each may come with a whole batch.
             made = shares(left_bytes, [max(limit, min(self._batch_bytes, left_bytes)) for limit in limits])
             limits = [min(limit, share) for limit, share in zip(limits, made, strict=True)]
-        reads = [read._replace(max_bytes=limit) for (_, read), limit in zip(added, limits, strict=True)]
+        reads = [
+            read if read.max_bytes == limit else read._replace(max_bytes=limit)
+            for (_, read), limit in zip(added, limits, strict=True)
+        ]
         for (what, read), (found, size_bytes) in zip(added, await self._read(reads), strict=True):
             if size_bytes > self.left_bytes and self._has_batches:
                 read.admitted.pieces = found.pieces = NO_PIECES
