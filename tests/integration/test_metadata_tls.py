@@ -21,10 +21,10 @@ from highwater.metadata.leases.registration import BrokerRegistrar
 from highwater.metadata.local import LocalEtcd
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import BrokerRegistration
-from highwater.metadata.store import tls
 from highwater.metadata.store.etcd_errors import Refused, StoreClosed, StoreError, Unavailable
 from highwater.metadata.store.store import Store
 from highwater.metadata.store.tls import TlsSettings
+from highwater.rpc import tls
 from highwater.rpc.settings import load
 
 PREFIX = "/highwater/flights/"

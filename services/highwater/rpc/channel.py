@@ -10,6 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from highwater.rpc.listeners import speaks_tls, without_tls
+from highwater.rpc.renewed_channel import RenewedChannel
+from highwater.rpc.tls import Certificates, TlsFiles
+
 MAX_MESSAGE_BYTES = 128 << 20
 SILENCE_MS = 15_000
 """After so long it is known that a peer with which there are calls says nothing any more."""
@@ -53,9 +57,15 @@ CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:/path`. It connects when first used and re-connects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, certificates: Certificates | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`, `ssl:host:port` or `unix:/path`. It connects when first used and re-connects by itself.
+
+    TLS goes by the `certificates`, and by others when those have been replaced (`RenewedChannel`); None: public
+    authorities are trusted, and no certificate is shown. Raises `UserError` where the machine has none."""
+    if not speaks_tls(address):
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    target, held = without_tls(address), certificates or Certificates(TlsFiles())
+    return RenewedChannel(held, lambda: grpc.aio.secure_channel(target, held.credentials(), options=CHANNEL_OPTIONS))
 
 
 class ReplaceableChannel:

@@ -22,12 +22,19 @@ def run_program(module: str) -> None:
     so on stderr and ends with status 1."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
+    quiet_grpc()
     try:
         with needing("server", f"python -m {module.rpartition('.')[0]}"):
             program = importlib.import_module(module)
     except MissingExtraError as error:
         sys.exit(str(error))
     program.main()
+
+
+def quiet_grpc() -> None:
+    """Keeps gRPC, which is not imported yet, from writing a line for each handshake of TLS that fails: whoever reaches
+    a port could fill the disk with them. The environment may say otherwise."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _end(number: int, frame: FrameType | None) -> None:

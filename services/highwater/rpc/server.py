@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from highwater.errors import UserError
 from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
+from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
 from highwater.rpc.malloc import keep_freed_memory
 from highwater.rpc.open_files import allow_open_files
 from highwater.telemetry.undecodable import leave_out_undecodable
@@ -103,9 +104,10 @@ class RpcServer:
     """A gRPC server: a process's only one, or one of several that share their `health`. Add servicers to `grpc`, then
     `start`.
 
-    `listen` holds `host:port` (port 0: a free one) and `unix:/path` addresses; `addresses` the bound ones, in order. At
-    `health_listen` (empty: none) a second server answers health checks and reflection alone. Every call at `listen`,
-    health checks too, goes by the `interceptors`.
+    `listen` holds `host:port` (port 0: a free one), `ssl:host:port` and `unix:/path` addresses; `addresses` the bound
+    ones, in order. At `health_listen` (empty: none) a second server answers health checks and reflection alone, without
+    TLS. Every call at `listen`, health checks too, goes by the `interceptors`. `credentials` are for the addresses that
+    speak TLS.
     """
 
     def __init__(
@@ -116,7 +118,9 @@ class RpcServer:
         health_listen: str = "",
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         limits: ServerLimits = NO_LIMITS,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
+        self._credentials = credentials
         self.grpc = grpc.aio.server(
             interceptors=interceptors, options=limits.options, maximum_concurrent_rpcs=limits.max_calls
         )
@@ -156,16 +160,21 @@ class RpcServer:
     def _bind(self, address: str) -> str:
         if address.startswith("unix:"):
             free_socket_path(Path(address.removeprefix("unix:")))
+        secure, address = speaks_tls(address), without_tls(address)
         try:
-            port = self.grpc.add_insecure_port(address)
+            if secure:
+                assert self._credentials is not None, f"{address} is to speak TLS, and there are no credentials"
+                port = self.grpc.add_secure_port(address, self._credentials)
+            else:
+                port = self.grpc.add_insecure_port(address)
         except RuntimeError as error:
             raise AddressInUseError(
                 f"cannot listen on {address}: it is taken or not an address of this host"
             ) from error
         if address.startswith("unix:"):
             return address
-        host = address.rsplit(":", 1)[0]
-        return f"{host}:{port}"
+        bound = f"{address.rsplit(':', 1)[0]}:{port}"
+        return with_tls(bound) if secure else bound
 
     async def set_serving(self, serving: bool) -> None:
         await self._health.set_serving(serving)

@@ -20,8 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from highwater.errors import UserError
 from highwater.metadata.store.etcd_errors import StoreClosed, Unavailable
-from highwater.metadata.store.tls import Certificates, TlsSettings, diagnose
+from highwater.metadata.store.tls import ETCD, TlsSettings
 from highwater.rpc.channel import NAME_OPTIONS, ReplaceableChannel
+from highwater.rpc.tls import Certificates, TlsFiles
+from highwater.rpc.tls_diagnosis import diagnose
 from highwater.supervision import UnaskedCancellationError, is_cancelled, uncancelled
 from highwater.telemetry.log import get_logger
 
@@ -155,8 +157,8 @@ class Connections:
         self._diagnosed_s = -DIAGNOSE_AGAIN_S
 
     @property
-    def tls(self) -> TlsSettings | None:
-        return None if self._certificates is None else self._certificates.settings
+    def tls(self) -> TlsFiles | None:
+        return None if self._certificates is None else self._certificates.files
 
     @property
     def current(self) -> str:
@@ -199,7 +201,6 @@ class Connections:
 
     def _take_up_certificates(self) -> None:
         if self._certificates is not None and self._certificates.replaced():
-            _log.info("the files for etcd's TLS were replaced: connecting anew with what they hold")
             for member in tuple(self._members):
                 self._replace(member)
 
@@ -214,7 +215,7 @@ class Connections:
             self._in_background(self._diagnose())
 
     async def _diagnose(self) -> None:
-        found = await asyncio.gather(*(diagnose(endpoint, self.tls) for endpoint in self.endpoints))
+        found = await asyncio.gather(*(diagnose(endpoint, self.tls, ETCD) for endpoint in self.endpoints))
         self._diagnosis = next((each for each in found if each), "")
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

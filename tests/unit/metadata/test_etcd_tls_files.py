@@ -10,7 +10,8 @@ import trustme
 
 from highwater.errors import UserError
 from highwater.metadata.store.connections import Connections
-from highwater.metadata.store.tls import LOOK_S, Certificates, TlsSettings
+from highwater.metadata.store.tls import TlsSettings
+from highwater.rpc.tls import LOOK_S, Certificates
 
 
 @pytest.fixture
