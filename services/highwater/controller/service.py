@@ -27,6 +27,7 @@ from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
 from highwater.rpc.server import RpcServer
+from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -52,7 +53,12 @@ class ControllerService:
         self._store = Store.of(settings)
         self._absent_topics = AbsentTopics(self._store, self._keys)
         self._unreadable = UnreadableEntries()
-        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
+        self._certificates = settings.certificates()
+        self._server = RpcServer(
+            settings.listen,
+            health_listen=settings.health_listen,
+            credentials=server_credentials(self._certificates, require=settings.requires_certificates),
+        )
         self._election: ControllerElection | None = None
         self._active_controller: ActiveController | None = None
         self._cluster_id = ""
@@ -132,6 +138,7 @@ class ControllerService:
             else None,
             unreadable=self._unreadable,
             isr_quiet_ms=self._isr_quiet_ms,
+            certificates=self._certificates,
         )
         self._active_controller = active_controller
         running = asyncio.create_task(active_controller.run())

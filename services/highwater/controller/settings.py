@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
 from highwater.rpc.settings import Address, InternalServiceSettings, ReplicationSettings
 
 
@@ -17,3 +18,12 @@ class ControllerSettings(InternalServiceSettings, ReplicationSettings):
     leader_imbalance_check_interval_seconds: int = Field(300, ge=1)
     leader_imbalance_per_broker_percentage: int = Field(10, ge=0)
     controller_session_timeout_ms: int = Field(3_000, ge=1_000)
+
+    @field_validator("advertised_listener")
+    @classmethod
+    def _as_it_listens(cls, value: str, info: ValidationInfo) -> str:
+        listen = info.data.get("listen", [])  # none: that is what is wrong
+        if listen and all(speaks_tls(value) != speaks_tls(address) for address in listen):
+            instead = without_tls(value) if speaks_tls(value) else with_tls(value)
+            raise ValueError(f"{value} is not how this controller listens: write {instead}, or change listen")
+        return value

@@ -10,6 +10,7 @@ import grpc.aio
 from highwater.fetcher.follower.following import Following
 from highwater.fetcher.wire import from_following
 from highwater.rpc.channel import open_channel
+from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import replica_control_pb2, replica_control_pb2_grpc
 
@@ -24,21 +25,29 @@ class FollowingWatch:
     goes on without the replica-manager. A stream begins with the whole, and changes are to the message before them in
     their own stream (RULES 4.12): so whatever becomes of one message, the next stream mends it."""
 
-    def __init__(self, address: str, incarnation: str, apply: Callable[[Following], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        incarnation: str,
+        apply: Callable[[Following], Awaitable[None]],
+        certificates: Certificates | None = None,
+    ) -> None:
         self._address = address
+        self._certificates = certificates
         self._incarnation = incarnation
         self._apply = apply
 
     async def run(self) -> None:
         """Until cancelled."""
-        channel = open_channel(self._address)
+        channel = open_channel(self._address, self._certificates)
         stub = replica_control_pb2_grpc.ReplicaControlStub(channel)
         request = replica_control_pb2.WatchFollowingRequest(fetcher_incarnation=self._incarnation, takes_changes=True)
         pause_s = FIRST_RECONNECT_S
         try:
             while True:
                 reason = "closed by the replica-manager"
-                call = stub.WatchFollowing(request, wait_for_ready=True)
+                await channel.channel_ready()
+                call = stub.WatchFollowing(request)
                 begun = False
                 try:
                     async for message in call:

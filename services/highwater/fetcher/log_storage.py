@@ -20,6 +20,7 @@ from highwater.log_storage_client.values import Append, AppendAnswer
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import open_channel
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 
 CALL_TIMEOUT_S = 30.0
@@ -30,17 +31,22 @@ Appended = Callable[[Sequence[LogAnswer] | None, str], None]
 
 
 class LogStorage:
-    """`address` is `host:port` or `unix:/path`. Connects, and connects again, by itself; `lost` is called whenever the
-    connection breaks. Calls raise `StorageUnavailableError` where they are not answered.
+    """`address` is `host:port`, `ssl:host:port` or `unix:/path`. Connects, and connects again, by itself; `lost` is
+    called whenever the connection breaks. Calls raise `StorageUnavailableError` where they are not answered.
 
     How much may be under way at once is for the fetchers to bound (`replica_fetcher.APPENDS_IN_FLIGHT` each, and
     `FetchBudget` together).
     """
 
     def __init__(
-        self, address: str, lost: Callable[[], None] = lambda: None, *, supervisor: TaskSupervisor | None = None
+        self,
+        address: str,
+        lost: Callable[[], None] = lambda: None,
+        *,
+        supervisor: TaskSupervisor | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
-        channel = open_channel(address)
+        channel = open_channel(address, certificates)
         self._client = LogStorageClient(
             channel, timeout_s=CALL_TIMEOUT_S, unanswered=f"log-storage at {address} did not answer"
         )

@@ -50,6 +50,7 @@ from highwater.rpc.bidirectional_stream import OverdueError, StreamEndedError, d
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
@@ -92,6 +93,7 @@ class ReplicaFetcher:
         *,
         budget: FetchBudget | None = None,
         supervisor: TaskSupervisor | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._budget = budget or FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
         self._budget.join()
@@ -103,7 +105,7 @@ class ReplicaFetcher:
         self._log_storage = log_storage
         self._metrics = metrics
         self._now_ms = now_ms
-        self._link = ReplaceableChannel(lambda: open_channel(leader.address))
+        self._link = ReplaceableChannel(lambda: open_channel(leader.address, certificates))
         self._overdue_ms = FIRST_OVERDUE_MS
         self._broker_epoch = -1
         self._followers: dict[PartitionKey, Follower] = {}

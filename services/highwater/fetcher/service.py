@@ -20,6 +20,7 @@ from highwater.fetcher.settings import FetcherSettings
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
+from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.loop_delay import LoopDelay
@@ -47,18 +48,28 @@ class FetcherService:
 
     def __init__(self, settings: FetcherSettings) -> None:
         self._settings = settings
-        self._server = RpcServer(settings.listen, health_listen=settings.health_listen)
+        self._certificates = settings.certificates()
+        self._server = RpcServer(
+            settings.listen,
+            health_listen=settings.health_listen,
+            credentials=server_credentials(self._certificates, require=settings.requires_certificates),
+        )
         self._metrics = Metrics("fetcher")
         self._counted = FetcherMetrics(self._metrics)
         # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
         # both are read again by whoever begins anew.
         self._supervisor = TaskSupervisor(self._counted.task_failures)
-        self._log_storage = LogStorage(settings.log_storage, self._log_storage_lost, supervisor=self._supervisor)
+        self._log_storage = LogStorage(
+            settings.log_storage,
+            self._log_storage_lost,
+            supervisor=self._supervisor,
+            certificates=self._certificates,
+        )
         self._budget = FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
         self.manager: FetcherManager[ReplicaFetcher] = FetcherManager(
             self._open_fetcher, settings.num_replica_fetchers, settings.replica_fetch_backoff_ms, monotonic_ms
         )
-        self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self.manager.apply)
+        self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self.manager.apply, self._certificates)
 
     @property
     def addresses(self) -> list[str]:
@@ -75,6 +86,7 @@ class FetcherService:
             monotonic_ms,
             budget=self._budget,
             supervisor=self._supervisor,
+            certificates=self._certificates,
         )
 
     def _log_storage_lost(self) -> None:

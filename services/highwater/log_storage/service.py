@@ -28,6 +28,7 @@ from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.rpc.server import RpcServer
+from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -60,7 +61,10 @@ class LogStorageService:
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
         self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics)
         self._server = RpcServer(
-            settings.listen, health_listen=settings.health_listen, interceptors=[Gate(self._manager)]
+            settings.listen,
+            health_listen=settings.health_listen,
+            interceptors=[Gate(self._manager)],
+            credentials=server_credentials(settings.certificates(), require=settings.requires_certificates),
         )
         self._tasks = TaskSupervisor(
             self.metrics.counter("task_failures", "Times that a long-lived task failed and was begun anew", ("task",))

@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Callable
 
+import grpc
+
 from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.leases.controller_election import read_controller_epoch
@@ -50,6 +52,7 @@ from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
 from highwater.rpc.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
+from highwater.rpc.tls import Certificates, server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
@@ -83,8 +86,9 @@ class ReplicaManagerService:
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
+        self._certificates = certificates = settings.certificates()
         storage = LogStorageClient(
-            open_channel(settings.log_storage), timeout_s=STORAGE_TIMEOUT_S, seen=self._log_storage_seen
+            open_channel(settings.log_storage, certificates), timeout_s=STORAGE_TIMEOUT_S, seen=self._log_storage_seen
         )
         appends = LeaderAppends(
             settings.log_storage,
@@ -92,6 +96,7 @@ class ReplicaManagerService:
             self._offline_logs_changed,
             self._damaged_logs_changed,
             supervisor=self._supervisor,
+            certificates=certificates,
         )
         incarnation = uuid.uuid4().hex
         self._fencer = Fencer(storage, incarnation)
@@ -138,6 +143,7 @@ class ReplicaManagerService:
             settings.health_listen,
             _limits_of_clients(settings),
             trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
+            credentials=_credentials(settings, certificates),
         )
         self.liveness = Liveness(
             self.replica_manager,
@@ -145,6 +151,7 @@ class ReplicaManagerService:
             self._keys,
             listeners=lambda: self.servers.advertised,
             internal_listener=settings.internal_listener,
+            internal_speaks_tls=settings.internal_listener in settings.tls_listeners,
             host_address=settings.host_address,
             rack=settings.rack,
             session_timeout_ms=settings.broker_session_timeout_ms,
@@ -168,8 +175,10 @@ class ReplicaManagerService:
             remained=self._strays.remained,
             supervisor=self._supervisor,
         )
-        self._topic_creation = TopicCreation(self._store, self._keys, enabled=settings.auto_create_topics_enable)
-        self._active_controller = ActiveControllerLookup(self._store, self._keys)
+        self._topic_creation = TopicCreation(
+            self._store, self._keys, enabled=settings.auto_create_topics_enable, certificates=certificates
+        )
+        self._active_controller = ActiveControllerLookup(self._store, self._keys, certificates)
         self.group_coordinator = group_coordinator(
             settings, self.replica_manager, self._active_controller, self._metrics, self._supervisor
         )
@@ -273,6 +282,7 @@ class ReplicaManagerService:
             self.replica_manager,
             self.liveness,
             max_wait_ms=self._settings.controlled_shutdown_max_wait_ms,
+            certificates=self._certificates,
         )
 
     async def stop(self, *, deregister: bool = True) -> None:
@@ -379,7 +389,9 @@ class ReplicaManagerService:
         broker_epoch = readiness.question(_monotonic_ms())
         if broker_epoch is None:
             return
-        standing = await ask_standing(self._store, self._keys, self.replica_manager.broker_id, broker_epoch)
+        standing = await ask_standing(
+            self._store, self._keys, self.replica_manager.broker_id, broker_epoch, self._certificates
+        )
         if standing is None:
             readiness.unanswered(_monotonic_ms())
             return
@@ -402,6 +414,17 @@ def _limits_of_clients(settings: ReplicaManagerSettings) -> ServerLimits:
         settings.connections_max_idle_ms,
         MAX_SILENT_MS,
     )
+
+
+def _credentials(
+    settings: ReplicaManagerSettings, certificates: Certificates | None
+) -> dict[str, grpc.ServerCredentials]:
+    """Those of the listeners that speak TLS."""
+    found = {
+        name: server_credentials(certificates, require=settings.requires_certificates(name))
+        for name in settings.tls_listeners
+    }
+    return {name: credentials for name, credentials in found.items() if credentials is not None}
 
 
 def _in_the_way(standing: Standing | None) -> dict[str, object]:

@@ -8,20 +8,44 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
 from highwater.rpc.channel import MAX_MESSAGE_BYTES
-from highwater.rpc.listeners import check_advertised, check_inter_broker_name, inter_broker_name, parse_listeners
-from highwater.rpc.settings import LogDefaultsSettings, LogStorageUserSettings, OptionalAddress, ReplicationSettings
+from highwater.rpc.listeners import (
+    check_advertised,
+    check_inter_broker_name,
+    check_listener_name,
+    check_protocols,
+    inter_broker_name,
+    parse_by_listener,
+    parse_listeners,
+    tls_listeners,
+)
+from highwater.rpc.settings import (
+    CERTIFICATES_REQUIRED,
+    NO_CERTIFICATES,
+    LogDefaultsSettings,
+    LogStorageUserSettings,
+    OptionalAddress,
+    ReplicationSettings,
+    TlsServiceSettings,
+    check_client_auth,
+    check_tls_listener,
+)
 
 SIGNS_IN_A_SESSION = 3  # of a group's member, at least
 ListenerMap = Annotated[dict[str, str], NoDecode]
 
 
-class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, ReplicationSettings):
+class ReplicaManagerSettings(TlsServiceSettings, LogDefaultsSettings, LogStorageUserSettings, ReplicationSettings):
     listeners: ListenerMap
     """The address that each listener is bound to, by name; written `NAME://host:port` or `NAME://unix:/path`."""
     advertised_listeners: ListenerMap = Field({}, validate_default=True)
     """The addresses that others use for the listeners, where they differ from those that are bound."""
     inter_broker_listener_name: str = Field("", validate_default=True)
     """The internal listener: of other brokers, the controller and the broker's own fetcher. Empty: the only one."""
+    ssl_client_auth: str = Field(NO_CERTIFICATES, validate_default=True)
+    """Whether clients have to show a certificate: `none`, `required`, or by listener, `NAME:none,NAME:required`."""
+    listener_security_protocol_map: ListenerMap = Field({}, validate_default=True)
+    """The protocol of each listener: `NAME:PLAINTEXT` or `NAME:SSL`. One that it does not name is PLAINTEXT, but for
+    one that is called SSL."""
     host_address: OptionalAddress = ""
     """The internal listener by the host's own address, where the advertised one may be somebody else's; empty: it is
     not."""
@@ -82,6 +106,42 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
             check_inter_broker_name(info.data["listeners"], value)
         return value
 
+    @field_validator("listener_security_protocol_map", mode="before")
+    @classmethod
+    def _by_listener(cls, value: Any) -> Any:
+        return parse_by_listener(value) if isinstance(value, str) else value
+
+    @field_validator("ssl_client_auth")
+    @classmethod
+    def _says_who_shows_one(cls, value: str, info: ValidationInfo) -> str:
+        for name, auth in _by_name(value).items():
+            check_client_auth(auth)
+            check_listener_name(name, info.data.get("listeners", {name: ""}))
+        return value
+
+    @field_validator("listener_security_protocol_map")
+    @classmethod
+    def _certified(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        listeners = info.data.get("listeners")
+        if listeners is None or "ssl_client_auth" not in info.data or "ssl_key_file" not in info.data:
+            return value  # else that is what is wrong
+        for name in value:
+            check_listener_name(name, listeners)
+        check_protocols(listeners, value)
+        secured = tls_listeners(listeners, value)
+        auth = info.data["ssl_client_auth"]
+        for name in listeners:
+            if name in secured:
+                check_tls_listener(f"listener {name}", _auth_of(auth, name), info.data)
+            elif _by_name(auth).get(name) == CERTIFICATES_REQUIRED:
+                raise ValueError(
+                    f"clients of listener {name} have to show a certificate (ssl.client.auth), and it speaks no TLS: "
+                    f"write {name}:SSL"
+                )
+        if auth == CERTIFICATES_REQUIRED and not secured:
+            raise ValueError("ssl.client.auth is required, and no listener speaks TLS: write NAME:SSL for one")
+        return value
+
     @field_validator("socket_request_max_bytes")
     @classmethod
     def _holds_a_batch(cls, value: int, info: ValidationInfo) -> int:
@@ -105,3 +165,25 @@ class ReplicaManagerSettings(LogDefaultsSettings, LogStorageUserSettings, Replic
     def internal_listener(self) -> str:
         """The name of the listener that brokers and the controller use."""
         return inter_broker_name(self.listeners, self.inter_broker_listener_name)
+
+    @property
+    def tls_listeners(self) -> frozenset[str]:
+        """The names of the listeners that speak TLS."""
+        return tls_listeners(self.listeners, self.listener_security_protocol_map)
+
+    def requires_certificates(self, listener: str) -> bool:
+        """Tells whether clients have to show a certificate there, where it speaks TLS."""
+        return _auth_of(self.ssl_client_auth, listener) == CERTIFICATES_REQUIRED
+
+
+def _by_name(client_auth: str) -> dict[str, str]:
+    """What `ssl.client.auth` says of listeners by their names; empty: the same of all."""
+    if ":" not in client_auth:
+        check_client_auth(client_auth)
+        return {}
+    return {name: auth.lower() for name, auth in parse_by_listener(client_auth).items()}
+
+
+def _auth_of(client_auth: str, listener: str) -> str:
+    by_name = _by_name(client_auth)
+    return by_name.get(listener, NO_CERTIFICATES) if by_name else client_auth.lower()

@@ -11,15 +11,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from highwater.errors import UserError
-from highwater.rpc.listeners import check_address
+from highwater.rpc.listeners import check_address, speaks_tls
+from highwater.rpc.tls import Certificates, TlsFiles
 from highwater.validation import problem
 
 
@@ -48,7 +49,7 @@ ETCD_BINARY_VARIABLE = "HIGHWATER_ETCD_BINARY"
 """Names the program, for those that start one (`metadata/local.py`); `HIGHWATER_ETCD` is the setting `etcd`."""
 
 Address = Annotated[str, AfterValidator(_check_address)]
-"""`host:port` or `unix:/path`."""
+"""`host:port`, `ssl:host:port` or `unix:/path`."""
 OptionalAddress = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
 AddressList = Annotated[list[str], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)]
 PathList = Annotated[list[Path], NoDecode, BeforeValidator(_split)]
@@ -65,11 +66,78 @@ class ServiceSettings(BaseSettings):
     log_level: str = "INFO"
 
 
-class InternalServiceSettings(ServiceSettings):
+NO_CERTIFICATES, CERTIFICATES_REQUIRED = "none", "required"
+
+
+def check_client_auth(value: str) -> str:
+    """Raises `ValueError` where it does not say whether clients have to show a certificate."""
+    if value.lower() == "requested":
+        raise ValueError(
+            "a certificate that is asked for and may be missing is not possible: write required, or none, and make two "
+            "listeners where some clients have one"
+        )
+    if value.lower() not in (NO_CERTIFICATES, CERTIFICATES_REQUIRED):
+        raise ValueError(f"{value!r} is neither none nor required")
+    return value.lower()
+
+
+class TlsServiceSettings(ServiceSettings):
+    """Of a service that may speak TLS where it listens, and to the others. Files in PEM."""
+
+    ssl_ca_file: str = ""
+    """The authorities that signed the certificates of the other services and of the clients."""
+    ssl_certificate_file: str = ""
+    """Shown to whoever connects, and to those that this service connects to."""
+    ssl_key_file: str = Field("", validate_default=True)
+
+    @field_validator("ssl_key_file")
+    @classmethod
+    def _a_pair(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("ssl_certificate_file", value)):
+            one, other = ("key", "certificate") if value else ("certificate", "key")
+            raise ValueError(f"ssl.{one}.file is set without ssl.{other}.file: set both, or neither")
+        return value
+
+    def certificates(self) -> Certificates | None:
+        """Reads the files; None: none is set. Raises `UserError`, which names the file and the cure."""
+        files = (self.ssl_ca_file, self.ssl_certificate_file, self.ssl_key_file)
+        return Certificates(TlsFiles(*(Path(each) if each else None for each in files))) if any(files) else None
+
+
+def check_tls_listener(name: str, auth: str, given: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where a listener that is to speak TLS lacks a file. `given`: the service's settings."""
+    if not given.get("ssl_certificate_file") or not given.get("ssl_key_file"):
+        raise ValueError(
+            f"{name} is to speak TLS, and there is no certificate: set ssl.certificate.file and ssl.key.file"
+        )
+    if auth == CERTIFICATES_REQUIRED and not given.get("ssl_ca_file"):
+        raise ValueError(
+            f"clients of {name} have to show a certificate, and nobody says whose to trust: set ssl.ca.file to the "
+            "authority that signed theirs"
+        )
+
+
+class InternalServiceSettings(TlsServiceSettings):
     """Of a service that Highwater's own processes call, and no client has to."""
 
+    ssl_client_auth: Annotated[str, AfterValidator(check_client_auth)] = NO_CERTIFICATES
     listen: AddressList
-    """Addresses to listen on: `host:port` or `unix:/path`."""
+    """Addresses to listen on: `host:port`, `ssl:host:port` or `unix:/path`."""
+
+    @field_validator("listen")
+    @classmethod
+    def _certified(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        auth = info.data.get("ssl_client_auth", NO_CERTIFICATES)
+        secured = [address for address in value if speaks_tls(address)]
+        for address in secured:
+            check_tls_listener(address, auth, info.data)
+        if auth == CERTIFICATES_REQUIRED and not secured:
+            raise ValueError("ssl.client.auth is required, and no address speaks TLS: write ssl:host:port, or none")
+        return value
+
+    @property
+    def requires_certificates(self) -> bool:
+        return self.ssl_client_auth == CERTIFICATES_REQUIRED
 
 
 class EtcdSettings(ServiceSettings):

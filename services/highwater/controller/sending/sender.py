@@ -21,6 +21,7 @@ from highwater.model.partition import PartitionKey
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskGroup, UnaskedCancellationError, uncancelled
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
@@ -64,7 +65,9 @@ class BrokerSender:
         messages: MetadataMessages,
         controller_address: str,
         clock_ms: Callable[[], int],
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self.broker = broker
         self.outbox = Outbox(broker.registration.broker_id, broker.broker_epoch)
         self._cluster = cluster
@@ -93,7 +96,7 @@ class BrokerSender:
         self._metadata_woken.set()
 
     async def run(self) -> None:
-        link = ReplaceableChannel(lambda: open_channel(self.broker.registration.address))
+        link = ReplaceableChannel(lambda: open_channel(self.broker.registration.address, self._certificates))
         try:
             async with TaskGroup() as tasks:
                 tasks.create_task(self._send_control(link))

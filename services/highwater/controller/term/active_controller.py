@@ -49,6 +49,7 @@ from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError, may_pass
 from highwater.metadata.store.store import Store
 from highwater.model.partition import PartitionKey
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskGroup
 from highwater.telemetry.log import get_logger, pairs
 
@@ -92,6 +93,7 @@ class ActiveController:
         rebalancing: Rebalancing | None,
         unreadable: UnreadableEntries,
         isr_quiet_ms: int = QUIET_MS,
+        certificates: Certificates | None = None,
     ) -> None:
         """`rebalancing` None: leaderships go back to their preferred leaders only on demand. `unreadable` is told what
         of etcd cannot be taken: the rest is served."""
@@ -108,6 +110,7 @@ class ActiveController:
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
         self._tasks: TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
+        self._certificates = certificates
         self._endpoints = wire.Endpoints()
         self._messages = MetadataMessages()
         self._fast_paths: dict[int, FastPath] = {}
@@ -282,7 +285,14 @@ class ActiveController:
         for broker_id, broker in self.cluster.brokers.items():
             if broker_id not in self._senders:
                 sender = BrokerSender(
-                    broker, self.cluster, self, self._endpoints, self._messages, self._address, self._clock_ms
+                    broker,
+                    self.cluster,
+                    self,
+                    self._endpoints,
+                    self._messages,
+                    self._address,
+                    self._clock_ms,
+                    self._certificates,
                 )
                 probe = self._probe(broker)
                 started = [self._start(sender.run()), self._start(probe.run())]

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
+from highwater.rpc.listeners import without_tls
+
 REFUSED_MS = 300
 BARRED_MS = 60_000
 RECONNECT_PAUSE_MS = 50
@@ -138,7 +140,7 @@ async def _places(address: str) -> list[tuple[socket.AddressFamily, str | tuple[
     """Raises `OSError`, `ValueError`."""
     if address.startswith("unix:"):
         return [(socket.AF_UNIX, address.removeprefix("unix:"))]
-    host, _, port = address.rpartition(":")
+    host, _, port = without_tls(address).rpartition(":")
     if int(port) > MAX_PORT:
         raise ValueError(f"{address!r} has no such port")
     loop = asyncio.get_running_loop()

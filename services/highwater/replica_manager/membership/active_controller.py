@@ -15,6 +15,7 @@ from highwater.metadata.schema.models import ControllerRegistration
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.rpc.channel import open_channel
+from highwater.rpc.tls import Certificates
 from highwater.v1 import controller_pb2_grpc
 
 LOOK_INTERVAL_S = 0.1  # between two looks into etcd, however many ask for one
@@ -23,9 +24,9 @@ LOOK_INTERVAL_S = 0.1  # between two looks into etcd, however many ask for one
 class ControllerLink:
     """A connection to one controller in office; closed when it is retired and its last call has ended."""
 
-    def __init__(self, controller: ControllerRegistration) -> None:
+    def __init__(self, controller: ControllerRegistration, certificates: Certificates | None) -> None:
         self.controller = controller
-        self._channel: grpc.aio.Channel = open_channel(controller.address)
+        self._channel: grpc.aio.Channel = open_channel(controller.address, certificates)
         self.stub: controller_pb2_grpc.ControllerAsyncStub = controller_pb2_grpc.ControllerStub(self._channel)
         self._calls = 0
         self._retired = False
@@ -53,8 +54,9 @@ class ControllerLink:
 class ActiveControllerLookup:
     """Reads etcd only where nothing is known or what is known is doubted, once for all who wait for it."""
 
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(self, store: Store, keys: Keys, certificates: Certificates | None = None) -> None:
         self._store = store
+        self._certificates = certificates
         self._keys = keys
         self._link: ControllerLink | None = None
         self._doubted = True
@@ -97,7 +99,7 @@ class ActiveControllerLookup:
     async def _take(self, found: ControllerRegistration | None) -> None:
         before = self._link
         if before is None or found != before.controller:
-            self._link = None if found is None else ControllerLink(found)
+            self._link = None if found is None else ControllerLink(found, self._certificates)
             if before is not None:
                 await before.retire()
         self._doubted = self._link is None

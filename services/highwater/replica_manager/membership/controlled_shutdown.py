@@ -14,6 +14,7 @@ from highwater.replica_manager.membership.liveness import Liveness
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.rpc.errors import from_proto
 from highwater.rpc.partition_keys import from_key
+from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import controller_pb2
 
@@ -33,7 +34,13 @@ class HeldBack:
 
 
 async def await_release(
-    store: Store, keys: Keys, replica_manager: ReplicaManager, liveness: Liveness, *, max_wait_ms: int
+    store: Store,
+    keys: Keys,
+    replica_manager: ReplicaManager,
+    liveness: Liveness,
+    *,
+    max_wait_ms: int,
+    certificates: Certificates | None = None,
 ) -> bool:
     """Marks the broker as shutting down and asks the controller until it may stop: it leads nothing, and every ISR can
     spare it. False: the time was up first, or no broker stays that could change anything (the whole cluster stops).
@@ -48,7 +55,7 @@ async def await_release(
                 return True
             pause_s = FIRST_PAUSE_S
             while True:
-                held = await _ask(store, keys, replica_manager.broker_id, replica_manager.broker_epoch)
+                held = await _ask(store, keys, replica_manager.broker_id, replica_manager.broker_epoch, certificates)
                 if held is not None and not held.sample:
                     return True
                 if not replica_manager.others_may_lead():
@@ -75,12 +82,19 @@ def _told(replica_manager: ReplicaManager, held: HeldBack | None) -> str:
     return pairs(leads=held.leads, needed_by=held.needed_by, partitions=",".join(named))
 
 
-async def _ask(store: Store, keys: Keys, broker_id: int, broker_epoch: int | None) -> HeldBack | None:
+async def _ask(
+    store: Store, keys: Keys, broker_id: int, broker_epoch: int | None, certificates: Certificates | None
+) -> HeldBack | None:
     """None where no controller said."""
     if broker_epoch is None:
         return None
     request = controller_pb2.ControlledShutdownRequest(broker_id=broker_id, broker_epoch=broker_epoch)
-    response = await ask_controller(store, keys, lambda stub: stub.ControlledShutdown(request, timeout=CALL_TIMEOUT_S))
+    response = await ask_controller(
+        store,
+        keys,
+        lambda stub: stub.ControlledShutdown(request, timeout=CALL_TIMEOUT_S),
+        certificates=certificates,
+    )
     if response is None or from_proto(response.error) is not ErrorCode.NONE:
         return None
     return HeldBack(response.leads, response.needed_by, tuple(map(from_key, response.remaining)))

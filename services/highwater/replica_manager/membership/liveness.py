@@ -22,6 +22,7 @@ from highwater.metadata.state.doubted_dirs import doubted_dirs, forget_doubted, 
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.rpc.listeners import with_tls
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
@@ -56,6 +57,7 @@ class Liveness:
         *,
         listeners: Callable[[], Mapping[str, str]],
         internal_listener: str,
+        internal_speaks_tls: bool = False,
         host_address: str = "",
         rack: str,
         session_timeout_ms: int,
@@ -68,6 +70,7 @@ class Liveness:
         self._keys = keys
         self._listeners = listeners
         self._internal_listener = internal_listener
+        self._internal_speaks_tls = internal_speaks_tls
         self._host_address = host_address
         self._rack = rack
         self._session_timeout_ms = session_timeout_ms
@@ -243,7 +246,9 @@ class Liveness:
         await self._check_addresses(listeners, before=None)
         registration = BrokerRegistration(
             broker_id=self._replica_manager.broker_id,
-            address=listeners[self._internal_listener],
+            address=with_tls(listeners[self._internal_listener])
+            if self._internal_speaks_tls
+            else listeners[self._internal_listener],
             host_address=self._host_address,
             incarnation=self._replica_manager.incarnation,
             log_storage_incarnation=incarnation,

@@ -11,6 +11,7 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.membership.controller_client import ask_controller
 from highwater.rpc.errors import from_proto
+from highwater.rpc.tls import Certificates
 from highwater.telemetry.log import get_logger, pairs
 from highwater.v1 import controller_pb2
 
@@ -38,8 +39,9 @@ NOT_YET = CreationOutcome(ErrorCode.LEADER_NOT_AVAILABLE, "the topic is being cr
 class TopicCreation:
     """Asks the controller for one topic at a time once, however many clients ask for it."""
 
-    def __init__(self, store: Store, keys: Keys, *, enabled: bool) -> None:
+    def __init__(self, store: Store, keys: Keys, *, enabled: bool, certificates: Certificates | None = None) -> None:
         self.enabled = enabled
+        self._certificates = certificates
         self._store = store
         self._keys = keys
         self._creating: dict[str, asyncio.Task[CreationOutcome]] = {}
@@ -74,7 +76,10 @@ class TopicCreation:
         request = controller_pb2.CreateTopicsRequest(timeout_ms=int(CREATE_TIMEOUT_S * 1000))
         request.topics.add(topic=topic, partitions=_DEFAULT, replication_factor=_DEFAULT)
         response = await ask_controller(
-            self._store, self._keys, lambda stub: stub.CreateTopics(request, timeout=CREATE_TIMEOUT_S)
+            self._store,
+            self._keys,
+            lambda stub: stub.CreateTopics(request, timeout=CREATE_TIMEOUT_S),
+            certificates=self._certificates,
         )
         if response is None or from_proto(response.error) is not ErrorCode.NONE:
             return NOT_YET  # no controller now

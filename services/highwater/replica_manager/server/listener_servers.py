@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from highwater.rpc.listeners import advertised_addresses
+import grpc
+
+from highwater.rpc.listeners import advertised_addresses, with_tls, without_tls
 from highwater.rpc.server import NO_LIMITS, Health, RpcServer, ServerLimits
 
 
 class ListenerServers:
     """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name. Health
     checks and reflection are answered by all, and at `health_listen` (empty: none). `limits` are those of each listener
-    that clients use; `trusted` names the one that they do not (empty: there is none)."""
+    that clients use; `trusted` names the one that they do not (empty: there is none). `credentials` are of those that
+    speak TLS, by name."""
 
     def __init__(
         self,
@@ -22,12 +25,19 @@ class ListenerServers:
         health_listen: str,
         limits: ServerLimits = NO_LIMITS,
         trusted: str = "",
+        credentials: Mapping[str, grpc.ServerCredentials] | None = None,
     ) -> None:
+        secured = credentials or {}
         self._listeners = dict(listeners)
         self._advertised = dict(advertised)
         self._health = Health()
         self._servers = {
-            name: RpcServer([address], health=self._health, limits=NO_LIMITS if name == trusted else limits)
+            name: RpcServer(
+                [with_tls(address) if name in secured else address],
+                health=self._health,
+                limits=NO_LIMITS if name == trusted else limits,
+                credentials=secured.get(name),
+            )
             for name, address in listeners.items()
         }
         self._health_servers = [RpcServer([health_listen], health=self._health)] if health_listen else []
@@ -38,7 +48,7 @@ class ListenerServers:
     @property
     def addresses(self) -> dict[str, str]:
         """The bound address of each listener, once it is started."""
-        return {name: server.addresses[0] for name, server in self._servers.items()}
+        return {name: without_tls(server.addresses[0]) for name, server in self._servers.items()}
 
     def port(self, name: str) -> int:
         """The bound TCP port of a listener, once it is started; 0: it is a unix socket."""

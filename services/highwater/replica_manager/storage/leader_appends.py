@@ -16,6 +16,7 @@ from highwater.log_storage_client.append_stream import AppendStream, Message
 from highwater.log_storage_client.values import Append, AppendAnswer, StorageUnavailableError
 from highwater.model.fence_role import Role
 from highwater.rpc.channel import open_channel
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 
@@ -45,9 +46,10 @@ class LeaderAppends:
         damaged_logs: Callable[[int], None] = lambda count: None,
         *,
         supervisor: TaskSupervisor | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         # A connection of their own: a long read must not stand before an append in the transport's queue.
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, certificates)
         self._stream = AppendStream(
             self._channel,
             address,
