@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,6 +11,13 @@ from highwater import __version__
 from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
 from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
+from highwater.client.cluster.tls_options import (
+    CA_VARIABLE,
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    PROTOCOL_VARIABLE,
+    VARIABLES,
+)
 
 app = typer.Typer(
     name="highwater",
@@ -21,13 +29,44 @@ app = typer.Typer(
 
 @app.callback()
 def highwater(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    security_protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAINTEXT|SSL",
+            envvar=PROTOCOL_VARIABLE,
+            help="SSL for brokers that speak TLS. This and the files of TLS go before the command",
+        ),
+    ] = None,
+    ssl_ca_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", envvar=CA_VARIABLE, help="PEM of the authorities that signed the brokers' certificates"
+        ),
+    ] = None,
+    ssl_certificate_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", envvar=CERTIFICATE_VARIABLE, help="PEM of the certificate to show to brokers"),
+    ] = None,
+    ssl_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", envvar=KEY_VARIABLE, help="PEM of that certificate's key")
+    ] = None,
 ) -> None:
     """A replicated commit log for Python and Spark people."""
     # `highwater --version` itself is answered by `main`, before anything else is loaded.
     if version:
         typer.echo(f"highwater {__version__}")
         raise typer.Exit
+    # Every client that a command makes reads them, and so do those of the processes that it starts.
+    given = (security_protocol, ssl_ca_file, ssl_certificate_file, ssl_key_file)
+    for name, value in zip(("ssl_ca_file", "ssl_certificate_file", "ssl_key_file"), given[1:], strict=True):
+        source = context.get_parameter_source(name)
+        if value is not None and security_protocol != "SSL" and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name.replace('_', '-')} is for --security-protocol SSL: give both")
+    for variable, value in zip(VARIABLES, given, strict=True):
+        if value is not None:
+            os.environ[variable] = value
 
 
 app.command("up")(up.up)

@@ -11,11 +11,13 @@ from types import FrameType
 
 from highwater.console import INTERRUPTED
 from highwater.extras import MissingExtraError, needing
+from highwater.rpc.entry import quiet_grpc
 
 
 def main() -> None:
     """Runs a command; see `exit_status`. Without the extra `cli` only `health` and `--version` work, and whatever else
     says how to install it."""
+    quiet_grpc()  # what went wrong is said in a sentence
     try:
         with _quietly_interrupted():
             if sys.argv[1:] == ["--version"]:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         RequestTimedOutError,
         RetriableError,
         SequenceBrokenError,
+        SslAuthenticationError,
         TopicAlreadyExistsError,
         UnknownTopicError,
     )
@@ -125,6 +126,7 @@ __all__ = [
     "Scan",
     "ScanProgress",
     "SequenceBrokenError",
+    "SslAuthenticationError",
     "TableDelivery",
     "TableMetadata",
     "TopicAlreadyExistsError",
@@ -148,8 +150,8 @@ _NAMES = {  # of each module
         "BufferExhaustedError ClientClosedError CommitFailedError CorruptRecordError DeliveryTimeoutError "
         "HighwaterError InvalidRequestError InvalidTimestampError LeaderNotAvailableError "
         "MaxPollIntervalExceededError NetworkError OffsetOutOfRangeError "
-        "RecordTooLargeError RequestTimedOutError RetriableError SequenceBrokenError TopicAlreadyExistsError "
-        "UnknownTopicError"
+        "RecordTooLargeError RequestTimedOutError RetriableError SequenceBrokenError SslAuthenticationError "
+        "TopicAlreadyExistsError UnknownTopicError"
     ),
     "producer.delivery": "BatchMetadata Delivery RecordMetadata TableDelivery TableMetadata",
     "producer.producer": "Producer",

@@ -36,6 +36,11 @@ class NetworkError(RetriableError):
     code = ErrorCode.NETWORK_EXCEPTION
 
 
+class SslAuthenticationError(HighwaterError):
+    """TLS with the brokers does not come about: the one end does not speak it, or a certificate is missing or not
+    trusted. Raised where a client starts, at once; a client that runs tries again, as after any `NetworkError`."""
+
+
 class RequestTimedOutError(RetriableError):
     """A broker did not answer within the request's time."""
 

@@ -101,7 +101,12 @@ def test_limits_of_a_stream() -> None:
         ({"kafka.enable.auto.commit": "true"}, True, "kafka.enable.auto.commit has no counterpart"),
         ({"maxOffsetPerTrigger": "5"}, True, "no option maxoffsetpertrigger; did you mean maxOffsetsPerTrigger"),
         ({"columns": "value,valeu"}, False, "columns names 'valeu'; there are key, value,"),
-        ({"kafka.security.protocol": "SASL_SSL"}, False, "kafka.security.protocol has no counterpart in Highwater"),
+        (
+            {"kafka.security.protocol": "SASL_SSL"},
+            False,
+            "kafka.security.protocol is 'SASL_SSL'; it can be PLAINTEXT or",
+        ),
+        ({"kafka.sasl.mechanism": "PLAIN"}, False, "kafka.sasl.mechanism has no counterpart in Highwater"),
         ({"kafka.auto.offset.reset": "latest"}, False, "cannot be set: use startingOffsets"),
         ({"highwater.fetch.max.bites": "1"}, False, "highwater.fetch.max.bites has no counterpart"),
     ],

@@ -26,6 +26,8 @@ from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.connection import Connection, NotServedError
 from highwater.client.cluster.offset_lookup import lookup_offsets
+from highwater.client.cluster.tls import client_certificates
+from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -62,9 +64,17 @@ class Admin:
         request_timeout_ms: float = 30_000,
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
+        security_protocol: SecurityProtocol | None = None,
+        ssl_ca_file: FilePath | None = None,
+        ssl_certificate_file: FilePath | None = None,
+        ssl_key_file: FilePath | None = None,
     ) -> None:
         self._cluster = Cluster(
-            bootstrap, client_id=client_id, request_timeout_ms=request_timeout_ms, max_block_ms=max_block_ms
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            max_block_ms=max_block_ms,
+            certificates=client_certificates(locals()),
         )
         self._backoff_s = retry_backoff_ms / 1000
         self._backoff_max_s = retry_backoff_max_ms / 1000

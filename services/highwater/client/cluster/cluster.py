@@ -12,6 +12,7 @@ from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_top
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
+from highwater.client.cluster.tls import tls_problem
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -19,12 +20,14 @@ from highwater.client.exceptions import (
     NetworkError,
     RequestTimedOutError,
     RetriableError,
+    SslAuthenticationError,
     UnknownTopicError,
     error_for,
 )
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
+from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2
@@ -74,7 +77,8 @@ class _Search:
 
 class Cluster:
     """Owned by one producer, consumer or admin. `on_change` is called whenever metadata was merged. With
-    `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for."""
+    `allow_auto_topic_creation` brokers that have `auto.create.topics.enable` make the topics that are looked for;
+    `certificates` are those of a client that speaks TLS."""
 
     def __init__(
         self,
@@ -86,7 +90,9 @@ class Cluster:
         max_block_ms: float = 60_000,
         on_change: Callable[[], None] = lambda: None,
         allow_auto_topic_creation: bool = False,
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self.metadata = Metadata()
         self.client_id = client_id
         self.request_timeout_s = request_timeout_ms / 1000
@@ -118,6 +124,7 @@ class Cluster:
     async def start(self) -> None:
         """Tries for `max_block_ms`, and says in the log that it does. Then raises `NetworkError` where no bootstrap
         broker is there, `RequestTimedOutError` where one is and stays silent, and the client may be started again.
+        Raises `SslAuthenticationError` at once where TLS is why.
         Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
         self.check_process()
         self._closed = False
@@ -137,6 +144,10 @@ class Cluster:
             try:
                 return await self.refresh()
             except RetriableError as error:
+                if monotonic() - told >= STILL_TRYING_EVERY_S and (
+                    problem := await tls_problem(self._bootstrap, self._certificates)
+                ):
+                    raise SslAuthenticationError(problem) from error
                 now = monotonic()
                 left_s = began + self._max_block_s - now
                 if left_s <= 0:
@@ -168,7 +179,7 @@ class Cluster:
     def connection(self, address: str) -> Connection:
         found = self._connections.get(address)
         if found is None:
-            found = self._connections[address] = Connection(address)
+            found = self._connections[address] = Connection(address, self._certificates)
         return found
 
     @property

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from highwater.client.cluster.tls import target
 from highwater.client.exceptions import (
     HighwaterError,
     NetworkError,
@@ -27,6 +28,7 @@ from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
+from highwater.rpc.tls import Certificates
 from highwater.supervision import is_cancelled
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc
@@ -258,8 +260,10 @@ class Connection:
     """One channel to one address, opened at the first use, and anew where it cannot connect. Requests raise
     `HighwaterError`s only."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, certificates: Certificates | None = None) -> None:
+        """`certificates`: those of a client that speaks TLS."""
         self.address = address
+        self._certificates = certificates
         self._link: ReplaceableChannel | None = None
         self._stub: Any = None
         self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None
@@ -269,7 +273,8 @@ class Connection:
     def channel(self) -> grpc.aio.Channel:
         if self._link is None:
             forking.opened(self)
-            self._link = ReplaceableChannel(lambda: open_channel(self.address))
+            opened = target(self.address, self._certificates)
+            self._link = ReplaceableChannel(lambda: open_channel(opened, self._certificates))
         elif self._link.replace_failed():
             self._stub = None
         return self._link.channel

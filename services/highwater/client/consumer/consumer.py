@@ -12,6 +12,8 @@ import pyarrow as pa
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.offset_lookup import lookup_offsets
+from highwater.client.cluster.tls import client_certificates
+from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.consumer.arguments import (
     Partition,
     offsets_to_commit,
@@ -84,6 +86,8 @@ class Consumer:
         on_assigned, on_revoked, on_lost: called with the partitions that were added; that are given up, when it
             returns; that are others' already. They may be coroutine functions, and commit and seek; but not poll, or
             stop it.
+        security_protocol, ssl_ca_file, ssl_certificate_file, ssl_key_file: `SSL` for brokers that speak TLS, and files
+            in PEM; None: what the environment says (`HIGHWATER_SECURITY_PROTOCOL`, `HIGHWATER_SSL_CA_FILE`, ...).
     """
 
     def __init__(
@@ -116,7 +120,12 @@ class Consumer:
         on_assigned: RebalanceCallback | None = None,
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
+        security_protocol: SecurityProtocol | None = None,
+        ssl_ca_file: FilePath | None = None,
+        ssl_certificate_file: FilePath | None = None,
+        ssl_key_file: FilePath | None = None,
     ) -> None:
+        certificates = client_certificates(locals())
         check_options(locals())
         self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
@@ -131,6 +140,7 @@ class Consumer:
             max_age_ms=metadata_max_age_ms,
             max_block_ms=max_block_ms,
             on_change=self._metadata_changed,
+            certificates=certificates,
         )
         settings = FetcherSettings(
             client_id=client_id,

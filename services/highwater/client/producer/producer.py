@@ -14,6 +14,8 @@ import pyarrow as pa
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.metadata import TopicInfo
+from highwater.client.cluster.tls import client_certificates
+from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.exceptions import (
     BufferExhaustedError,
     ClientClosedError,
@@ -74,6 +76,8 @@ class Producer:
         max_block_ms: how long `start` may wait for a broker, `send` and `send_table` for metadata or buffer space.
         delivery_timeout_ms: from `send` to acknowledgement, all retries included; then `DeliveryTimeoutError`.
         retry_backoff_ms, retry_backoff_max_ms: between retries, doubling, with jitter.
+        security_protocol, ssl_ca_file, ssl_certificate_file, ssl_key_file: `SSL` for brokers that speak TLS, and files
+            in PEM; None: what the environment says (`HIGHWATER_SECURITY_PROTOCOL`, `HIGHWATER_SSL_CA_FILE`, ...).
     """
 
     def __init__(
@@ -95,7 +99,12 @@ class Producer:
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
         metadata_max_age_ms: float = 300_000,
+        security_protocol: SecurityProtocol | None = None,
+        ssl_ca_file: FilePath | None = None,
+        ssl_certificate_file: FilePath | None = None,
+        ssl_key_file: FilePath | None = None,
     ) -> None:
+        certificates = client_certificates(locals())
         if acks not in ("all", -1, 1, 0):
             raise InvalidRequestError(f"acks is {acks!r}; it can be 'all', 1 or 0")
         wire_acks = -1 if acks == "all" else int(acks)
@@ -127,6 +136,7 @@ class Producer:
             max_block_ms=max_block_ms,
             on_change=self._metadata_changed,
             allow_auto_topic_creation=True,
+            certificates=certificates,
         )
         settings = SenderSettings(
             client_id=client_id,

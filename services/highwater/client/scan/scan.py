@@ -11,6 +11,8 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP, bootstrap_addresses
+from highwater.client.cluster.tls import client_certificates
+from highwater.client.cluster.tls_options import FilePath, SecurityProtocol, TlsOptions
 from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt, PassedOver
 from highwater.client.exceptions import ClientClosedError
 from highwater.client.scan.bounds import OffsetRange, decided, partitions_read, times_asked
@@ -48,6 +50,8 @@ class Scan:
         on_corrupt: a batch that cannot be read raises `CorruptRecordError` (`error`), or is passed over whole (`skip`),
             as the `Consumer` does.
         max_block_ms: how long `start` may wait for a broker.
+        security_protocol, ssl_ca_file, ssl_certificate_file, ssl_key_file: `SSL` for brokers that speak TLS, and files
+            in PEM; None: what the environment says (`HIGHWATER_SECURITY_PROTOCOL`, `HIGHWATER_SSL_CA_FILE`, ...).
     """
 
     def __init__(
@@ -69,7 +73,18 @@ class Scan:
         on_corrupt: OnCorrupt = "error",
         max_block_ms: float = 60_000,
         request_timeout_ms: float = 30_000,
+        security_protocol: SecurityProtocol | None = None,
+        ssl_ca_file: FilePath | None = None,
+        ssl_certificate_file: FilePath | None = None,
+        ssl_key_file: FilePath | None = None,
     ) -> None:
+        self._tls = TlsOptions(
+            security_protocol=security_protocol,
+            ssl_ca_file=ssl_ca_file,
+            ssl_certificate_file=ssl_certificate_file,
+            ssl_key_file=ssl_key_file,
+        )
+        client_certificates(self._tls)  # what is wrong with them is said here
         self.schema: pa.Schema = scan_schema(columns)
         self._topic = topic
         self._start = parse_positions("start", start)
@@ -168,6 +183,7 @@ class Scan:
             corrupt=self._corrupt,
             max_block_ms=self._max_block_ms,
             request_timeout_ms=self._request_timeout_ms,
+            **self._tls,
         )
 
     def _check_not_stopped(self) -> None:

@@ -1,7 +1,7 @@
 """`highwater.*` and `kafka.*` options as settings of the SDK's clients. Pure.
 
 `highwater.fetch.max.bytes` is `fetch_max_bytes` of the `Consumer`. Kafka's names are taken where the SDK has the same
-thing. What would change the meaning of a job if it were dropped (security, isolation) is refused; what only tunes a
+thing. What would change the meaning of a job if it were dropped (SASL, isolation) is refused; what only tunes a
 part of Kafka's client that does not exist here is dropped.
 """
 
@@ -60,6 +60,7 @@ _OF_GROUPS = frozenset(
         "on_lost",
     }
 )
+_PROTOCOLS = ("PLAINTEXT", "SSL")
 Client = Literal["Consumer", "Producer", "Admin"]
 
 
@@ -74,6 +75,8 @@ def check_client_settings(options: Mapping[str, str]) -> None:
             raise OptionError(f"option {option} cannot be set: use {_INSTEAD[name]}")
         if name not in known and name not in _DROPPED:
             raise OptionError(f"option {option} has no counterpart in Highwater: remove it")
+        if name == "security_protocol" and options[option].strip() not in _PROTOCOLS:
+            raise OptionError(f"option {option} is {options[option]!r}; it can be PLAINTEXT or SSL")
 
 
 def client_settings(options: Mapping[str, str], client: Client) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Clients and TLS: which files count, and one sentence, at once, where it does not come about."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from highwater.client import Admin, InvalidRequestError, Producer, SslAuthenticationError
+from highwater.client.cluster.tls import client_certificates
+from highwater.client.cluster.tls_options import VARIABLES
+from highwater.rpc.server import RpcServer
+from highwater.rpc.tls import Certificates, TlsFiles, server_credentials
+
+NONE: dict[str, Any] = dict.fromkeys(("security_protocol", "ssl_ca_file", "ssl_certificate_file", "ssl_key_file"), None)
+
+
+def write(directory: Path, authority: trustme.CA) -> dict[str, Any]:
+    directory.mkdir()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(directory / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(directory / "tls.pem")
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    return {
+        "security_protocol": "SSL",
+        "ssl_ca_file": directory / "ca.pem",
+        "ssl_certificate_file": directory / "tls.pem",
+        "ssl_key_file": directory / "key.pem",
+    }
+
+
+def test_options_go_before_the_environment(tmp_path: Path) -> None:
+    given, others = write(tmp_path / "a", trustme.CA()), write(tmp_path / "b", trustme.CA())
+    environment = dict(zip(VARIABLES, ("SSL", *(str(each) for each in list(others.values())[1:])), strict=True))
+    assert client_certificates(NONE, {}) is None
+    assert client_certificates({**NONE, "security_protocol": "PLAINTEXT"}, environment) is None
+    assert client_certificates(NONE, {**environment, VARIABLES[0]: "PLAINTEXT"}) is None
+    found = client_certificates(NONE, environment)
+    assert found is not None
+    assert found.files.files == tuple(list(others.values())[1:])
+    found = client_certificates({**given, "security_protocol": None}, environment)
+    assert found is not None
+    assert found.files.files == tuple(list(given.values())[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"security_protocol": "SASL_SSL"}, "security_protocol is 'SASL_SSL'; it can be PLAINTEXT or SSL"),
+        ({"ssl_ca_file": "/ca.pem"}, "ssl_ca_file is set, and security_protocol is PLAINTEXT"),
+        ({"security_protocol": "SSL", "ssl_ca_file": "/no/ca.pem"}, "ssl_ca_file /no/ca.pem cannot be read"),
+        ({"security_protocol": "SSL", "ssl_key_file": "/key"}, "ssl_key_file is set without ssl_certificate_file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_the_client_is_made(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        Producer("127.0.0.1:9092", **options)
+
+
+@pytest.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[tuple[RpcServer, dict[str, Any]]]:
+    options = write(tmp_path / "client", trustme.CA())
+    files = TlsFiles(*(tmp_path / "client" / name for name in ("ca.pem", "tls.pem", "key.pem")))
+    credentials = server_credentials(Certificates(files), require=True)
+    server = RpcServer(["ssl:127.0.0.1:0", "127.0.0.1:0"], credentials=credentials)
+    await server.start([])
+    yield server, options
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (NONE, "speaks TLS: set security_protocol to SSL, and ssl_ca_file"),
+        ({"ssl_certificate_file": None, "ssl_key_file": None}, "wants a certificate of its clients: set ssl_cert"),
+        ({"ssl_ca_file": None}, "is signed by no public authority .*: set ssl_ca_file"),
+    ],
+)
+async def test_a_client_that_cannot_start_for_tls_says_so_at_once(
+    secured: tuple[RpcServer, dict[str, Any]], changes: dict[str, Any], told: str
+) -> None:
+    server, options = secured
+    address = server.addresses[0].removeprefix("ssl:")
+    with pytest.raises(SslAuthenticationError, match=told):
+        await Admin(address, **{**options, **changes}).start()  # which may try for a minute
+
+
+async def test_a_listener_without_tls_is_told_as_well(secured: tuple[RpcServer, dict[str, Any]]) -> None:
+    server, options = secured
+    with pytest.raises(SslAuthenticationError, match="does not speak TLS: set security_protocol to PLAINTEXT"):
+        await Admin(server.addresses[1], **options).start()
