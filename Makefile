@@ -1,6 +1,7 @@
 # The habits of this repository. Everything installs into .venv, made by the first command that needs it.
 #
-#   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java
+#   make demo         a cluster, 336,776 real records, a killed broker, the proof, and Spark where there is Java; with
+#                     SECURE=1 by mutual TLS
 #   make test         unit, property, scenario, simulation and integration tests, and test-spark where there is Java
 #   make test-package  a wheel and a source distribution, built, installed into an empty environment and used there
 #   make test-spark   tests against a real Spark (Java 17 or newer; PYSPARK=4.3.0 takes another than the oldest supported)
@@ -48,7 +49,7 @@ HAS_JAVA = $(BIN)/python -c 'from highwater.spark.pipelines.session.spark_sessio
 # Spark's part is left out where there is no Java for it; the demo says so.
 demo: $(VENV)/.demo
 	@! $(HAS_JAVA) 2>/dev/null || $(MAKE) --no-print-directory $(SPARK_VENV)/.demo
-	@$(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
+	@SECURE=$(SECURE) $(BIN)/python demo/flights.py $(SPARK_VENV)/bin/python
 
 test: $(VENV)/.dev
 ifdef PYTEST_ARGS

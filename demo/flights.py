@@ -7,6 +7,8 @@ was lost, duplicated or reordered.
 
     python flights.py [SPARK_PYTHON]
 
+With SECURE=1 in the environment everything speaks mutual TLS, by certificates that are made for the run.
+
 The Python of an environment with Spark runs the last part, `flights_on_spark.py`: the topic archived to a table and
 rolled up by Spark. Where Java is missing the demo says so and ends without it.
 """
@@ -120,9 +122,12 @@ class Watch:
         return sum(len(state.isr) < REPLICATION_FACTOR for state in self.states.values())
 
 
-async def watch(watched: Watch, etcd: str) -> None:
+async def watch(watched: Watch, cluster: LocalCluster) -> None:
     """Follows the states of the topic's partitions until it is cancelled."""
-    async with Store([etcd]) as store, contextlib.aclosing(watch_cluster(store, Keys(CLUSTER))) as updates:
+    async with (
+        Store([cluster.etcd], tls=cluster.etcd_tls) as store,
+        contextlib.aclosing(watch_cluster(store, Keys(CLUSTER))) as updates,
+    ):
         async for update in updates:
             if isinstance(update, ClusterSnapshot):
                 found = [(topic, number, value) for (topic, number), value in update.states.items()]
@@ -240,7 +245,7 @@ async def run(cluster: LocalCluster, flights: list[Departure]) -> bool:
             f"topic {TOPIC}: {made.partitions} partitions, replication factor {made.replication_factor}, "
             f"min.insync.replicas {MIN_INSYNC_REPLICAS}"
         )
-        watching = asyncio.create_task(watch(watched, cluster.etcd))
+        watching = asyncio.create_task(watch(watched, cluster))
         await watched.until(lambda: len(watched.states) == PARTITIONS, 10)
         victim = victim_of(watched)
         with progress_bars() as bars:
@@ -364,12 +369,15 @@ def main(spark_python: str | None = None) -> int:
             return 1
     screen.print(f"{len(flights):,} departures of {len({flight.carrier for flight in flights})} carriers")
     with tempfile.TemporaryDirectory(prefix="highwater-demo-") as data:
-        cluster = LocalCluster(LocalClusterSettings(Path(data) / "cluster", brokers=3, port=0))
+        secure = os.environ.get("SECURE", "") not in ("", "0")
+        cluster = LocalCluster(LocalClusterSettings(Path(data) / "cluster", brokers=3, port=0, secure=secure))
         started = time.monotonic()
         try:
             with screen.status("starting etcd, a controller and three brokers …"):
                 cluster.start()
-            screen.print(f"etcd, a controller and three brokers started in {time.monotonic() - started:.1f} s")
+            os.environ.update(cluster.client_environment)  # every client's, Spark's too
+            how = ", with mutual TLS at every port" if secure else ""
+            screen.print(f"etcd, a controller and three brokers started in {time.monotonic() - started:.1f} s{how}")
             sound = asyncio.run(run(cluster, flights))
             if sound:
                 screen.print("[green]nothing lost, duplicated or reordered[/green]")

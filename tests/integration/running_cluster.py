@@ -148,7 +148,7 @@ async def deployment(cluster: LocalCluster) -> AsyncGenerator[Deployment]:
     for process in cluster.processes.values():
         if not process.running:
             process.start()
-    async with Store([cluster.etcd]) as store, Admin(cluster.bootstrap) as admin:
+    async with Store([cluster.etcd], tls=cluster.etcd_tls) as store, Admin(cluster.bootstrap) as admin:
         found = Deployment(cluster, store, admin)
         await found.registered(cluster.settings.brokers)
         yield found

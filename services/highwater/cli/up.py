@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import threading
@@ -28,11 +29,16 @@ def up(
             "--set", metavar="KEY=VALUE", help="a setting for every service that knows it, e.g. log.segment.bytes=…"
         ),
     ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="mutual TLS at every port, by certificates that are made in the data directory"),
+    ] = False,
 ) -> None:
     """Start etcd, a controller and some brokers, and stop them all on Ctrl-C.
 
     A process that ends by itself is started again."""
     with needing("local", "highwater up"):
+        from highwater.cli.local_authority import ENVIRONMENT
         from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
 
     stop = threading.Event()
@@ -43,7 +49,9 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     cluster = LocalCluster(
-        LocalClusterSettings(data=data, brokers=brokers, port=port, settings=parse_settings(setting or []))
+        LocalClusterSettings(
+            data=data, brokers=brokers, port=port, settings=parse_settings(setting or []), secure=secure
+        )
     )
     started = time.monotonic()
     try:
@@ -61,6 +69,8 @@ def up(
         ],
     )
     screen.print(f"ready in {time.monotonic() - started:.1f} s, data in {data}. Ctrl-C stops everything.")
+    if secure:
+        screen.print(f"it takes those who show a certificate: . {shlex.quote(str(cluster.security / ENVIRONMENT))}")
     sys.stdout.flush()
     while not stop.wait(0.2):
         for name in cluster.restart_dead():

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from highwater.errors import UserError
 from highwater.extras import how_to_install
 from highwater.rpc.local_process import free_ports, tied_to_parent
 from highwater.rpc.settings import ETCD_BINARY_VARIABLE
+from highwater.rpc.tls import TlsFiles
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -71,10 +73,18 @@ def find_etcd() -> Path:
 
 
 def etcd_command(
-    data_dir: Path, client_port: int, peer_port: int, host: str = "127.0.0.1", *, fsync: bool = True
+    data_dir: Path,
+    client_port: int,
+    peer_port: int,
+    host: str = "127.0.0.1",
+    *,
+    fsync: bool = True,
+    tls: TlsFiles | None = None,
 ) -> list[str]:
-    """The command line of a single-member etcd. Raises `EtcdMissingError`."""
-    client, peer = f"http://{host}:{client_port}", f"http://{host}:{peer_port}"
+    """The command line of a single-member etcd; with `tls` it takes those alone who show a certificate of its
+    authority. Raises `EtcdMissingError`."""
+    scheme = "http" if tls is None else "https"
+    client, peer = f"{scheme}://{host}:{client_port}", f"{scheme}://{host}:{peer_port}"
     return [
         str(find_etcd()),
         "--name=highwater",
@@ -91,12 +101,26 @@ def etcd_command(
         "--auto-compaction-retention=1h",
         "--log-level=warn",
         *([] if fsync else ["--unsafe-no-fsync"]),
+        *([] if tls is None else _mutual_tls("", tls) + _mutual_tls("peer-", tls)),
     ]
 
 
-def etcd_healthy(address: str, timeout_s: float = 1.0) -> bool:
+def _mutual_tls(whose: str, tls: TlsFiles) -> list[str]:
+    return [
+        f"--{whose}cert-file={tls.certificate_file}",
+        f"--{whose}key-file={tls.key_file}",
+        f"--{whose}trusted-ca-file={tls.ca_file}",
+        f"--{whose}client-cert-auth",
+    ]
+
+
+def etcd_healthy(address: str, timeout_s: float = 1.0, tls: TlsFiles | None = None) -> bool:
     """True where the etcd at `host:port` answers and can write."""
-    connection = http.client.HTTPConnection(address, timeout=timeout_s)
+    connection = (
+        http.client.HTTPConnection(address, timeout=timeout_s)
+        if tls is None
+        else http.client.HTTPSConnection(address, timeout=timeout_s, context=_http_context(tls))
+    )
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
@@ -105,6 +129,12 @@ def etcd_healthy(address: str, timeout_s: float = 1.0) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _http_context(tls: TlsFiles) -> ssl.SSLContext:
+    context = tls.context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class LocalEtcd:
