@@ -43,6 +43,7 @@ OF_THE_CHART = frozenset(
         "health.listen",
         "host.address",
         "inter.broker.listener.name",
+        "listener.security.protocol.map",
         "listen",
         "listeners",
         "log.dirs",
@@ -50,6 +51,10 @@ OF_THE_CHART = frozenset(
         "metrics.listen",
         "rack",
         "replica.manager",
+        "ssl.ca.file",
+        "ssl.certificate.file",
+        "ssl.client.auth",
+        "ssl.key.file",
     }
 )
 """Settings that differ from pod to pod: the templates give them."""
@@ -145,6 +150,7 @@ def schema() -> dict[str, Any]:
                 "image": closed({**image, "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}}),
                 "imagePullSecrets": each(text),
                 "layout": one_of("colocated", "separate"),
+                "tls": closed({"secretName": text, "clientAuth": one_of("none", "required")}),
                 "settings": settings_of(*SERVICES),
                 "broker": closed(
                     {

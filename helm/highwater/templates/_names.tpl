@@ -66,6 +66,56 @@ etcd.key.file=/etc/highwater-etcd/tls.key
 {{- end }}
 {{- end }}
 
+{{/* The files of TLS, as settings of a service. */}}
+{{- define "highwater.tlsSettings" -}}
+{{- if .Values.tls.secretName }}
+ssl.ca.file=/etc/highwater-tls/ca.crt
+ssl.certificate.file=/etc/highwater-tls/tls.crt
+ssl.key.file=/etc/highwater-tls/tls.key
+{{- end }}
+{{- end }}
+
+{{/* The same for a client, as variables. */}}
+{{- define "highwater.tlsEnvironment" -}}
+{{- if .Values.tls.secretName }}
+- {name: HIGHWATER_SECURITY_PROTOCOL, value: SSL}
+- {name: HIGHWATER_SSL_CA_FILE, value: /etc/highwater-tls/ca.crt}
+- {name: HIGHWATER_SSL_CERTIFICATE_FILE, value: /etc/highwater-tls/tls.crt}
+- {name: HIGHWATER_SSL_KEY_FILE, value: /etc/highwater-tls/tls.key}
+{{- end }}
+{{- end }}
+
+{{- define "highwater.tlsMount" -}}
+{{- if .Values.tls.secretName }}
+- {name: tls, mountPath: /etc/highwater-tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "highwater.tlsVolume" -}}
+{{- with .Values.tls.secretName }}
+- name: tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{/* Before an address at which TLS is spoken. */}}
+{{- define "highwater.ssl" -}}
+{{- if .Values.tls.secretName }}ssl:{{ end -}}
+{{- end }}
+
+{{/* The port of a service's probes, which speak no TLS: (list $ port healthPort). */}}
+{{- define "highwater.probePort" -}}
+{{- ternary (index . 2) (index . 1) (ne (index . 0).Values.tls.secretName "") -}}
+{{- end }}
+
+{{/* Has a service listen for probes where its other port speaks TLS: (list $ healthPort). */}}
+{{- define "highwater.healthListen" -}}
+{{- if (index . 0).Values.tls.secretName }}
+- --set=health.listen=0.0.0.0:{{ index . 1 }}
+- --set=ssl.client.auth=required
+{{- end }}
+{{- end }}
+
 {{- define "highwater.etcdMount" -}}
 {{- if .Values.etcd.tls.secretName }}
 - {name: etcd-tls, mountPath: /etc/highwater-etcd, readOnly: true}

@@ -177,7 +177,7 @@ class ReplicaManagerSettings(TlsServiceSettings, LogDefaultsSettings, LogStorage
 
 
 def _by_name(client_auth: str) -> dict[str, str]:
-    """What `ssl.client.auth` says of listeners by their names; empty: the same of all."""
+    """The listeners that `ssl.client.auth` names, and what it says of each; empty: it says the same of all."""
     if ":" not in client_auth:
         check_client_auth(client_auth)
         return {}

@@ -181,6 +181,45 @@ def test_tls_to_the_own_etcd(tmp_path: Path) -> None:
 
 @with_helm
 @pytest.mark.parametrize("layout", ["colocated", "separate"])
+@pytest.mark.parametrize("secret", ["", "certificates"])
+def test_tls_of_listeners_leaves_probes_without_it(layout: str, secret: str, tmp_path: Path) -> None:
+    values = {"layout": layout, "tls": {"secretName": secret, "clientAuth": "none"}, "topics": [{"name": "events"}]}
+    rendered = render(values, tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    documents = [one for one in yaml.safe_load_all(rendered.stdout) if one]
+    services = 0
+    for one in documents:
+        if one["kind"] == "ConfigMap":
+            for name, text in one["data"].items():
+                if name.endswith(".properties"):
+                    assert ("ssl.key.file=/etc/highwater-tls/tls.key" in text) == bool(secret), name
+        if one["kind"] not in ("StatefulSet", "Job", "Pod") or one["metadata"]["name"].endswith("-etcd"):
+            continue
+        pod = one["spec"] if one["kind"] == "Pod" else one["spec"]["template"]["spec"]
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            said = " ".join(container.get("args", []))
+            assert ("/etc/highwater-tls" in str(container["volumeMounts"])) == bool(secret)
+            assert ("{'name': 'tls', " in str(pod["volumes"])) == bool(secret)
+            if "livenessProbe" not in container:
+                assert ("HIGHWATER_SECURITY_PROTOCOL" in str(container["env"] if secret else "")) == bool(secret)
+                continue
+            services += 1
+            if container["name"] == "replica-manager":
+                assert ("listener.security.protocol.map=CLIENT:SSL,INTERNAL:SSL" in said) == bool(secret)
+                assert ("ssl.client.auth=CLIENT:none,INTERNAL:required" in said) == bool(secret)
+            else:
+                assert ("ssl.client.auth=required" in said) == bool(secret)
+            probed = {probe["grpc"]["port"] for key, probe in container.items() if key.endswith("Probe")}
+            (health,) = re.findall(r"health.listen=0.0.0.0:(\d+)", said) or [""]
+            assert not secret or probed == {int(health)}
+            for addresses in re.findall(r"--set=(?:listen|advertised.listener|\w+.manager|log.storage)=(\S+)", said):
+                for each in addresses.split(","):
+                    assert each.startswith("unix:") or each.startswith("ssl:") == bool(secret), said
+    assert services == 4
+
+
+@with_helm
+@pytest.mark.parametrize("layout", ["colocated", "separate"])
 def test_each_service_gets_the_settings_that_it_has(layout: str, tmp_path: Path) -> None:
     values = {
         "layout": layout,

@@ -21,6 +21,7 @@ securityContext:
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: ORDINAL
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+{{- include "highwater.tlsEnvironment" . }}
 {{- end }}
 
 {{- define "highwater.logStorage" -}}
@@ -35,9 +36,9 @@ ports:
   - {name: ls-metrics, containerPort: 9406}
 # It is live while it recovers, for as long as that takes.
 livenessProbe:
-  {{- include "highwater.probe" (list 9083 "live" 10 6) | nindent 2 }}
+  {{- include "highwater.probe" (list (include "highwater.probePort" (list . 9083 9081)) "live" 10 6) | nindent 2 }}
 startupProbe:
-  {{- include "highwater.probe" (list 9083 "live" 1 60) | nindent 2 }}
+  {{- include "highwater.probe" (list (include "highwater.probePort" (list . 9083 9081)) "live" 1 60) | nindent 2 }}
 resources: {{- toYaml .Values.broker.resources.logStorage | nindent 2 }}
 volumeMounts:
   - {name: run, mountPath: /run/highwater}
@@ -46,11 +47,13 @@ volumeMounts:
   {{- range $n := until (int .Values.broker.storage.logDirs) }}
   - {name: data-{{ $n }}, mountPath: /data/{{ $n }}}
   {{- end }}
+  {{- with include "highwater.tlsMount" . }}{{ . | nindent 2 }}{{ end }}
 command: [python, -m, highwater.log_storage]
 args:
   - --config=/etc/highwater/log-storage.properties
   - --set=broker.id=$(ORDINAL)
   - --set=metrics.listen=0.0.0.0:9406
+  {{- with include "highwater.healthListen" (list . 9081) }}{{ . | nindent 2 }}{{ end }}
 {{- end }}
 
 {{- define "highwater.fetcher" -}}
@@ -64,19 +67,21 @@ ports:
   - {name: fetcher, containerPort: 9084}
   - {name: f-metrics, containerPort: 9405}
 livenessProbe:
-  {{- include "highwater.probe" (list 9084 "live" 10 6) | nindent 2 }}
+  {{- include "highwater.probe" (list (include "highwater.probePort" (list . 9084 9082)) "live" 10 6) | nindent 2 }}
 startupProbe:
-  {{- include "highwater.probe" (list 9084 "live" 1 60) | nindent 2 }}
+  {{- include "highwater.probe" (list (include "highwater.probePort" (list . 9084 9082)) "live" 1 60) | nindent 2 }}
 resources: {{- toYaml .Values.broker.resources.fetcher | nindent 2 }}
 volumeMounts:
   - {name: run, mountPath: /run/highwater}
   - {name: temporary, mountPath: /tmp}
   - {name: settings, mountPath: /etc/highwater, readOnly: true}
+  {{- with include "highwater.tlsMount" . }}{{ . | nindent 2 }}{{ end }}
 command: [python, -m, highwater.fetcher]
 args:
   - --config=/etc/highwater/fetcher.properties
   - --set=broker.id=$(ORDINAL)
   - --set=metrics.listen=0.0.0.0:9405
+  {{- with include "highwater.healthListen" (list . 9082) }}{{ . | nindent 2 }}{{ end }}
 {{- end }}
 
 {{- define "highwater.replicaManager" -}}
@@ -106,6 +111,7 @@ volumeMounts:
   - {name: temporary, mountPath: /tmp}
   - {name: settings, mountPath: /etc/highwater, readOnly: true}
   {{- with include "highwater.etcdMount" . }}{{ . | nindent 2 }}{{ end }}
+  {{- with include "highwater.tlsMount" . }}{{ . | nindent 2 }}{{ end }}
 command: [python, -m, highwater.replica_manager]
 args:
   - --config=/etc/highwater/replica-manager.properties
@@ -121,6 +127,10 @@ args:
   - --set=advertised.listeners={{ include "highwater.advertised" (list . "$(POD_NAME)" "") }}
   {{- end }}
   - --set=inter.broker.listener.name=INTERNAL
+  {{- if .Values.tls.secretName }}
+  - --set=listener.security.protocol.map=CLIENT:SSL,INTERNAL:SSL{{ if .Values.externalAccess.enabled }},EXTERNAL:SSL{{ end }}
+  - --set=ssl.client.auth=CLIENT:{{ .Values.tls.clientAuth }},INTERNAL:required{{ if .Values.externalAccess.enabled }},EXTERNAL:{{ .Values.tls.clientAuth }}{{ end }}
+  {{- end }}
   # Of the pod itself: what a Service or a mesh answers says nothing of this process.
   - --set=host.address=$(POD_IP):9090
   - --set=health.listen=0.0.0.0:9080
@@ -153,6 +163,7 @@ args:
 - name: settings
   configMap: {name: {{ include "highwater.fullname" . }}-broker}
 {{- include "highwater.etcdVolume" . }}
+{{- include "highwater.tlsVolume" . }}
 {{- end }}
 
 {{- define "highwater.volumeClaims" -}}

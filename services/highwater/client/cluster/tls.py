@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
-from highwater.client.cluster.tls_options import VARIABLES, SecurityProtocol
+from highwater.client.cluster.tls_options import VARIABLES, SecurityProtocol, TlsOptions
 from highwater.client.exceptions import InvalidRequestError
 from highwater.errors import UserError
 from highwater.rpc.listeners import with_tls, without_tls
@@ -51,6 +51,11 @@ def client_certificates(
         return Certificates(TlsFiles(*(Path(str(each)) if each else None for each in given), names=CLIENT))
     except UserError as error:
         raise InvalidRequestError(str(error)) from None
+
+
+def environment_certificates() -> Certificates | None:
+    """Those of a client that is given no options. Raises `InvalidRequestError`."""
+    return client_certificates(dict.fromkeys(TlsOptions.__annotations__))
 
 
 def target(address: str, certificates: Certificates | None) -> str:

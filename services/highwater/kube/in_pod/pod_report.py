@@ -13,6 +13,7 @@ from typing import Any
 
 TIMEOUT_S = 5.0
 SOCKET = "/run/highwater/log-storage.sock"
+TCP = "127.0.0.1:9083"  # where log-storage has a pod of its own
 
 
 def metrics(url: str) -> str:
@@ -26,12 +27,18 @@ def log_dirs() -> dict[str, Any]:
     import grpc  # noqa: PLC0415 - a pod without log-storage needs none of it
     from google.protobuf.json_format import MessageToDict  # noqa: PLC0415
 
+    from highwater.client.cluster.tls import environment_certificates  # noqa: PLC0415
     from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc  # noqa: PLC0415
 
-    address = f"unix:{SOCKET}" if os.path.exists(SOCKET) else "127.0.0.1:9083"
+    address = f"unix:{SOCKET}" if os.path.exists(SOCKET) else TCP
     # The directories alone: one log is asked for, which nobody has.
     nobodys = common_pb2.PartitionKey(topic_id=bytes(16), partition=0)
-    with grpc.insecure_channel(address) as channel:
+    certificates = environment_certificates() if address == TCP else None
+    with (
+        grpc.insecure_channel(address)
+        if certificates is None
+        else grpc.secure_channel(address, certificates.credentials())
+    ) as channel:
         stub: Any = log_storage_pb2_grpc.LogStorageStub(channel)
         answer = stub.DescribeLogs(log_storage_pb2.DescribeLogsRequest(partitions=[nobodys]), timeout=TIMEOUT_S)
     described: dict[str, Any] = MessageToDict(

@@ -22,6 +22,6 @@ ETCD = TlsNames(
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings(TlsFiles):
-    """Where etcd authenticates its users, this one is the certificate's common name (CN)."""
+    """The files of a client of etcd: where that authenticates its users, this one is the certificate's common name."""
 
     names: TlsNames = field(default=ETCD, kw_only=True)
