@@ -52,6 +52,15 @@ def test_the_version() -> None:
     assert "--version" in highwater_command("--help").stdout
 
 
+def test_files_of_tls_are_for_its_protocol() -> None:
+    done = highwater_command("--ssl-ca-file", "ca.pem", "topics", "list")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--ssl-ca-file is for --security-protocol SSL: give both" in done.stderr
+    done = highwater_command("--security-protocol", "SSL", "--ssl-ca-file", "/no/ca.pem", "topics", "list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ssl_ca_file /no/ca.pem cannot be read" in done.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [
