@@ -24,15 +24,13 @@ class ScaleCluster(LocalCluster):
     def __init__(self, data: Path, *, observed: bool = False) -> None:
         super().__init__(LocalClusterSettings(data, brokers=BROKERS, port=0, controllers=CONTROLLERS))
         self.observed = observed
-        self._ports = free_ports(2 * (BROKERS * len(SERVICES) + CONTROLLERS))
-        self._metrics: dict[str, str] = {}  # addresses by process
+        self._ports = free_ports(BROKERS * len(SERVICES) + CONTROLLERS)
         self._observers: dict[str, str] = {}
 
     def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
-        metrics, observer = (f"127.0.0.1:{self._ports.pop()}" for _ in range(2))
-        self._metrics[name] = metrics
-        super()._add_service(name, package, {**settings, "metrics.listen": metrics})
+        super()._add_service(name, package, settings)
         if self.observed:
+            observer = f"127.0.0.1:{self._ports.pop()}"
             self._observers[name] = observer
             command = self.processes[name].command
             command[1:3] = ["-m", "bench.scale.observed", observer, command[2]]
@@ -40,7 +38,7 @@ class ScaleCluster(LocalCluster):
 
     def metrics(self, name: str) -> Samples:
         """What a process tells Prometheus. Raises `ConnectionError` where it does not answer."""
-        return _scraped(name, self._metrics[name])
+        return _scraped(name, self.metrics_addresses[name])
 
     def longest_delay(self) -> tuple[float, str]:
         """Seconds of the longest delay of an event loop since this was asked before, and the process whose it is; of
@@ -59,7 +57,7 @@ class ScaleCluster(LocalCluster):
 
     def services(self) -> list[str]:
         """The processes that serve metrics: all but etcd."""
-        return list(self._metrics)
+        return list(self.metrics_addresses)
 
     def controllers(self) -> list[str]:
         return [controller_name(controller) for controller in range(CONTROLLERS)]

@@ -44,6 +44,8 @@ def problem(error: ErrorDetails) -> str:
             return f"{given} is too small: it is more than {bounds['gt']}"
         case "less_than":
             return f"{given} is too large: it is less than {bounds['lt']}"
+        case "literal_error" | "enum":
+            return f"{given!r} is none of {bounds['expected']}"
         case "value_error" | "assertion_error":
             return str(bounds["error"])
     return error["msg"]

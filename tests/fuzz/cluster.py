@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from highwater.cli.local_cluster import LocalCluster, LocalClusterSettings
-from highwater.rpc.local_process import free_ports
 
 BROKERS = 2
 SETTINGS = {
@@ -17,16 +16,8 @@ SETTINGS = {
 
 
 class FuzzedCluster(LocalCluster):
-    """`metrics` has by process the address of its metrics."""
-
     def __init__(self, data: Path) -> None:
         super().__init__(LocalClusterSettings(data, brokers=BROKERS, port=0, settings=SETTINGS))
-        self.metrics: dict[str, str] = {}
-
-    def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
-        (port,) = free_ports(1, self.settings.host)
-        self.metrics[name] = f"{self.settings.host}:{port}"
-        super()._add_service(name, package, {**settings, "metrics.listen": self.metrics[name]})
 
     @property
     def client_addresses(self) -> list[str]:

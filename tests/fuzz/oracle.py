@@ -79,7 +79,7 @@ class Oracle:
             watched = self._watched[name] = _Watched(process.pid, process.log_file)
             watched.read = process.log_file.stat().st_size
             watched.memory_bytes, watched.waited_s = _memory_bytes(process.pid), _waited_s(process.pid)
-        for address in self._cluster.metrics.values():
+        for address in self._cluster.metrics_addresses.values():
             await asyncio.to_thread(_longest_delay_s, address)  # what the start took is begun anew
         self._terms = await self._read_terms()
         return self
@@ -123,7 +123,7 @@ class Oracle:
     async def _paused(self) -> list[str]:
         found = []
         reference_s = await self._reference_s()
-        for name, address in self._cluster.metrics.items():
+        for name, address in self._cluster.metrics_addresses.items():
             watched = self._watched[name]
             delay_s = await asyncio.to_thread(_longest_delay_s, address)
             waited_s = _waited_s(watched.pid)

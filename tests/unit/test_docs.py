@@ -37,7 +37,10 @@ SERVICES = {
 }
 NOT_INSTALLED = ("duckdb", "fastapi", "polars", "pyspark")  # in the environment of the tests; what examples use besides
 EXPORTED = {"cli": "group"}  # what `highwater groups export` serves begins so; all else with the package's name
-METRIC_SUFFIXES = {"counter": "_total", "gauge": "", "latency": "_seconds"}
+METRIC_SUFFIXES = {
+    **{"counter": "_total", "gauge": "", "latency": "_seconds"},
+    **{"read_counter": "_total", "read_gauge": "", "timing": "_seconds"},
+}
 
 
 def section(page: Path, heading: str) -> str:
@@ -94,7 +97,7 @@ def test_no_page_names_a_metric_that_does_not_exist(page: Path) -> None:
 def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if value not in ("", {}) else "empty"
+    return str(value) if value not in ("", {}, []) else "empty"
 
 
 @pytest.mark.parametrize("service", SERVICES)

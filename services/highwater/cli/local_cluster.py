@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -95,6 +95,8 @@ class LocalClusterSettings:
     secure: bool = False
     """Mutual TLS at every port, etcd's too, by certificates that it makes in `security/`; Unix sockets within a broker
     only."""
+    metrics_port: int | None = 0
+    """Of the first process that serves metrics; the others follow. 0: free ports. None: none serves them."""
 
 
 class LocalCluster:
@@ -113,6 +115,8 @@ class LocalCluster:
         self.etcd = ""
         self.addresses: dict[str, str] = {}
         """Of each service's process by its name, as its peers use it: of a replica-manager the internal listener."""
+        self.metrics_addresses: dict[str, str] = {}
+        """The `host:port` of each process that serves metrics, by its name."""
         self._client_addresses: list[str] = []  # by broker
         self._held: set[str] = set()
         self._restart_at: dict[str, float] = {}
@@ -122,6 +126,7 @@ class LocalCluster:
         # Where it is secure; etcd has an authority of its own, since one that runs takes up no other.
         self._authority: LocalAuthority | None = None
         self._etcd_authority: LocalAuthority | None = None
+        self._metrics_ports: list[int] = []
         self._cancelled: Callable[[], bool] = lambda: False
 
     def start(
@@ -184,7 +189,10 @@ class LocalCluster:
             self._issue(CLIENT, wanted.host)
             self._authority.write_environment()
         inner = len(SERVICES) if wanted.tcp_only else int(self._tcp_between_brokers)
-        self._free_ports = free_ports(2 + wanted.controllers + inner * wanted.brokers, host)
+        measured = wanted.controllers + len(SERVICES) * wanted.brokers
+        own = 2 + wanted.controllers + inner * wanted.brokers
+        self._free_ports = free_ports(own + (measured if wanted.metrics_port == 0 else 0), host)
+        self._metrics_ports = self._wanted_metrics_ports(measured)
         etcd_client, etcd_peer = self._free_ports.pop(), self._free_ports.pop()
         self.etcd = f"{etcd_host}:{etcd_client}"
         etcd_tls = None if self._etcd_authority is None else self._etcd_authority.issue("etcd", _names_of(etcd_host))
@@ -209,11 +217,21 @@ class LocalCluster:
                 {
                     "bootstrap": self.bootstrap,
                     "internal_bootstrap": self.internal_bootstrap,
+                    "metrics": self.metrics_addresses,
                     "pids": {name: process.pid for name, process in self.processes.items()},
                 },
                 indent=1,
             )
         )
+        if self.metrics_addresses:
+            self.metrics_file.write_text(
+                json.dumps([_target(*item) for item in self.metrics_addresses.items()], indent=1)
+            )
+
+    @property
+    def metrics_file(self) -> Path:
+        """The list of the processes that serve metrics, for Prometheus's `file_sd_configs`."""
+        return self.settings.data / "metrics.json"
 
     @property
     def internal_bootstrap(self) -> str:
@@ -279,6 +297,21 @@ class LocalCluster:
                 raise UserError(
                     f"port {port} is taken: stop what listens there, or choose others with --port (0: any free ones)"
                 )
+        return ports
+
+    def _wanted_metrics_ports(self, count: int) -> list[int]:
+        host, first = self.settings.host, self.settings.metrics_port
+        if first is None:
+            return []
+        if first == 0:
+            ports, self._free_ports = self._free_ports[:count], self._free_ports[count:]
+            return ports
+        ports = list(range(first, first + count))
+        if ports[-1] > 65535:
+            raise UserError(f"{count} processes from port {first} on need ports above 65535: choose a lower one")
+        for port in ports:
+            if not _is_free(host, port):
+                raise UserError(f"port {port} is taken: choose other ones for metrics (0: any free ones)")
         return ports
 
     def _host(self, process: str) -> str:
@@ -353,6 +386,9 @@ class LocalCluster:
 
     def _add_service(self, name: str, package: str, settings: dict[str, str]) -> None:
         """Raises `UserError` for a setting with a value that the service would refuse."""
+        if self._metrics_ports:
+            self.metrics_addresses[name] = f"{self._host(name)}:{self._metrics_ports.pop(0)}"
+            settings = {"metrics.listen": self.metrics_addresses[name], **settings}
         settings = {**self._common(package), **settings}
         load(service_settings(package), settings)
         if "listeners" in settings:
@@ -477,6 +513,7 @@ class LocalCluster:
 
     def _release(self) -> None:
         (self.settings.data / "cluster.json").unlink(missing_ok=True)
+        self.metrics_file.unlink(missing_ok=True)
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
             self._sockets = None
@@ -498,6 +535,15 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _target(name: str, address: str) -> dict[str, Any]:
+    """As `file_sd_configs` has it."""
+    service, _, number = name.rpartition("-")
+    labels = {"process": name, "service": service or name}
+    if service in SERVICES:
+        labels["broker"] = number
+    return {"targets": [address], "labels": labels}
 
 
 def controller_name(controller: int) -> str:

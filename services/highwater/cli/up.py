@@ -23,6 +23,12 @@ def up(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="of the first broker, the others follow; 0: free ones")
     ] = 9092,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=-1, max=65535, help="of the first process's metrics, the others follow; 0: free ones, -1: no metrics"
+        ),
+    ] = 0,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +56,12 @@ def up(
         signal.signal(number, on_signal)
     cluster = LocalCluster(
         LocalClusterSettings(
-            data=data, brokers=brokers, port=port, settings=parse_settings(setting or []), secure=secure
+            data=data,
+            brokers=brokers,
+            port=port,
+            settings=parse_settings(setting or []),
+            secure=secure,
+            metrics_port=None if metrics_port < 0 else metrics_port,
         )
     )
     started = time.monotonic()
@@ -68,6 +79,12 @@ def up(
             for broker, address in enumerate(cluster.bootstrap.split(","), start=1)
         ],
     )
+    if cluster.metrics_addresses:
+        first = next(iter(cluster.metrics_addresses.values()))
+        screen.print(
+            f"metrics for Prometheus: http://{first}/metrics and those of the other processes, all in "
+            f"{cluster.metrics_file} (file_sd_configs)"
+        )
     screen.print(f"ready in {time.monotonic() - started:.1f} s, data in {data}. Ctrl-C stops everything.")
     if secure:
         screen.print(f"it takes those who show a certificate: . {shlex.quote(str(cluster.security / ENVIRONMENT))}")
@@ -100,6 +117,8 @@ def parse_settings(items: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{item!r}: write --set key=value")
         if key.replace(".", "_") not in known:
             raise typer.BadParameter(f"no service has a setting named {key}")
+        if key.replace(".", "_") == "metrics_listen":
+            raise typer.BadParameter("every process serves its metrics at a port of its own: see --metrics-port")
         if key.replace(".", "_") in OWN_SETTINGS:
             raise typer.BadParameter(f"{key} is set by `highwater up` itself, for each process another")
         found[key] = value

@@ -11,5 +11,5 @@ from highwater.telemetry import log
 
 def main() -> None:
     settings = from_command_line(ControllerSettings)
-    log.configure("controller", settings.log_level)
+    log.configure("controller", settings.log_level, settings.log_format, controller_id=settings.controller_id)
     run_service(lambda stop: serve(ControllerService(settings), stop))

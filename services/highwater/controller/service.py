@@ -14,7 +14,9 @@ from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
+from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.term.active_controller import ActiveController, Rebalancing
+from highwater.controller.term.election_metrics import ElectionMetrics
 from highwater.metadata.leases.controller_election import ControllerElection
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
@@ -26,12 +28,15 @@ from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
+from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.politely import politely
+from highwater.telemetry.request_times import RequestMetrics
 from highwater.v1 import controller_pb2_grpc
 
 _log = get_logger(__name__)
@@ -54,9 +59,11 @@ class ControllerService:
         self._absent_topics = AbsentTopics(self._store, self._keys)
         self._unreadable = UnreadableEntries()
         self._certificates = settings.certificates()
+        self._metrics = Metrics("controller")
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
+            interceptors=[MeasuredCalls(RequestMetrics(self._metrics))],
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._election: ControllerElection | None = None
@@ -65,7 +72,7 @@ class ControllerService:
         self._cluster_id_asked = False  # and answered: with one, or with none that can be read
         self._serving = True
         self._started_s = time.monotonic()
-        self._metrics = Metrics("controller")
+        self._elections = ElectionMetrics(self._metrics)
         failures = self._metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self._supervisor = TaskSupervisor(failures)
 
@@ -104,6 +111,7 @@ class ControllerService:
         await self._supervisor.stop()
         await self._server.stop()
         await self._store.close()
+        self._metrics.close()
 
     async def _serve_terms(self, election: ControllerElection) -> None:
         await self._await_cluster_id()
@@ -120,6 +128,7 @@ class ControllerService:
                 raise
             finally:
                 self._active_controller = None
+                identify(controller_epoch=None)
                 await election.resign()
 
     async def _serve_term(self, election: ControllerElection, term: ControllerTerm) -> None:
@@ -139,7 +148,9 @@ class ControllerService:
             unreadable=self._unreadable,
             isr_quiet_ms=self._isr_quiet_ms,
             certificates=self._certificates,
+            elections=self._elections,
         )
+        identify(controller_epoch=term.controller_epoch)
         self._active_controller = active_controller
         running = asyncio.create_task(active_controller.run())
         losing = asyncio.create_task(election.lost())
@@ -213,11 +224,22 @@ class ControllerService:
         gauge("active", "1 while this controller acts.", lambda cluster: 1)
         gauge("live_brokers", "Registered brokers.", lambda cluster: len(cluster.brokers))
         gauge("partitions", "Partitions of all topics.", lambda cluster: len(cluster.topics.partitions()))
+
+        def counted(counts: Callable[[PartitionStateMachine], bool]) -> Callable[[Cluster], int]:
+            return lambda cluster: sum(1 for each in politely(cluster.topics.partitions()) if counts(each))
+
+        gauge("topics", "Topics, those that are being deleted too.", lambda cluster: len(list(cluster.topics)))
+        gauge("offline_partitions", "Partitions without a leader.", counted(lambda each: each.leader == NO_LEADER))
         gauge(
-            "offline_partitions",
-            "Partitions without a leader.",
-            lambda cluster: sum(each.leader == NO_LEADER for each in cluster.topics.partitions()),
+            "preferred_leader_imbalance",
+            "Partitions that another broker leads than their preferred leader.",
+            counted(lambda each: each.leader != each.replicas[0]),
+        )
+        gauge(
+            "under_replicated_partitions",
+            "Partitions with fewer in-sync than assigned replicas.",
+            counted(lambda each: each.under_replicated),
         )
         unreadable = "Entries of etcd that cannot be read, and are left out; the log names them."
         self._metrics.gauge("unreadable_entries", unreadable).set_function(lambda: float(len(self._unreadable)))
-        self._metrics.serve(self.settings.metrics_listen)
+        self._metrics.publish(self.settings, f"controller-{self.settings.controller_id}")

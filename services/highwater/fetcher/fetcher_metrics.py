@@ -11,6 +11,8 @@ class FetcherMetrics:
         self.went_offline = metrics.counter(
             "offline_partitions", "Partitions that refused to be cut below their high watermark"
         )
+        self.fetches = metrics.timing("fetch", "From a fetch to its answer, by leader", ("leader",))
+        self.followed = metrics.gauge("followed_partitions", "Partitions followed, by what they do", ("state",))
         self.task_failures = metrics.counter("task_failures", "Long-lived tasks that failed", ("task",))
         self.max_lag = metrics.gauge(
             "max_lag_records", "The largest lag behind a leader's high watermark over all partitions"

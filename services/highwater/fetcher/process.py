@@ -11,5 +11,5 @@ from highwater.telemetry import log
 
 def main() -> None:
     settings = from_command_line(FetcherSettings)
-    log.configure("fetcher", settings.log_level)
+    log.configure("fetcher", settings.log_level, settings.log_format, broker_id=settings.broker_id)
     run_service(lambda stop: serve(FetcherService(settings), stop))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class _Asked:
     correlation_id: int
     answered_at_once: bool  # the leader had more when it was sent
     granted: int  # of the budget, for its response
+    asked_s: float
 
 
 class ReplicaFetcher:
@@ -104,6 +106,7 @@ class ReplicaFetcher:
         self._settings = settings
         self._log_storage = log_storage
         self._metrics = metrics
+        self._fetch_times = metrics.fetches.labels(str(identity.leader))
         self._now_ms = now_ms
         self._link = ReplaceableChannel(lambda: open_channel(leader.address, certificates))
         self._overdue_ms = FIRST_OVERDUE_MS
@@ -295,7 +298,7 @@ class ReplicaFetcher:
         settings = self._settings
         self._last_correlation_id += 1
         granted = self._budget.grant(settings.replica_fetch_response_max_bytes, more=answered_at_once)
-        self._asked.append(_Asked(self._last_correlation_id, answered_at_once, granted))
+        self._asked.append(_Asked(self._last_correlation_id, answered_at_once, granted, time.perf_counter()))
         return broker_pb2.FetchRequest(
             correlation_id=self._last_correlation_id,
             client_id=f"fetcher-{settings.broker_id}-{self.identity.fetcher_id}",
@@ -325,7 +328,9 @@ class ReplicaFetcher:
     def _received(self, response: broker_pb2.FetchResponse) -> None:
         if not self._asked or response.correlation_id != self._asked[0].correlation_id:
             raise StreamEndedError(f"the leader answered request {response.correlation_id} out of turn")
-        self._budget.give_back(self._asked.popleft().granted)
+        asked = self._asked.popleft()
+        self._budget.give_back(asked.granted)
+        self._fetch_times.observe(time.perf_counter() - asked.asked_s)
         error = from_proto(response.error)
         if error is not ErrorCode.NONE:
             raise StreamEndedError(f"the leader refuses the session: {error.name} {response.error.message}")

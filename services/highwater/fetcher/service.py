@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 
 import grpc
 import grpc.aio
@@ -12,19 +14,22 @@ from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.follower import Follower, FollowerState
-from highwater.fetcher.follower.following import FetcherId, LeaderEndpoint
+from highwater.fetcher.follower.following import FetcherId, Following, LeaderEndpoint
 from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import UNDER_WAY, ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
 from highwater.rpc.errors import to_proto
+from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, identify
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.politely import politely
+from highwater.telemetry.request_times import RequestMetrics
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
 
 logger = get_logger("fetcher.service")
@@ -49,12 +54,13 @@ class FetcherService:
     def __init__(self, settings: FetcherSettings) -> None:
         self._settings = settings
         self._certificates = settings.certificates()
+        self._metrics = Metrics("fetcher")
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
+            interceptors=[MeasuredCalls(RequestMetrics(self._metrics))],
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
-        self._metrics = Metrics("fetcher")
         self._counted = FetcherMetrics(self._metrics)
         # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
         # both are read again by whoever begins anew.
@@ -69,7 +75,7 @@ class FetcherService:
         self.manager: FetcherManager[ReplicaFetcher] = FetcherManager(
             self._open_fetcher, settings.num_replica_fetchers, settings.replica_fetch_backoff_ms, monotonic_ms
         )
-        self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self.manager.apply, self._certificates)
+        self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self._apply, self._certificates)
 
     @property
     def addresses(self) -> list[str]:
@@ -89,29 +95,54 @@ class FetcherService:
             certificates=self._certificates,
         )
 
+    async def _apply(self, following: Following) -> None:
+        await self.manager.apply(following)
+        identify(broker_epoch=self.manager.broker_epoch)
+
     def _log_storage_lost(self) -> None:
         self.manager.reopen_sessions()
 
     async def start(self) -> None:
         """Raises `AddressInUseError`."""
         followers = self.manager.followers
-        self._counted.max_lag.set_function(lambda: max((follower.lag for follower in followers.values()), default=0))
+        self._counted.max_lag.set_function(
+            lambda: max((follower.lag for follower in politely(list(followers.values()))), default=0)
+        )
+        for state in FollowerState:
+            self._counted.followed.labels(state.name.lower()).set_function(functools.partial(self._in_state, state))
+        if self._settings.metrics_partitions:
+            self._metrics.read_gauge(
+                "partition_lag_records",
+                "Lag of a partition behind its leader's high watermark",
+                ("topic", "partition"),
+                self._lags,
+            )
         self._counted.held_bytes.set_function(lambda: self._budget.held)
         fetcher_pb2_grpc.add_FetcherServicer_to_server(
             FetcherServicer(self._settings.broker_id, self.manager), self._server.grpc
         )
         await self._server.start([SERVICE_NAME])
-        self._metrics.serve(self._settings.metrics_listen)
+        self._metrics.publish(self._settings, f"fetcher-{self._settings.broker_id}")
         self._log_storage.start()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         self._supervisor.run_forever("following-watch", self._watch.run)
         await self._server.set_serving(True)
+
+    def _in_state(self, state: FollowerState) -> float:
+        followers = list(self.manager.followers.values())
+        return float(sum(1 for follower in politely(followers) if follower.state is state))
+
+    def _lags(self) -> Iterator[tuple[Sequence[str], float]]:
+        some = list(self.manager.followers.values())[: self._settings.metrics_partitions]
+        for follower in politely(some):
+            yield (follower.topic, str(follower.key.partition)), float(follower.lag)
 
     async def stop(self) -> None:
         await self._supervisor.stop()
         await self.manager.stop()
         await self._log_storage.stop()
         await self._server.stop()
+        self._metrics.close()
 
 
 class FetcherServicer(fetcher_pb2_grpc.FetcherServicer):

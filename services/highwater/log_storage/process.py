@@ -24,7 +24,7 @@ logger = log.get_logger("log_storage.process")
 
 def main() -> None:
     settings = from_command_line(LogStorageSettings)
-    log.configure("log-storage", settings.log_level)
+    log.configure("log-storage", settings.log_level, settings.log_format, broker_id=settings.broker_id)
     # Each log has the active segment's file open, one that waits to be synced has its own, and a segment that is read
     # three.
     open_files = allow_open_files()
@@ -35,7 +35,7 @@ def main() -> None:
 
 async def serve(settings: LogStorageSettings, stop: asyncio.Event) -> None:
     service = LogStorageService(settings)
-    service.metrics.serve(settings.metrics_listen)
+    service.metrics.publish(settings, f"log-storage-{settings.broker_id}")
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(service.start())
     await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)

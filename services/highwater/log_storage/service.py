@@ -6,7 +6,7 @@ import asyncio
 import resource
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,18 @@ from highwater.log_storage.scrubbing.scrubber import Scrubber
 from highwater.log_storage.server.append_socket import AppendSocket
 from highwater.log_storage.server.gate import REFUSAL, SERVICE_NAME, Gate
 from highwater.log_storage.server.log_access import for_each_log
+from highwater.log_storage.server.log_sizes import LogSizes
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
+from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.politely import politely
+from highwater.telemetry.request_times import RequestMetrics
 from highwater.v1 import log_storage_pb2_grpc
 
 THREADS = 8  # for fsync, recovery and large reads
@@ -63,7 +67,7 @@ class LogStorageService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[Gate(self._manager)],
+            interceptors=[Gate(self._manager), MeasuredCalls(RequestMetrics(self.metrics))],
             credentials=server_credentials(settings.certificates(), require=settings.requires_certificates),
         )
         self._tasks = TaskSupervisor(
@@ -76,6 +80,7 @@ class LogStorageService:
             self._tasks,
             self.metrics,
         )
+        self._count_opening()
         self._to_remove: list[tuple[int, list[Path]]] = []  # (when, in monotonic ms; what)
         self._opened = False  # else the directories may be another's: a start that fails lets go of them
 
@@ -98,12 +103,15 @@ class LogStorageService:
             await self._stop_serving()
             raise
         self._opened = True
+        LogSizes(manager.logs, max_topics=settings.metrics_topics, max_partitions=settings.metrics_partitions).export(
+            self.metrics
+        )
         self.metrics.gauge("logs", "Logs hosted").set_function(lambda: len(manager.logs))
         self.metrics.gauge("producer_ids", "Idempotent producers that logs know of").set_function(
-            lambda: sum(len(hosted.log.producers) for hosted in manager.logs if hosted.log is not None)
+            lambda: sum(len(hosted.log.producers) for hosted in politely(list(manager.logs)) if hosted.log is not None)
         )
         self.metrics.gauge("offline_logs", "Logs that take no requests").set_function(
-            lambda: sum(1 for hosted in manager.logs if hosted.offline_reason)
+            lambda: sum(1 for hosted in politely(list(manager.logs)) if hosted.offline_reason)
         )
         self.metrics.gauge("unidentified_logs", "Logs whose partition.metadata is damaged or missing").set_function(
             lambda: manager.logs.unidentified_logs
@@ -152,6 +160,24 @@ class LogStorageService:
                 self._tasks.run_forever("cleaner", cleaner.run)
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
+
+    def _count_opening(self) -> None:
+        """Tells how far the opening of the logs is."""
+        manager = self._manager
+
+        def left(what: str) -> Callable[[], float]:
+            def read() -> float:
+                known = [log_dir.recovery for log_dir in manager.logs.log_dirs if log_dir.recovery is not None]
+                if what == "logs":
+                    return float(sum(each.total_logs - each.opened_logs for each in known))
+                return float(sum(each.total_bytes - each.scanned_bytes for each in known))
+
+            return read
+
+        gauge = self.metrics.gauge
+        gauge("opening", "1 while the logs are being opened").set_function(lambda: not manager.loaded)
+        gauge("remaining_logs_to_open", "Logs that are to be opened yet").set_function(left("logs"))
+        gauge("remaining_bytes_to_recover", "Bytes that recovery has to read yet").set_function(left("bytes"))
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(self._server.stop(), self._append_socket.stop())

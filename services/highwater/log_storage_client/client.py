@@ -272,6 +272,12 @@ class LogStorageClient:
             ),
         )
 
+    async def is_opening(self) -> bool:
+        """Tells whether log-storage opens its logs. Raises `StorageUnavailableError`."""
+        nobody = PartitionKey(bytes(16), 0)  # the state of no log is asked for
+        request = log_storage_pb2.DescribeLogsRequest(partitions=[to_key(nobody)])
+        return (await self._unseen_answer(self._stub.DescribeLogs(request, timeout=self._timeout_s))).opening
+
     async def describe_logs(self, keys: Sequence[PartitionKey] = ()) -> log_storage_pb2.DescribeLogsResponse:
         """As log-storage answers it; no keys: all."""
         request = log_storage_pb2.DescribeLogsRequest(partitions=map(to_key, keys))

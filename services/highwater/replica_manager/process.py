@@ -50,5 +50,5 @@ async def _leave(service: ReplicaManagerService, stopping: asyncio.Task[bool]) -
 
 def main() -> None:
     settings = from_command_line(ReplicaManagerSettings)
-    configure("replica-manager", settings.log_level)
+    configure("replica-manager", settings.log_level, settings.log_format, broker_id=settings.broker_id)
     run_service(lambda stop: serve(settings, stop))

@@ -21,6 +21,7 @@ from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
 from highwater.replica_manager.coordination import group_coordinator
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
+from highwater.replica_manager.membership.broker_state import BrokerState, Stage, broker_state
 from highwater.replica_manager.membership.controlled_shutdown import await_release
 from highwater.replica_manager.membership.controller_client import ask_standing
 from highwater.replica_manager.membership.liveness import Liveness
@@ -31,9 +32,10 @@ from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.partition.actions import PartitionSettings
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
-from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics, export_traffic
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler
@@ -50,19 +52,22 @@ from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
 from highwater.rpc.channel import open_channel
 from highwater.rpc.listeners import Listener
+from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.open_files import connections_within, open_files_allowed
 from highwater.rpc.server import ServerLimits
 from highwater.rpc.tls import Certificates, server_credentials
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.politely import politely
 from highwater.v1 import controller_pb2_grpc
 
 logger = get_logger("replica_manager.service")
 
 CLIENT_SERVICES = ("highwater.v1.Broker", "highwater.v1.GroupCoordinator", "highwater.v1.Controller")
 INTERNAL_SERVICES = (*CLIENT_SERVICES, "highwater.v1.ReplicaControl")
+MEASURED_BY_PHASE = frozenset({"Produce", "Fetch"})  # by those who answer them
 READY = "ready"
 MEND_S = 0.5  # between two looks for damaged logs
 RETRY_S = 0.2
@@ -83,6 +88,8 @@ class ReplicaManagerService:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._metrics = Metrics("replica-manager")
         self._counted = ReplicaManagerMetrics(self._metrics)
+        self._traffic = TopicTraffic(settings.metrics_topics)
+        self._stage = Stage.SERVING
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
@@ -125,6 +132,7 @@ class ReplicaManagerService:
             ),
             message_max_bytes=settings.message_max_bytes,
             cleanup_policy=settings.log_cleanup_policy,
+            traffic=self._traffic,
             lease_confirmed=self._lease_confirmed,
             register_anew=self._register_anew,
             report_offline_logs=self._report_offline_logs,
@@ -144,6 +152,7 @@ class ReplicaManagerService:
             _limits_of_clients(settings),
             trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
             credentials=_credentials(settings, certificates),
+            interceptors=[MeasuredCalls(self._counted.requests, MEASURED_BY_PHASE)],
         )
         self.liveness = Liveness(
             self.replica_manager,
@@ -229,7 +238,7 @@ class ReplicaManagerService:
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         await self._report_readiness()  # the health name is there from the first moment on
         await self.servers.start(dict.fromkeys(settings.listeners, CLIENT_SERVICES) | {internal: INTERNAL_SERVICES})
-        self._metrics.serve(settings.metrics_listen)
+        self._metrics.publish(settings, f"replica-manager-{settings.broker_id}")
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
         replica_manager.appends.start()
@@ -255,7 +264,7 @@ class ReplicaManagerService:
             # Called from the thread that serves the metrics: over a copy.
             return lambda: sum(
                 1
-                for hosted in list(replica_manager.hosted.values())
+                for hosted in politely(list(replica_manager.hosted.values()))
                 if (leadership := hosted.partition.leadership) is not None and counts(leadership)
             )
 
@@ -265,6 +274,11 @@ class ReplicaManagerService:
             led(lambda each: len(each.proposals.committed.state.isr) < len(each.followers) + 1)
         )
         counted.under_min_isr.set_function(led(lambda each: not each.enough_committed_replicas))
+        counted.at_min_isr.set_function(
+            led(lambda each: len(each.proposals.committed.state.isr) == each.min_insync_replicas)
+        )
+        export_traffic(self._metrics, self._traffic)
+        counted.state.set_function(self._broker_state)
         counted.ready.set_function(lambda: self.readiness.ready)
         counted.out_of_sync.set_function(lambda: self.readiness.out_of_sync)
         counted.delayed_produces.set_function(lambda: len(replica_manager.purgatory.produces))
@@ -272,8 +286,13 @@ class ReplicaManagerService:
         counted.fetch_response_bytes["replicas"].set_function(lambda: budget.replicas.held_bytes)
         counted.fetch_response_bytes["consumers"].set_function(lambda: budget.consumers.held_bytes)
 
+    def _broker_state(self) -> BrokerState:
+        registered = self.replica_manager.broker_epoch is not None
+        return broker_state(self._stage, registered=registered, logs_opening=self.liveness.logs_opening)
+
     async def controlled_shutdown(self) -> None:
         """Leaderships move, and the ISRs let go; then `stop`."""
+        self._stage = Stage.LEAVING
         self.readiness.stopping()
         await self._report_readiness()
         await await_release(
@@ -287,6 +306,7 @@ class ReplicaManagerService:
 
     async def stop(self, *, deregister: bool = True) -> None:
         """Without `deregister` the registration is left to its lease, as a killed process leaves it."""
+        self._stage = Stage.STOPPING
         await self.servers.set_serving(False)
         await self.liveness.stop(deregister=deregister)
         self.replica_manager.registration_lost()  # what waits is answered
@@ -303,6 +323,7 @@ class ReplicaManagerService:
         await self.replica_manager.appends.stop()
         await self.replica_manager.storage.close()
         await self._store.close()
+        self._metrics.close()
 
     def _fail(self, error: BaseException) -> None:
         """Ends the process, with the reason."""
@@ -333,6 +354,7 @@ class ReplicaManagerService:
         self.replica_manager.damaged_logs.tick()
 
     def _registered(self) -> None:
+        identify(broker_epoch=self.replica_manager.broker_epoch)
         self._strays.registered()
         self._supervisor.run_once("serve", lambda: self.servers.set_serving(True), self._fail)
 

@@ -20,6 +20,7 @@ from highwater.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES
 from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
 from highwater.rpc.malloc import keep_freed_memory
 from highwater.rpc.open_files import allow_open_files
+from highwater.telemetry.loop_idle import TimedEventLoop
 from highwater.telemetry.undecodable import leave_out_undecodable
 
 LIVE = "live"
@@ -219,7 +220,7 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
     keep_freed_memory()
     allow_open_files()
     for handler in logging.getLogger().handlers:
-        handler.addFilter(leave_out_undecodable)
+        handler.filters.insert(0, leave_out_undecodable)  # before its lines are counted as others are
 
     async def supervised() -> None:
         stop = asyncio.Event()
@@ -229,7 +230,8 @@ def run_service(main: Callable[[asyncio.Event], Coroutine[None, None, None]]) ->
         await main(stop)
 
     try:
-        asyncio.run(supervised())
+        with asyncio.Runner(loop_factory=TimedEventLoop) as runner:
+            runner.run(supervised())
     except (AddressInUseError, UserError) as error:
         logging.getLogger("highwater").error("%s", error)
         print(error, file=sys.stderr)

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -26,6 +26,14 @@ from highwater.validation import problem
 
 def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+_KAFKA_REPORTERS = {"kafka.metrics.KafkaCSVMetricsReporter": "csv"}
+
+
+def _split_reporters(value: Any) -> Any:
+    names = _split(value)
+    return [_KAFKA_REPORTERS.get(name, name) for name in names] if isinstance(names, list) else names
 
 
 def _check_address(value: str) -> str:
@@ -53,6 +61,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
 AddressList = Annotated[list[str], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)]
 PathList = Annotated[list[Path], NoDecode, BeforeValidator(_split)]
+ReporterList = Annotated[list[Literal["console", "log", "csv"]], NoDecode, BeforeValidator(_split_reporters)]
 CleanupPolicy = Annotated[str, AfterValidator(_check_policies)]
 
 
@@ -61,9 +70,25 @@ class ServiceSettings(BaseSettings):
 
     metrics_listen: str = ""
     """`host:port` of the Prometheus endpoint; empty: none."""
+    metrics_reporters: ReporterList = []
+    """Any of console, log and csv; the seeds' class name of the last is taken for it."""
+    metrics_reporter_interval_ms: int = Field(10_000, ge=100)
+    metrics_polling_interval_secs: int | None = Field(None, ge=1)
+    """Kafka's name for the interval; it goes first."""
+    csv_metrics_dir: str = "metrics"
+    csv_metrics_reporter_enabled: bool = True
+    """False: the reporter csv writes nothing."""
     health_listen: OptionalAddress = ""
     """An address for health checks and reflection alone, which every other one answers too; empty: none."""
     log_level: str = "INFO"
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def metrics_interval_s(self) -> float:
+        """Between two reports."""
+        if self.metrics_polling_interval_secs is not None:
+            return self.metrics_polling_interval_secs
+        return self.metrics_reporter_interval_ms / 1000
 
 
 NO_CERTIFICATES, CERTIFICATES_REQUIRED = "none", "required"
@@ -170,6 +195,10 @@ class BrokerSettings(ServiceSettings):
     """Of the three services of a broker."""
 
     broker_id: int = Field(ge=0)
+    metrics_topics: int = Field(1_000, ge=0)
+    """So many topics at most have metrics of their own; the others are told together."""
+    metrics_partitions: int = Field(0, ge=0)
+    """The same of partitions; the others are left out."""
 
 
 class LogStorageUserSettings(BrokerSettings):
@@ -225,7 +254,8 @@ def _environment_names() -> set[str]:
 
 
 def _field(key: str) -> str:
-    return key.strip().replace(".", "_").replace("-", "_")
+    # Kafka's metrics have settings with a prefix that all others lack (`kafka.csv.metrics.dir`).
+    return key.strip().removeprefix("kafka.").replace(".", "_").replace("-", "_")
 
 
 def read_properties(path: Path) -> dict[str, str]:

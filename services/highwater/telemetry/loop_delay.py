@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.loop_idle import LoopIdle
 from highwater.telemetry.metrics import Metrics
 
 _log = get_logger(__name__)
@@ -24,6 +25,7 @@ class LoopDelay:
 
     def __init__(self, metrics: Metrics, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
+        self._metrics = metrics
         self._count = metrics.counter("loop_delays", "Delays of the event loop of more than 50 ms")
         longest = metrics.gauge(
             "loop_longest_delay_seconds", "Longest delay of the event loop since this was read last"
@@ -33,13 +35,16 @@ class LoopDelay:
         self._longest_s = 0.0
         self._long_ones = 0  # since the last warning
         self._warned_s = -WARN_AGAIN_S
+        self._idle: LoopIdle | None = None  # of the loop by which it is watched
 
     async def watch(self) -> None:
         """Never returns."""
+        self._idle = self._idle or LoopIdle(self._metrics)
         while True:
             due_s = self._clock_s() + LOOK_S
             await asyncio.sleep(LOOK_S)
             self.came_round(self._clock_s() - due_s)
+            self._idle.look()
 
     def came_round(self, late_s: float) -> None:
         """Notes that the loop did so, late by `late_s`."""

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from highwater.errors import UserError
+from highwater.telemetry.metrics_server import MetricsServer
+from highwater.telemetry.reporters import ReporterName, ReporterOptions, Reporters
+from highwater.telemetry.tallies import Reader, ReadFamily, TimingFamily
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class MetricsSettings(Protocol):
+    """The settings that every service has of its metrics."""
+
+    @property
+    def metrics_listen(self) -> str: ...
+    @property
+    def metrics_reporters(self) -> Sequence[ReporterName]: ...
+    @property
+    def metrics_interval_s(self) -> float: ...
+    @property
+    def csv_metrics_dir(self) -> str: ...
+    @property
+    def csv_metrics_reporter_enabled(self) -> bool: ...
 
 
 class Metrics:
@@ -12,7 +37,10 @@ class Metrics:
 
     def __init__(self, service: str) -> None:
         self._prefix = f"highwater_{service.replace('-', '_')}"
+        self.service = service
         self.registry = CollectorRegistry()
+        self._server: MetricsServer | None = None
+        self._reporters: Reporters | None = None
 
     def counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
@@ -25,9 +53,53 @@ class Metrics:
             f"{self._prefix}_{name}_seconds", documentation, labels, buckets=LATENCY_BUCKETS_S, registry=self.registry
         )
 
+    def timing(self, name: str, documentation: str, labels: tuple[str, ...]) -> TimingFamily:
+        """A histogram of a few buckets for what each request passes: counted by the event loop's thread alone."""
+        family = TimingFamily(f"{self._prefix}_{name}_seconds", documentation, labels)
+        self.registry.register(family)
+        return family
+
+    def read_counter(self, name: str, documentation: str, labels: tuple[str, ...], read: Reader) -> None:
+        """A counter that is kept elsewhere: `read` gives its values by labels, in the thread that serves them."""
+        self.registry.register(ReadFamily(CounterMetricFamily, f"{self._prefix}_{name}", documentation, labels, read))
+
+    def read_gauge(self, name: str, documentation: str, labels: tuple[str, ...], read: Reader) -> None:
+        """As `read_counter`, a gauge."""
+        self.registry.register(ReadFamily(GaugeMetricFamily, f"{self._prefix}_{name}", documentation, labels, read))
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as bound; empty: they are not served."""
+        return "" if self._server is None else self._server.address
+
     def serve(self, listen: str) -> None:
-        """Serves `/metrics` on `host:port` from a thread of its own; does nothing where `listen` is empty."""
-        if not listen:
+        """Serves `/metrics` on `host:port` (port 0: a free one) from threads of its own, until `close`. Raises
+        `OSError`."""
+        self._server = MetricsServer(listen, self.registry)
+
+    def publish(self, settings: MetricsSettings, process: str) -> None:
+        """Serves them, and gives them to the reporters, as the settings say: from threads of its own, until `close`.
+        `process` names this one among the cluster's. Raises `UserError` where the address is taken."""
+        names = [name for name in settings.metrics_reporters if name != "csv" or settings.csv_metrics_reporter_enabled]
+        if not settings.metrics_listen and not names:
             return
-        host, _, port = listen.rpartition(":")
-        start_http_server(int(port), addr=host or "127.0.0.1", registry=self.registry)
+        ProcessCollector(registry=self.registry)
+        if settings.metrics_listen:
+            try:
+                self.serve(settings.metrics_listen)
+            except OSError as error:
+                raise UserError(
+                    f"cannot serve metrics on {settings.metrics_listen}: {error.strerror or error} (metrics.listen)"
+                ) from error
+        if names:
+            options = ReporterOptions(names, settings.metrics_interval_s, Path(settings.csv_metrics_dir), process)
+            self._reporters = Reporters(self.registry, options)
+
+    def close(self) -> None:
+        """Ends what `publish` has begun."""
+        if self._reporters is not None:
+            self._reporters.stop()
+            self._reporters = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None

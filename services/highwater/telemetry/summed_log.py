@@ -1,36 +1,53 @@
 """Log lines about single partitions, summed up: where all of a broker's fail at once there is one line of it, not one
-for each of ten thousand."""
+for each of ten thousand, and where they go on failing fewer and fewer."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from highwater.telemetry.log import pairs
 
 WITHIN_S = 0.1
-MAX_KINDS = 100  # that wait at a time
+LONGEST_S = 10.0
+SLOWER = 4  # each wait of what goes on is so many times the one before
+MAX_KINDS = 100  # that wait, or have waited not long ago
+
+_Kind = tuple[int, str, str]
 
 
 @dataclass(slots=True)
 class _Waiting:
     first: str  # what the first of them says
+    due_s: float
     count: int = 1
+
+
+@dataclass(slots=True)
+class _Told:
+    at_s: float
+    pause_s: float  # that was waited before
 
 
 class SummedLog:
     """Makes one line of what is alike (level, message and cause) within `WITHIN_S`: of a single one what it says, of
-    several their number, the cause, and what the first says. Each by itself is logged at DEBUG.
+    several their number, the cause, and what the first says. What comes again soon after is summed up for longer, up to
+    `LONGEST_S`. Each by itself is logged at DEBUG.
 
     Outside an event loop each is logged at once."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
-        self._waiting: dict[tuple[int, str, str], _Waiting] = {}
+        self._clock_s = clock_s
+        self._waiting: dict[_Kind, _Waiting] = {}
+        self._told: dict[_Kind, _Told] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # that the timer is of
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
         atexit.register(self.flush)
 
     def note(self, level: int, message: str, details: str, *, cause: str = "") -> None:
@@ -46,14 +63,41 @@ class SummedLog:
             return
         if len(self._waiting) >= MAX_KINDS:
             self.flush()
-        self._waiting[kind] = _Waiting(details)
+        now_s = self._clock_s()
+        pause_s = self._pause_s(kind, now_s)
+        self._waiting[kind] = _Waiting(details, now_s + pause_s)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self.flush()
             return
-        if self._timer is None or self._loop is not loop:  # that of a loop that has ended never comes
-            self._loop, self._timer = loop, loop.call_later(WITHIN_S, self.flush)
+        self._look_again(loop, pause_s)
+
+    def _pause_s(self, kind: _Kind, now_s: float) -> float:
+        told = self._told.get(kind)
+        if told is None or now_s - told.at_s > LONGEST_S:
+            return WITHIN_S
+        return min(SLOWER * told.pause_s, LONGEST_S)
+
+    def _look_again(self, loop: asyncio.AbstractEventLoop, pause_s: float) -> None:
+        due_s = self._clock_s() + pause_s
+        if self._timer is not None and self._loop is loop and self._timer_s <= due_s:
+            return
+        if self._timer is not None:  # that of a loop that has ended never comes
+            self._timer.cancel()
+        self._loop, self._timer_s = loop, due_s
+        self._timer = loop.call_later(pause_s, self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._timer = None
+        now_s = self._clock_s()
+        due = {kind: waiting for kind, waiting in self._waiting.items() if waiting.due_s <= now_s + WITHIN_S / 2}
+        for kind in due:
+            del self._waiting[kind]
+        self._tell(due)
+        if self._waiting and self._loop is not None:
+            first_s = min(waiting.due_s for waiting in self._waiting.values())
+            self._look_again(self._loop, max(first_s - now_s, WITHIN_S / 2))
 
     def flush(self) -> None:
         """Logs what waits, now."""
@@ -61,9 +105,20 @@ class SummedLog:
             self._timer.cancel()
             self._timer = None
         summed, self._waiting = self._waiting, {}
-        for (level, message, cause), waiting in summed.items():
+        self._tell(summed)
+
+    def _tell(self, summed: dict[_Kind, _Waiting]) -> None:
+        now_s = self._clock_s()
+        for kind, waiting in summed.items():
+            level, message, cause = kind
+            extra = {"summed": message}
             if waiting.count == 1:
-                self._logger.log(level, "%s %s", message, waiting.first)
+                self._logger.log(level, "%s %s", message, waiting.first, extra=extra)
             else:
                 told = {"count": waiting.count} | ({"cause": cause} if cause else {})
-                self._logger.log(level, "%s %s, the first: %s", message, pairs(**told), waiting.first)
+                self._logger.log(level, "%s %s, the first: %s", message, pairs(**told), waiting.first, extra=extra)
+            self._told[kind] = _Told(now_s, self._pause_s(kind, now_s))
+        if len(self._told) > MAX_KINDS:
+            self._told = {kind: told for kind, told in self._told.items() if now_s - told.at_s <= LONGEST_S}
+            for kind in list(self._told)[:-MAX_KINDS]:
+                del self._told[kind]

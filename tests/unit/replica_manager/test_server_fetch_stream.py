@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -46,6 +46,12 @@ class Nothing:
 
     async def answer(self, params: FetchParams) -> list[Any]:
         return []
+
+    def answered(self, params: FetchParams, began_s: float) -> float:
+        return began_s
+
+    def refused(self, results: Sequence[Any]) -> None:
+        assert not results
 
 
 class Call:

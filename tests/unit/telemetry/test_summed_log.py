@@ -34,7 +34,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 async def test_what_is_alike_is_one_line(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = asyncio.Event()
     summed = SummedLog(get_logger("summed"))
-    monkeypatch.setattr(summed, "flush", lambda: (SummedLog.flush(summed), flushed.set()))
+    tell = summed._tell
+    monkeypatch.setattr(summed, "_tell", lambda due: (tell(due), flushed.set()))
     for number in range(10_000):
         error = "STALE_FENCE" if number % 2 else "LOG_STORAGE_ERROR"
         summed.note(logging.WARNING, "refused", pairs(partition=number, error=error), cause=error)
@@ -76,3 +77,34 @@ async def test_each_is_told_at_debug(lines: list[str], caplog: pytest.LogCapture
         summed.flush()
     assert lines[:3] == [f"DEBUG leading partition={number}" for number in range(3)]
     assert lines[3:] == ["INFO leading count=3, the first: partition=0"]
+
+
+async def test_what_goes_on_is_told_less_and_less_often(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = 1_000.0
+    pauses: list[float] = []
+    summed = SummedLog(get_logger("summed"), clock_s=lambda: clock_s)
+    monkeypatch.setattr(summed, "_look_again", lambda loop, pause_s: pauses.append(round(pause_s, 3)))
+    for _ in range(6):
+        summed.note(logging.INFO, "refused", pairs(partition=1), cause="E")
+        summed.note(logging.INFO, "refused", pairs(partition=2), cause="E")
+        clock_s += pauses[-1]
+        summed._flush_due()
+    assert pauses == [0.1, 0.4, 1.6, 6.4, 10.0, 10.0]
+    assert lines == ["INFO refused count=2 cause=E, the first: partition=1"] * 6
+    clock_s += summed_log.LONGEST_S + 1  # over, and begun anew
+    summed.note(logging.INFO, "refused", pairs(partition=3), cause="E")
+    assert pauses[6:] == [0.1]
+
+
+async def test_one_kind_does_not_wait_for_another(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = SummedLog(get_logger("summed"))
+    for _ in range(2):
+        summed.note(logging.INFO, "slow", pairs(partition=1))
+        summed.flush()
+    summed.note(logging.INFO, "slow", pairs(partition=1))  # waits 1.6 s
+    summed.note(logging.INFO, "quick", pairs(partition=2))
+    told, tell = asyncio.Event(), summed._tell
+    monkeypatch.setattr(summed, "_tell", lambda due: (tell(due), told.set()))
+    async with asyncio.timeout(DEADLINE_S):
+        await told.wait()
+    assert lines == ["INFO slow partition=1"] * 2 + ["INFO quick partition=2"]

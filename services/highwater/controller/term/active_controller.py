@@ -25,6 +25,7 @@ from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.state_machines.election import ElectionPolicy
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.broker_liveness import BrokerProbe, FastPath
+from highwater.controller.term.election_metrics import ElectionMetrics
 from highwater.controller.term.etcd_writer import EtcdWriter
 from highwater.metadata.schema.cluster_view import (
     BrokerChange,
@@ -94,6 +95,7 @@ class ActiveController:
         unreadable: UnreadableEntries,
         isr_quiet_ms: int = QUIET_MS,
         certificates: Certificates | None = None,
+        elections: ElectionMetrics | None = None,
     ) -> None:
         """`rebalancing` None: leaderships go back to their preferred leaders only on demand. `unreadable` is told what
         of etcd cannot be taken: the rest is served."""
@@ -107,7 +109,7 @@ class ActiveController:
         self._clock_ms = clock_ms
         self._rebalancing = rebalancing
         self._unreadable = unreadable
-        self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform)
+        self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform, elections)
         self._tasks: TaskGroup | None = None
         self._senders: dict[int, tuple[BrokerSender, list[asyncio.Task[None]]]] = {}
         self._certificates = certificates

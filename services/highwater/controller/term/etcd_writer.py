@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from highwater.controller.state_machines.actions import Action, RecordTail, RemoveStates, RemoveTopic, Write, WriteState
 from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.term.election_metrics import ElectionMetrics
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
-from highwater.metadata.schema.models import VersionedState
+from highwater.metadata.schema.models import PartitionState, VersionedState
 from highwater.metadata.state.brokers import record_tail
 from highwater.metadata.state.partition_states import (
     Outcome,
@@ -47,12 +49,14 @@ class EtcdWriter:
         term: ControllerTerm,
         cluster: Cluster,
         perform: Callable[[Sequence[Action]], None],
+        elections: ElectionMetrics | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
         self._term = term
         self._cluster = cluster
         self._perform = perform
+        self._elections = elections
         # Refused by a state in etcd that nobody can read. Nothing else is decided about these partitions.
         self._waiting: dict[tuple[str, int], WriteState] = {}
 
@@ -93,11 +97,21 @@ class EtcdWriter:
 
     async def _write_states(self, writes: Sequence[WriteState]) -> None:
         for piece in _pieces(writes):
+            decided_s = time.perf_counter()
+            known = {write.key: self._known(write) for write in piece}
             wanted = [
                 StateWrite(write.topic, write.key.partition, write.state, write.compare_revision) for write in piece
             ]
             results = await write_states(self._store, self._keys, self._term, wanted, timeout_s=WRITE_TIMEOUT_S)
+            if self._elections is not None:
+                done = zip(piece, results, strict=True)
+                written = [(write, known[write.key]) for write, result in done if result.outcome is Outcome.WRITTEN]
+                self._elections.written(written, time.perf_counter() - decided_s)
             await self._conclude(piece, results)
+
+    def _known(self, write: WriteState) -> PartitionState | None:
+        partition = self._cluster.topics.partition(write.key)
+        return None if partition is None or partition.versioned is None else partition.versioned.state
 
     async def _create_states(self, name: str, writes: Sequence[WriteState]) -> None:
         for piece in _pieces(writes):

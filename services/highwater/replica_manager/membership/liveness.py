@@ -81,6 +81,8 @@ class Liveness:
             store, keys, session_timeout_ms=session_timeout_ms, probe=self._probe, on_lost=self._lost
         )
         self.cluster_id = ""  # the one that the logs belong to; empty before the first registration
+        self.logs_opening = False  # log-storage says so; while this broker is not registered
+        self._asking: asyncio.Task[None] | None = None  # whether it is so
         self.has_registered = False  # at some time: others know of this start of the broker
         self._due = asyncio.Event()
         self._due.set()
@@ -173,7 +175,7 @@ class Liveness:
             )
 
     async def stop(self, *, deregister: bool) -> None:
-        for task in (self._running, self._tail, self._reporting):
+        for task in (self._running, self._tail, self._reporting, self._asking):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -223,11 +225,17 @@ class Liveness:
                 await asyncio.sleep(RETRY_S)
             except (StorageUnavailableError, StoreError) as error:
                 logger.warning("cannot register yet: %s", error)
+                if self._asking is None or self._asking.done():
+                    self._asking = self._supervisor.run_once("log-storage-opening", self._ask_whether_logs_open)
                 self._due.set()
                 await asyncio.sleep(RETRY_S)
             except Exception:  # `DuplicateBrokerIdError`, `UserError`, or a mistake of ours
                 self._replica_manager.registration_lost()
                 raise
+
+    async def _ask_whether_logs_open(self) -> None:
+        with contextlib.suppress(StorageUnavailableError):
+            self.logs_opening = await self._replica_manager.storage.is_opening()
 
     async def _register(self) -> None:
         # Through the append loop, not only beside it: what is registered can be written to (RULES 8.2). And first:

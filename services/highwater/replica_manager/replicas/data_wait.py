@@ -8,12 +8,13 @@ import asyncio
 class DataWait:
     """One request that waits for data, woken directly by the partitions that it waits for."""
 
-    __slots__ = ("_future", "_woken", "ended")
+    __slots__ = ("_future", "_woken", "ended", "waited_s")
 
     def __init__(self) -> None:
         self._future: asyncio.Future[None] | None = None
         self._woken = False
         self.ended = False
+        self.waited_s = 0.0
 
     def wake(self) -> None:
         """Something moved: look again."""
@@ -30,6 +31,7 @@ class DataWait:
         """Until woken (also since the last wait), ended or out of time."""
         if not (self._woken or self.ended or timeout_s <= 0):
             loop = asyncio.get_running_loop()
+            began_s = loop.time()
             self._future = loop.create_future()
             timer = loop.call_later(timeout_s, self.wake)
             try:
@@ -37,4 +39,5 @@ class DataWait:
             finally:
                 timer.cancel()
                 self._future = None
+                self.waited_s += loop.time() - began_s
         self._woken = False

@@ -17,6 +17,7 @@ from highwater.replica_manager.partition.tail_cache import TailBatch, TailCache
 from highwater.replica_manager.partition.topic_config import TopicConfig
 from highwater.replica_manager.replicas.data_wait import DataWait
 from highwater.replica_manager.replicas.purgatory import Purgatory, WaitingProduce
+from highwater.replica_manager.replicas.topic_traffic import Traffic
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.rpc.embedding import Piece
 
@@ -37,8 +38,10 @@ class HostedPartition:
         *,
         now_ms: Callable[[], int],
         perform: Perform,
+        traffic: Traffic,
     ) -> None:
         self.key = key
+        self.traffic = traffic  # its topic's
         self.topic = topic
         self.partition = partition
         self.config = config

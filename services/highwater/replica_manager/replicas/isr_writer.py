@@ -143,6 +143,9 @@ class IsrChanges:
                 cause=result.outcome.value,
             )
             self._metrics.isr_changes.labels(result.outcome.value).inc()
+            if result.outcome is Outcome.WRITTEN:
+                # Replicas that join are compared with their registrations; who leaves is not.
+                (self._metrics.isr_expands if action.broker_epochs else self._metrics.isr_shrinks).inc()
             try:
                 settled(key, action.proposal_id, result)
             except Exception:  # one partition's: the others are not to wait for it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.request_times import RequestMetrics
 
 
 class ReplicaManagerMetrics:
@@ -12,6 +14,8 @@ class ReplicaManagerMetrics:
         self.refused_produces = metrics.counter("refused_produces", "Produced partitions refused", ("error",))
         fetched = metrics.counter("fetched_bytes", "Bytes of record batches given out", ("role",))
         self.fetched_bytes = {role: fetched.labels(role) for role in ("replica", "consumer", "debug")}
+        self.isr_shrinks = metrics.counter("isr_shrinks", "ISR changes written by which replicas leave")
+        self.isr_expands = metrics.counter("isr_expands", "ISR changes written by which replicas join")
         self.isr_changes = metrics.counter("isr_changes", "ISR changes proposed to etcd", ("outcome",))
         self.leaders = metrics.gauge("leader_partitions", "Partitions led here")
         self.partitions = metrics.gauge("partitions", "Replicas hosted here")
@@ -21,6 +25,10 @@ class ReplicaManagerMetrics:
         self.under_min_isr = metrics.gauge(
             "under_min_isr_partitions", "Partitions led here with fewer in-sync replicas than min.insync.replicas"
         )
+        self.at_min_isr = metrics.gauge(
+            "at_min_isr_partitions", "Partitions led here with just as many in-sync replicas as min.insync.replicas"
+        )
+        self.state = metrics.gauge("broker_state", "The broker's state, by Kafka's numbers")
         self.ready = metrics.gauge("ready", "1 while the broker says that it is ready")
         self.out_of_sync = metrics.gauge(
             "out_of_sync_partitions", "Replicas assigned here that are outside their ISRs, as the controller last said"
@@ -32,4 +40,31 @@ class ReplicaManagerMetrics:
         self.fetch_response_bytes = {share: held.labels(share) for share in ("replicas", "consumers")}
         waits = metrics.counter("fetch_response_waits", "Fetches that waited for room for their response", ("outcome",))
         self.fetch_response_waits = {outcome: waits.labels(outcome) for outcome in ("granted", "refused")}
+        self.requests = RequestMetrics(metrics)
+        self.produces = self.requests.of("Produce")
+        self.fetches = {
+            role: self.requests.of("FetchFollower" if role == "replica" else "FetchConsumer")
+            for role in ("replica", "consumer", "debug")
+        }
         self.unread_responses = metrics.counter("unread_responses", "Connections closed: a response was not taken")
+
+
+def export_traffic(metrics: Metrics, traffic: TopicTraffic) -> None:
+    """By topic; of the topics that this broker hosts."""
+    by_topic = ("topic",)
+    for_each = traffic.values
+    metrics.read_counter("topic_bytes_in", "Bytes that producers wrote", by_topic, lambda: for_each("bytes_in"))
+    metrics.read_counter("topic_messages_in", "Records that producers wrote", by_topic, lambda: for_each("messages_in"))
+    metrics.read_counter(
+        "topic_failed_produces", "Produced partitions refused", by_topic, lambda: for_each("failed_produces")
+    )
+    metrics.read_counter("topic_bytes_out", "Bytes given to consumers", by_topic, lambda: for_each("bytes_out"))
+    metrics.read_counter(
+        "topic_replication_bytes_out",
+        "Bytes given to replicas",
+        by_topic,
+        lambda: for_each("replication_bytes_out"),
+    )
+    metrics.read_counter(
+        "topic_failed_fetches", "Fetched partitions refused", by_topic, lambda: for_each("failed_fetches")
+    )

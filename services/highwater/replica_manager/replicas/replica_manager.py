@@ -26,6 +26,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.isr_writer import IsrChanges
 from highwater.replica_manager.replicas.metadata_cache import Endpoint, MetadataCache
 from highwater.replica_manager.replicas.purgatory import Purgatory
+from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
 from highwater.replica_manager.storage.append_pipeline import AppendPipeline
 from highwater.replica_manager.storage.fencer import Fencer
 from highwater.replica_manager.storage.leader_appends import LeaderAppends
@@ -63,6 +64,7 @@ class ReplicaManager:
         report_offline_logs: Callable[[], None],
         now_ms: Callable[[], int],
         cleanup_policy: str = "delete",
+        traffic: TopicTraffic | None = None,
         supervisor: TaskSupervisor | None = None,
     ) -> None:
         self.broker_id = broker_id
@@ -75,6 +77,7 @@ class ReplicaManager:
         self.lease_confirmed = lease_confirmed
         self.now_ms = now_ms
         self.hosted: dict[PartitionKey, HostedPartition] = {}
+        self._traffic = traffic or TopicTraffic()
         self.metadata = MetadataCache()
         self.following = FollowingWatch()
         self.sessions = FetchSessions()
@@ -150,6 +153,7 @@ class ReplicaManager:
                 self.purgatory,
                 now_ms=self.now_ms,
                 perform=self.perform,
+                traffic=self._traffic.hosted(topic),
             )
             self.hosted[key] = hosted
             self.perform(hosted, partition.brokers_changed(self._live, self.now_ms()))
@@ -162,6 +166,7 @@ class ReplicaManager:
         if hosted is not None:
             self.perform(hosted, hosted.partition.stop())
             hosted.wake_all()
+            self._traffic.evicted(hosted.topic, hosted.traffic)
             self.sessions.evicted(key)
 
     # Carrying out

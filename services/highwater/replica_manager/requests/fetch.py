@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ class FetchParams:
     # What the leader made of each part when the request came in (RULES 4.2); replicas only.
     verdicts: Sequence[FetchVerdict] = ()
     wait: DataWait = field(default_factory=DataWait)
+    taken_s: float = field(default_factory=time.perf_counter)  # when it came
     room: ResponseRoom = field(default_factory=ResponseRoom)  # whoever sends the answer gives it back
 
 
@@ -92,6 +94,27 @@ class FetchHandler:
             message_max_bytes=replica_manager.message_max_bytes,
             waited=lambda granted: metrics.fetch_response_waits["granted" if granted else "refused"].inc(),
         )
+
+    def answered(self, params: FetchParams, began_s: float) -> float:
+        """The answer is made, which was begun then; returns the time."""
+        now_s, times, waited_s = time.perf_counter(), self._metrics.fetches[params.role.value], params.wait.waited_s
+        times.total.observe(now_s - params.taken_s)
+        times.queue.observe(began_s - params.taken_s)
+        times.local.observe(max(now_s - began_s - waited_s, 0.0))
+        times.remote.observe(waited_s)
+        return now_s
+
+    def written(self, params: FetchParams, answered_s: float) -> None:
+        """The answer of then was written."""
+        self._metrics.fetches[params.role.value].response.observe(time.perf_counter() - answered_s)
+
+    def refused(self, results: Sequence[FetchedPart]) -> None:
+        """Counts what the answers refuse, by topic."""
+        for result in results:
+            if result.error is not ErrorCode.NONE:
+                hosted = self._replica_manager.hosted.get(result.key)
+                if hosted is not None:
+                    hosted.traffic.failed_fetches += 1
 
     def room(self, role: FetchRole, turn: Turn | None = None) -> ResponseRoom:
         """That of one answer, which takes it as it reads. `turn`: a stream's."""
@@ -282,6 +305,11 @@ class FetchHandler:
             size_bytes = size_of(each.pieces)
             self._metrics.fetched_bytes[role.value].inc(size_bytes)
             sized.append((each, size_bytes))
+        for (hosted, _, _, _), (_, size_bytes) in zip(reads, sized, strict=True):
+            if role is FetchRole.REPLICA:
+                hosted.traffic.replication_bytes_out += size_bytes
+            else:
+                hosted.traffic.bytes_out += size_bytes
         return sized
 
     @staticmethod

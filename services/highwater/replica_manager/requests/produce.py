@@ -40,6 +40,7 @@ from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.batch_check import check
 from highwater.replica_manager.requests.payload_check import InlineChecks, PayloadCheck, run_checks
 from highwater.telemetry.log import get_logger
+from highwater.telemetry.tallies import Timing
 
 logger = get_logger("replica_manager.produce")
 
@@ -119,6 +120,8 @@ class ProduceHandler:
         error, message = self._refusal(acks, len(parts), size)
         if error is not ErrorCode.NONE:
             self._metrics.refused_produces.labels(error.name).inc(len(parts))
+            for part in parts:
+                self._refused(part.key)
             done([ProduceResult(part.key, error, message) for part in parts])
             return None
         self._requests += 1
@@ -215,6 +218,7 @@ class ProduceHandler:
 
     def written(self, request: _Request) -> None:
         """log-storage has answered for all of it."""
+        request.written_s = time.perf_counter()
         self._requests -= 1
         self._bytes -= request.size
         if not self._full:
@@ -225,10 +229,27 @@ class ProduceHandler:
         return self._requests >= self.max_requests or self._bytes >= self._max_bytes
 
     def responded(self, request: _Request) -> None:
-        self._metrics.produce.observe(time.perf_counter() - request.taken_s)
+        now_s, times = time.perf_counter(), self._metrics.produces
+        written_s = request.written_s if request.unwritten == 0 else now_s  # acks=0: it may come later
+        self._metrics.produce.observe(now_s - request.taken_s)
+        times.total.observe(now_s - request.taken_s)
+        times.queue.observe(request.handed_s - request.taken_s)
+        times.local.observe(written_s - request.handed_s)
+        times.remote.observe(now_s - written_s)
         for result in request.results:
             if result.error is not ErrorCode.NONE:
                 self._metrics.refused_produces.labels(result.error.name).inc()
+                self._refused(result.key)
+
+    def _refused(self, key: PartitionKey) -> None:
+        hosted = self.replica_manager.hosted.get(key)
+        if hosted is not None:
+            hosted.traffic.failed_produces += 1
+
+    @property
+    def written_times(self) -> Timing:
+        """Of responses, from when they are there until they are written."""
+        return self._metrics.produces.response
 
 
 class _HandOver:
@@ -271,6 +292,8 @@ class _HandOver:
 
     def _hand_over(self, checks: Sequence[PayloadCheck | None]) -> bool:
         """Tells whether those were the last."""
+        if not self._first:
+            self._request.handed_s = self._request.written_s = time.perf_counter()
         for index, one in enumerate(checks, self._first):
             self._handler.hand_over(self._request, index, self._parts[index], one)
         self._first += len(checks)
@@ -305,12 +328,14 @@ class _Request:
         "_handler",
         "acks",
         "deadline_ms",
+        "handed_s",
         "outstanding",
         "results",
         "size",
         "taken_s",
         "until_done",
         "unwritten",
+        "written_s",
     )
 
     def __init__(
@@ -324,7 +349,7 @@ class _Request:
     ) -> None:
         self._handler = handler
         self._done: Done | None = done  # None: the response has been given
-        self.taken_s = time.perf_counter()
+        self.taken_s = self.handed_s = self.written_s = time.perf_counter()
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.size = size
@@ -372,6 +397,9 @@ class _Request:
             hosted.await_commit(leader_epoch, answer.last_offset + 1, self.deadline_ms, partial(self.completed, index))
         try:
             if not answer.duplicate:
+                hosted.traffic.bytes_in += len(records)
+                for _, header in batches:
+                    hosted.traffic.messages_in += header.record_count
                 hosted.appended(leader_epoch, answer, records, batches)
         finally:
             if self.acks != ACKS_ALL:

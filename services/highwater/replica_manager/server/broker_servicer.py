@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
@@ -107,7 +108,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ProduceStream(
         self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
-        responses: deque[broker_pb2.ProduceResponse] = deque()
+        responses: deque[tuple[float, broker_pb2.ProduceResponse]] = deque()  # with the time when it was there
+        written = self._produce_handler.written_times
         wake = asyncio.Event()
         room = asyncio.Semaphore(
             self._produce_handler.max_requests
@@ -117,7 +119,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         failure: Exception | None = None
 
         def respond(response: broker_pb2.ProduceResponse) -> None:
-            responses.append(response)
+            responses.append((time.perf_counter(), response))
             wake.set()
 
         async def read() -> None:
@@ -147,7 +149,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         try:
             while True:
                 while responses:
-                    yield responses.popleft()
+                    answered_s, response = responses.popleft()
+                    yield response
+                    written.observe(time.perf_counter() - answered_s)
                     open_requests -= 1
                     room.release()
                 if failure is not None:
@@ -200,7 +204,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         # gRPC writes the response after this method has returned; the call ends with that.
         context.add_done_callback(cast(Any, lambda _: params.room.release()))
         head = broker_pb2.FetchResponse(correlation_id=request.correlation_id)
-        response = fetch_response(head, await self._fetch_handler.answer(params))
+        results = await self._fetch_handler.answer(params)
+        self._fetch_handler.refused(results)
+        response = fetch_response(head, results)
+        del results
+        self._fetch_handler.answered(params, params.taken_s)
         self._unread.watch_unary(context, len(response))
         return response
 

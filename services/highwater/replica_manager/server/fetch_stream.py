@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -148,7 +149,12 @@ class FetchStream:
                 if self._waiting:
                     params.wait.end()
                 try:
-                    yield await self._response(correlation_id, params)
+                    began_s = time.perf_counter()
+                    response = await self._response(correlation_id, params)
+                    answered_s = self._fetch_handler.answered(params, began_s)
+                    yield response
+                    del response
+                    self._fetch_handler.written(params, answered_s)
                 finally:
                     params.room.release()
             self._room.release()
@@ -162,6 +168,7 @@ class FetchStream:
             results = self._to_tell(params, await self._fetch_handler.answer(params))
             head = broker_pb2.FetchResponse(correlation_id=correlation_id)
         self._answering = None
+        self._fetch_handler.refused(results)
         return fetch_response(head, results)
 
     def _to_tell(self, params: FetchParams, results: list[FetchedPart]) -> list[FetchedPart]:

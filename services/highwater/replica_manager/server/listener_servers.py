@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grpc
+import grpc.aio
 
 from highwater.rpc.listeners import advertised_addresses, with_tls, without_tls
 from highwater.rpc.server import NO_LIMITS, Health, RpcServer, ServerLimits
@@ -26,6 +28,7 @@ class ListenerServers:
         limits: ServerLimits = NO_LIMITS,
         trusted: str = "",
         credentials: Mapping[str, grpc.ServerCredentials] | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         secured = credentials or {}
         self._listeners = dict(listeners)
@@ -35,6 +38,7 @@ class ListenerServers:
             name: RpcServer(
                 [with_tls(address) if name in secured else address],
                 health=self._health,
+                interceptors=interceptors,
                 limits=NO_LIMITS if name == trusted else limits,
                 credentials=secured.get(name),
             )
