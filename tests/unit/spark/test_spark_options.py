@@ -160,6 +160,18 @@ def test_client_settings_are_the_sdks_and_of_its_types() -> None:
         client_settings({"kafka.fetch.max.bytes": "many"}, "Consumer")
 
 
+def test_executors_are_told_how_the_driver_speaks_tls() -> None:
+    environment = {"HIGHWATER_SECURITY_PROTOCOL": "SSL", "HIGHWATER_SSL_CA_FILE": "/ca.pem"}
+    told = {"security_protocol": "SSL", "ssl_ca_file": "/ca.pem"}
+    for client in ("Consumer", "Producer", "Admin"):
+        assert client_settings({}, client, environment) == told
+        other = {"highwater.ssl.ca.file": "/b.pem"}
+        assert client_settings(other, client, environment) == {**told, "ssl_ca_file": "/b.pem"}
+        plain = {"kafka.security.protocol": "PLAINTEXT"}
+        assert client_settings(plain, client, environment) == {"security_protocol": "PLAINTEXT"}
+    assert client_settings({}, "Admin", {"HIGHWATER_SSL_CA_FILE": "/ca.pem"}) == {}
+
+
 def test_options_of_a_write() -> None:
     options = parse_write_options({"kafka.bootstrap.servers": "k:9", "topic": "out", "includeTimestamp": "true"})
     assert (options.topic, options.include_timestamp) == ("out", True)

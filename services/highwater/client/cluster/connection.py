@@ -71,6 +71,8 @@ UNRESOLVED = "the name cannot be resolved"
 # Parts of what gRPC says, in lower case, and what they mean to whoever gave the address.
 _REASONS = (
     ("connection refused", "nothing listens there"),
+    ("certificate_verify_failed", "its certificate is not one for this address by an authority in ssl_ca_file"),
+    ("handshake failed", "TLS does not come about"),
     ("resol", UNRESOLVED),
     ("lookup failed", UNRESOLVED),
     ("no such file", "there is no such socket"),

@@ -7,11 +7,13 @@ part of Kafka's client that does not exist here is dropped.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
 from typing import Any, Literal, get_args
 
+from highwater.client.cluster.tls_options import options_of_environment
 from highwater.spark.errors import OptionError
 
 PREFIXES = ("highwater.", "kafka.", "kafkaconsumer.", "fetchoffset.")
@@ -79,11 +81,15 @@ def check_client_settings(options: Mapping[str, str]) -> None:
             raise OptionError(f"option {option} is {options[option]!r}; it can be PLAINTEXT or SSL")
 
 
-def client_settings(options: Mapping[str, str], client: Client) -> dict[str, Any]:
-    """Keyword arguments for a client: those of the options that it knows."""
+def client_settings(
+    options: Mapping[str, str], client: Client, environment: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """Keyword arguments for a client: those of the options that it knows, and where they do not say how TLS is spoken,
+    what this process's environment says: the executors' may not have it."""
     named = _named(options)
     parameters = _parameters(client) if named else {}
-    return {
+    spoken = {} if "security_protocol" in named.values() else options_of_environment(environment)
+    return spoken | {
         name: _converted(option, options[option], parameters[name])
         for option, name in named.items()
         if name in parameters

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -71,8 +71,13 @@ class MirrorOptions(StreamOptions):
                 raise UserError(f"--option {name}: a mirror copies every column")
 
     def producer(self) -> dict[str, Any]:
-        given = client_settings(lower_case(key_values("--to-option", self.to_option)), "Producer")
-        return {**_PRODUCER_DEFAULTS, **given}
+        return {**_PRODUCER_DEFAULTS, **self._settings_of_target("Producer")}
+
+    def target_admin(self) -> dict[str, Any]:
+        return self._settings_of_target("Admin")
+
+    def _settings_of_target(self, client: Literal["Producer", "Admin"]) -> dict[str, Any]:
+        return client_settings(lower_case(key_values("--to-option", self.to_option)), client)
 
 
 def run(options: MirrorOptions) -> None:
@@ -83,7 +88,7 @@ def run(options: MirrorOptions) -> None:
     check_attempts("mirror", spark, NO_SPECULATION)
     begun = HadoopFiles(spark, options.checkpoint).names(f"{options.checkpoint}/offsets")
     if not options.append and not any(map(str.isdecimal, begun)):
-        check_empty(mirror.plan.bootstrap, partitions, options.checkpoint)
+        check_empty(mirror.plan.bootstrap, partitions, options.checkpoint, options.target_admin())
     offset_log = OffsetLog(spark, f"{options.checkpoint}/mirror")
     lease = checkpoint_lease(spark, "mirror", options.checkpoint)
     frame = (
@@ -111,6 +116,7 @@ class Mirror:
 
     def __init__(self, options: MirrorOptions) -> None:
         self._options = options
+        self._target = options.target_admin()
         self.plan = MirrorPlan(tuple(bootstrap_addresses(options.to)), options.producer())
 
     def prepare(self) -> list[TopicPartition]:
@@ -123,7 +129,7 @@ class Mirror:
         with TopicOffsets(read.bootstrap, read.subscription, settings) as topics:
             partitions = topics.partitions(missing_ok=not read.fail_on_data_loss)
         names = list(dict.fromkeys(partition.topic for partition in partitions))
-        with Admin(read.bootstrap, **settings) as source, Admin(self.plan.bootstrap) as target:
+        with Admin(read.bootstrap, **settings) as source, Admin(self.plan.bootstrap, **self._target) as target:
             if source.describe_cluster().cluster_id == target.describe_cluster().cluster_id:
                 raise UserError("--bootstrap and --to are the same cluster: topics would be copied onto themselves")
             there = set(target.list_topics())
@@ -136,7 +142,7 @@ class Mirror:
 
     def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The ends of these partitions in the target."""
-        with TopicOffsets(self.plan.bootstrap, Subscription(), {}) as topics:
+        with TopicOffsets(self.plan.bootstrap, Subscription(), self._target) as topics:
             return dict(topics.latest(partitions))
 
     def _made(self, target: Admin, wanted: TopicDescription) -> TopicDescription:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,16 @@ Append = Annotated[
 ]
 
 
-def check_empty(bootstrap: Sequence[str], partitions: Sequence[TopicPartition], checkpoint: str) -> None:
+def check_empty(
+    bootstrap: Sequence[str],
+    partitions: Sequence[TopicPartition],
+    checkpoint: str,
+    settings: dict[str, Any] | None = None,
+) -> None:
     """Confirms, for a pipeline whose checkpoint is new, that its targets are empty. Raises `UserError` where a
-    partition has records: the pipeline may have sent them itself, and have lost its checkpoint."""
-    with TopicOffsets(tuple(bootstrap), Subscription(), {}) as topics:
+    partition has records: the pipeline may have sent them itself, and have lost its checkpoint. `settings` are those of
+    the `Admin` that looks."""
+    with TopicOffsets(tuple(bootstrap), Subscription(), settings or {}) as topics:
         firsts, ends = topics.earliest(partitions), topics.latest(partitions)
     if having := sorted({one.topic for one in partitions if ends[one] > firsts[one]}):
         raise UserError(
