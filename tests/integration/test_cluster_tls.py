@@ -140,14 +140,15 @@ async def test_leaves_and_authority_are_replaced_under_load(deployed: Deployment
         # over others (the controller, the other brokers' fetchers and the producer).
         for name, broker in (("log-storage-2", 2), ("replica-manager-3", 3)):
             cluster.processes[name].kill()
-            await deployed.left_isr(broker, "rotated", [0, 1, 2])
+            await deployed.replaced(broker, "rotated", 3)
             cluster.processes[name].start()
+            await deployed.registered()
             await deployed.healed("rotated", 3)
-        await deployed.preferred_lead("rotated", 3)
+            await deployed.preferred_lead("rotated", 3)
         await flow.until_acked(100)
 
 
-async def test_tls_is_turned_on_broker_by_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_is_turned_on_broker_by_broker(tmp_path: Path) -> None:
     """Those that speak it already and those that do not yet work together."""
     files = LocalAuthority(tmp_path / "security").issue("broker", HOSTS)
     names = ("ssl.ca.file", "ssl.certificate.file", "ssl.key.file")
