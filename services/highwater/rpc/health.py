@@ -63,9 +63,24 @@ def check(address: str, service: str, timeout_s: float) -> tuple[int, str]:
                     return NOT_SERVING, f"{asked}: the server has no gRPC health service"
                 case grpc.StatusCode.DEADLINE_EXCEEDED:
                     return UNREACHABLE, f"{address} did not answer within {timeout_s:g} s"
-            return UNREACHABLE, f"{address} cannot be reached: {' '.join(str(error.details()).split())}"
+            details = _tls_problem(address) or f"{address} cannot be reached: {' '.join(str(error.details()).split())}"
+            return UNREACHABLE, details
     said = HealthCheckResponse.ServingStatus.Name(answer.status)
     return SERVING if answer.status == HealthCheckResponse.SERVING else NOT_SERVING, f"{asked}: {said}"
+
+
+def _tls_problem(address: str) -> str:
+    """Says that TLS is spoken there, and where none is; empty: that is not why nothing answers."""
+    import asyncio
+    from dataclasses import replace
+
+    from highwater.rpc.tls import SERVICES
+    from highwater.rpc.tls_diagnosis import diagnose
+
+    if address.startswith("unix:"):
+        return ""
+    names = replace(SERVICES, to_turn_on="ask at its health.listen, where nobody does")
+    return asyncio.run(diagnose(address, None, names))
 
 
 def _address(text: str) -> str:

@@ -12,12 +12,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 import pytest_asyncio
+import trustme
 from typer.testing import CliRunner
 
 from highwater.cli.app import app
 from highwater.rpc.health import NOT_SERVING, SERVING, UNREACHABLE, main
 from highwater.rpc.local_process import free_ports
 from highwater.rpc.server import RpcServer
+from highwater.rpc.tls import Certificates, TlsFiles, server_credentials
 
 NAME = "highwater.v1.Broker"
 
@@ -77,6 +79,27 @@ async def test_nobody_listens(health: Said, tmp_path: Path) -> None:
         assert (status, out) == (UNREACHABLE, "")
         assert err.startswith(f"highwater: {address} cannot be reached: ")
         assert err.count("\n") == 1
+
+
+async def test_tls_is_spoken_there(health: Said, tmp_path: Path) -> None:
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.pem")
+    certificates = Certificates(TlsFiles(None, tmp_path / "tls.pem", tmp_path / "key.pem"))
+    server = RpcServer(
+        ["ssl:127.0.0.1:0"],
+        health_listen="127.0.0.1:0",
+        credentials=server_credentials(certificates, require=False),
+    )
+    await server.start([NAME])
+    try:
+        address = server.addresses[0].removeprefix("ssl:")
+        told = f"highwater: {address} speaks TLS: ask at its health.listen, where nobody does\n"
+        assert await health(address) == (UNREACHABLE, "", told)
+        live = await health(server.health_address, "--service", "live")
+        assert live == (SERVING, f"{server.health_address} live: SERVING\n", "")
+    finally:
+        await server.stop(0)
 
 
 async def test_a_server_that_does_not_answer(health: Said) -> None:
