@@ -15,7 +15,10 @@ ROOT = Path(highwater.__file__).parent
 OWN_FILES = ""  # what stands in the package itself: the service, which wires the rooms together
 # What everybody may import: values, the batch, what all servers share.
 COMMON = frozenset(
-    {"atomic_file", "errors", "extras", "model", "records", "rpc", "supervision", "telemetry", "v1", "validation"}
+    {
+        *("atomic_file", "errors", "extras", "supervision", "validation"),
+        *("model", "records", "rpc", "security", "telemetry", "v1"),
+    }
 )
 # What else a package may. Services know each other by their contracts alone, and nobody opens segments but log-storage,
 # and who looks at them through its room `inspect`.
@@ -101,7 +104,7 @@ def room_of(package: str, module: str) -> str:
 
 def test_every_package_is_listed() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert packages == set(ARROWS) | {"model", "records", "rpc", "telemetry", "v1"}
+    assert packages == set(ARROWS) | {"model", "records", "rpc", "security", "telemetry", "v1"}
 
 
 @pytest.mark.parametrize("package", ARROWS)
@@ -122,7 +125,7 @@ def test_a_package_imports_what_it_may(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["errors.py", "model", "records", "rpc", "telemetry", "supervision.py", "validation.py"]
+    "package", ["errors.py", "model", "records", "rpc", "security", "telemetry", "supervision.py", "validation.py"]
 )
 def test_what_everybody_imports_imports_no_package(package: str) -> None:
     files = [ROOT / package] if package.endswith(".py") else [*(ROOT / package).rglob("*.py")]
