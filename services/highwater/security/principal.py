@@ -1,4 +1,4 @@
-"""Who a call comes from.
+"""The principal of a call.
 
 A call is told apart by a token in its metadata (`authorization: Bearer …`), else by the certificate of its connection,
 whose distinguished name goes through mapping rules. Whoever shows neither is `User:ANONYMOUS`.
