@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from highwater import __version__
-from highwater.cli import cluster, consume, health, log, log_dirs, pipeline, produce, replicas, topics, up
+from highwater.cli import acls, cluster, consume, health, log, log_dirs, pipeline, produce, replicas, tokens, topics, up
 from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
 from highwater.client.cluster.tls_options import (
@@ -18,6 +18,7 @@ from highwater.client.cluster.tls_options import (
     PROTOCOL_VARIABLE,
     VARIABLES,
 )
+from highwater.client.cluster.token_options import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
 app = typer.Typer(
     name="highwater",
@@ -52,6 +53,14 @@ def highwater(
     ssl_key_file: Annotated[
         str | None, typer.Option(metavar="FILE", envvar=KEY_VARIABLE, help="PEM of that certificate's key")
     ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar=TOKEN_FILE_VARIABLE,
+            help=f"A file with the token to show to brokers; {TOKEN_VARIABLE} in the environment is the token itself",
+        ),
+    ] = None,
 ) -> None:
     """A replicated commit log for Python and Spark people."""
     # `highwater --version` itself is answered by `main`, before anything else is loaded.
@@ -64,7 +73,10 @@ def highwater(
         source = context.get_parameter_source(name)
         if value is not None and security_protocol != "SSL" and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name.replace('_', '-')} is for --security-protocol SSL: give both")
-    for variable, value in zip(VARIABLES, given, strict=True):
+    source = context.get_parameter_source("token_file")
+    if token_file is not None and source is not None and source.name == "COMMANDLINE":
+        os.environ.pop(TOKEN_VARIABLE, None)
+    for variable, value in zip((*VARIABLES, TOKEN_FILE_VARIABLE), (*given, token_file), strict=True):
         if value is not None:
             os.environ[variable] = value
 
@@ -77,6 +89,8 @@ app.add_typer(groups.app, name="groups")
 app.command("cluster")(cluster.cluster)
 app.command("health", context_settings=health.AS_THEY_ARE, add_help_option=False)(health.health)
 app.add_typer(log.app, name="log")
+app.add_typer(acls.app, name="acls")
+app.add_typer(tokens.app, name="tokens")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(log_dirs.app, name="log-dirs")
 app.add_typer(pipeline.app, name="pipeline")

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from highwater.client.consumer.consumer import Consumer
     from highwater.client.consumer.consumer_record import ConsumerRecord
     from highwater.client.exceptions import (
+        AuthenticationError,
+        AuthorizationError,
         BufferExhaustedError,
         ClientClosedError,
         CommitFailedError,
@@ -86,6 +88,8 @@ __all__ = [
     "LATEST_TIMESTAMP",
     "MAX_TIMESTAMP",
     "Admin",
+    "AuthenticationError",
+    "AuthorizationError",
     "BatchMetadata",
     "BrokerDescription",
     "BufferExhaustedError",
@@ -147,6 +151,7 @@ _NAMES = {  # of each module
     "consumer.consumer": "Consumer",
     "consumer.consumer_record": "ConsumerRecord",
     "exceptions": (
+        "AuthenticationError AuthorizationError "
         "BufferExhaustedError ClientClosedError CommitFailedError CorruptRecordError DeliveryTimeoutError "
         "HighwaterError InvalidRequestError InvalidTimestampError LeaderNotAvailableError "
         "MaxPollIntervalExceededError NetworkError OffsetOutOfRangeError "

@@ -131,6 +131,18 @@ class MaxPollIntervalExceededError(HighwaterError):
     code = ErrorCode.UNKNOWN_MEMBER_ID
 
 
+class AuthenticationError(HighwaterError):
+    """A broker does not take the token that the client shows, or takes none."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class AuthorizationError(HighwaterError):
+    """The client may not do that with a topic, a group or the cluster, by the cluster's ACLs."""
+
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
 class ClientClosedError(HighwaterError):
     """The client was stopped, or not started yet, or the process was forked from one in which gRPC ran."""
 
@@ -151,6 +163,10 @@ _BY_CODE: dict[ErrorCode, type[HighwaterError]] = {
     ErrorCode.INVALID_CONFIG: InvalidRequestError,
     ErrorCode.INVALID_TIMESTAMP: InvalidTimestampError,
     ErrorCode.MESSAGE_TOO_LARGE: RecordTooLargeError,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: AuthorizationError,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: AuthorizationError,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: AuthorizationError,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: AuthorizationError,
     ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
     ErrorCode.CORRUPT_MESSAGE: CorruptRecordError,
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: SequenceBrokenError,

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, Self
 
 from highwater.client.admin import groups
+from highwater.client.admin.acls import create_acls, delete_acls, describe_acls
 from highwater.client.admin.answers import cluster_description, elections, topic_description, topic_result
 from highwater.client.admin.descriptions import (
     BrokerReach,
@@ -28,6 +29,7 @@ from highwater.client.cluster.connection import Connection, NotServedError
 from highwater.client.cluster.offset_lookup import lookup_offsets
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
+from highwater.client.cluster.token import client_token
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -40,6 +42,7 @@ from highwater.client.topic_partition import LATEST_TIMESTAMP, OffsetAndTimestam
 from highwater.errors import ErrorCode
 from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
+from highwater.security.acls import Acl, AclFilter
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 _Method = Callable[[Any], Callable[..., Awaitable[Any]]]  # of a stub
@@ -68,6 +71,8 @@ class Admin:
         ssl_ca_file: FilePath | None = None,
         ssl_certificate_file: FilePath | None = None,
         ssl_key_file: FilePath | None = None,
+        token: str | None = None,
+        token_file: FilePath | None = None,
     ) -> None:
         self._cluster = Cluster(
             bootstrap,
@@ -75,6 +80,7 @@ class Admin:
             request_timeout_ms=request_timeout_ms,
             max_block_ms=max_block_ms,
             certificates=client_certificates(locals()),
+            token=client_token(locals()),
         )
         self._backoff_s = retry_backoff_ms / 1000
         self._backoff_max_s = retry_backoff_max_ms / 1000
@@ -282,7 +288,28 @@ class Admin:
         """Tries each broker at the address that this client is told to use; by broker, whether it answers and is that
         very broker. An address that other clients are told (of another listener) is not tried."""
         described = await self.describe_cluster()
-        return await check_brokers(described, timeout_ms / 1000)
+        return await check_brokers(described, timeout_ms / 1000, self._cluster.new_connection)
+
+    async def create_acls(self, acls: Iterable[Acl]) -> None:
+        """Adds ACLs; those that are there already stay. Returns when they stand in etcd: brokers hear of them within a
+        moment.
+
+        Raises:
+            InvalidRequestError: one of them is none; nothing was added.
+            AuthorizationError: this client may not ALTER the cluster.
+        """
+        await create_acls(self._ask_of_acls, acls)
+
+    async def describe_acls(self, wanted: AclFilter = AclFilter()) -> list[Acl]:  # noqa: B008  # it is frozen
+        """The ACLs that the filter means, by resource and principal; without one all."""
+        return await describe_acls(self._ask_of_acls, wanted)
+
+    async def delete_acls(self, filters: Iterable[AclFilter]) -> list[Acl]:
+        """Removes the ACLs that the filters mean, and returns them."""
+        return await delete_acls(self._ask_of_acls, filters)
+
+    async def _ask_of_acls(self, method: _Method, request: Any) -> Any:
+        return await self._controller(method, request, 0)
 
     async def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
         """The log directories of these brokers (all that are registered), by broker and path."""

@@ -4,6 +4,7 @@ where a client is."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 
 from highwater.client.admin.descriptions import BrokerDescription, BrokerReach, ClusterDescription
@@ -14,23 +15,27 @@ from highwater.v1 import broker_pb2
 _AT_ONCE = 32
 
 
-async def check_brokers(described: ClusterDescription, timeout_s: float) -> list[BrokerReach]:
+async def check_brokers(
+    described: ClusterDescription, timeout_s: float, connect: Callable[[str], Connection] = Connection
+) -> list[BrokerReach]:
     """Outcomes by broker. Each is asked over a connection of its own."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def one(broker: BrokerDescription) -> BrokerReach:
         async with slots:
             began = monotonic()
-            problem = await _problem(broker, described.cluster_id, timeout_s)
+            problem = await _problem(broker, described.cluster_id, timeout_s, connect)
             return BrokerReach(broker.broker_id, broker.address, None if problem else monotonic() - began, problem)
 
     return list(await asyncio.gather(*(one(broker) for broker in described.brokers)))
 
 
-async def _problem(broker: BrokerDescription, cluster_id: str, timeout_s: float) -> str | None:
+async def _problem(
+    broker: BrokerDescription, cluster_id: str, timeout_s: float, connect: Callable[[str], Connection]
+) -> str | None:
     if not broker.address:
         return "it does not have the listener that this client came in by: give every broker the same listeners"
-    connection = Connection(broker.address)
+    connection = connect(broker.address)
     try:
         answer = await connection.call(connection.stub.Metadata, broker_pb2.MetadataRequest(), timeout_s)
     except NotServedError:

@@ -22,6 +22,7 @@ from highwater.client.blocking.options import AdminOptions
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP
 from highwater.client.exceptions import HighwaterError
 from highwater.client.topic_partition import OffsetAndTimestamp, TopicPartition
+from highwater.security.acls import Acl, AclFilter
 
 
 @with_the_signature_of(async_admin.Admin)
@@ -109,6 +110,15 @@ class Admin(BlockingClient[async_admin.Admin]):
 
     def check_brokers(self, *, timeout_ms: float = 5_000) -> list[BrokerReach]:
         return self._run(lambda: self._client.check_brokers(timeout_ms=timeout_ms))
+
+    def create_acls(self, acls: Iterable[Acl]) -> None:
+        self._run(lambda: self._client.create_acls(acls))
+
+    def describe_acls(self, wanted: AclFilter = AclFilter()) -> list[Acl]:  # noqa: B008  # it is frozen
+        return self._run(lambda: self._client.describe_acls(wanted))
+
+    def delete_acls(self, filters: Iterable[AclFilter]) -> list[Acl]:
+        return self._run(lambda: self._client.delete_acls(filters))
 
     def describe_log_dirs(self, brokers: Sequence[int] | None = None) -> list[LogDirDescription]:
         return self._run(lambda: self._client.describe_log_dirs(brokers))

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from highwater.client.cluster.tls_options import TlsOptions
+from highwater.client.cluster.token_options import SecurityOptions
 from highwater.client.consumer.corrupt_batches import OnCorrupt
 from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.scan.positions import WrittenPositions
 from highwater.client.scan.scan_progress import ProgressCallback
 
 
-class _ClientOptions(TlsOptions, total=False):
+class _ClientOptions(SecurityOptions, total=False):
     client_id: str
     max_block_ms: float
     request_timeout_ms: float
@@ -61,7 +61,7 @@ class ConsumerOptions(_ClientOptions, total=False):
     on_lost: RebalanceCallback | None
 
 
-class ScanOptions(TlsOptions, total=False):
+class ScanOptions(SecurityOptions, total=False):
     """It retries as a consumer does by default."""
 
     start: WrittenPositions

@@ -13,6 +13,7 @@ from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.client.cluster.tls import tls_problem
+from highwater.client.cluster.token import Token
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -91,8 +92,10 @@ class Cluster:
         on_change: Callable[[], None] = lambda: None,
         allow_auto_topic_creation: bool = False,
         certificates: Certificates | None = None,
+        token: Token | None = None,
     ) -> None:
         self._certificates = certificates
+        self._token = token
         self.metadata = Metadata()
         self.client_id = client_id
         self.request_timeout_s = request_timeout_ms / 1000
@@ -179,8 +182,12 @@ class Cluster:
     def connection(self, address: str) -> Connection:
         found = self._connections.get(address)
         if found is None:
-            found = self._connections[address] = Connection(address, self._certificates)
+            found = self._connections[address] = self.new_connection(address)
         return found
+
+    def new_connection(self, address: str) -> Connection:
+        """One that nobody else uses, for its caller to close."""
+        return Connection(address, self._certificates, self._token)
 
     @property
     def answering(self) -> Connection:

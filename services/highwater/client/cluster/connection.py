@@ -17,7 +17,9 @@ import grpc
 import grpc.aio
 
 from highwater.client.cluster.tls import target
+from highwater.client.cluster.token import Token
 from highwater.client.exceptions import (
+    AuthenticationError,
     HighwaterError,
     NetworkError,
     RequestTimedOutError,
@@ -40,7 +42,6 @@ _REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
 HANG_UP_TIMEOUT_S = 0.5  # for a broker to end a stream that the client has ended
@@ -95,6 +96,8 @@ def transport_error(error: BaseException, address: str) -> HighwaterError:
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return RequestTimedOutError(f"the broker at {address} did not answer in time")
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return AuthenticationError(f"the broker at {address} does not know this client: {details}")
         if code in _REFUSALS:
             refusal = NotServedError if code is grpc.StatusCode.UNIMPLEMENTED else HighwaterError
             return refusal(f"the broker at {address} refused the call: {code.name}: {details}")
@@ -262,10 +265,11 @@ class Connection:
     """One channel to one address, opened at the first use, and anew where it cannot connect. Requests raise
     `HighwaterError`s only."""
 
-    def __init__(self, address: str, certificates: Certificates | None = None) -> None:
-        """`certificates`: those of a client that speaks TLS."""
+    def __init__(self, address: str, certificates: Certificates | None = None, token: Token | None = None) -> None:
+        """`certificates`: those of a client that speaks TLS. `token`: that which every call carries."""
         self.address = address
         self._certificates = certificates
+        self._token = token
         self._link: ReplaceableChannel | None = None
         self._stub: Any = None
         self._produce: RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse] | None = None
@@ -288,15 +292,20 @@ class Connection:
             self._stub = broker_pb2_grpc.BrokerStub(channel)
         return self._stub
 
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """The options that each call is to have beside its request."""
+        return {} if self._token is None else {"metadata": self._token.metadata}
+
     def produce_stream(self) -> RequestStream[broker_pb2.ProduceRequest, broker_pb2.ProduceResponse]:
         """The stream in use, or a new one where it broke."""
         if self._produce is None or self._produce.broken is not None:
-            self._produce = RequestStream(self.stub.ProduceStream(), self.address)
+            self._produce = RequestStream(self.stub.ProduceStream(**self.call_options), self.address)
         return self._produce
 
     def fetch_stream(self) -> RequestStream[broker_pb2.FetchRequest, broker_pb2.FetchResponse]:
         if self._fetch is None or self._fetch.broken is not None:
-            self._fetch = RequestStream(self.stub.FetchStream(), self.address)
+            self._fetch = RequestStream(self.stub.FetchStream(**self.call_options), self.address)
         return self._fetch
 
     def overdue(self, timeout_s: float) -> list[RequestStream[Any, Any]]:
@@ -315,7 +324,7 @@ class Connection:
     async def call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout_s: float) -> Any:
         """One request. Raises `NetworkError`, `RequestTimedOutError` or `HighwaterError`."""
         try:
-            return await method(request, timeout=max(timeout_s, 0.001))
+            return await method(request, timeout=max(timeout_s, 0.001), **self.call_options)
         except grpc.aio.AioRpcError as error:
             raise transport_error(error, self.address) from None
         except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.offset_lookup import lookup_offsets
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
+from highwater.client.cluster.token import client_token
 from highwater.client.consumer.arguments import (
     Partition,
     offsets_to_commit,
@@ -124,8 +125,10 @@ class Consumer:
         ssl_ca_file: FilePath | None = None,
         ssl_certificate_file: FilePath | None = None,
         ssl_key_file: FilePath | None = None,
+        token: str | None = None,
+        token_file: FilePath | None = None,
     ) -> None:
-        certificates = client_certificates(locals())
+        certificates, shown = client_certificates(locals()), client_token(locals())
         check_options(locals())
         self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
@@ -141,6 +144,7 @@ class Consumer:
             max_block_ms=max_block_ms,
             on_change=self._metadata_changed,
             certificates=certificates,
+            token=shown,
         )
         settings = FetcherSettings(
             client_id=client_id,

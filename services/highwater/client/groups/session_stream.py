@@ -79,7 +79,7 @@ class SessionStream:
             if self._closed:
                 return
             stub: Any = group_pb2_grpc.GroupCoordinatorStub(connection.channel)
-            self._call = stub.Session()
+            self._call = stub.Session(**connection.call_options)
             writing = asyncio.create_task(self._write())
             code, message = await self._read() or (code, message)
         except HighwaterError as error:

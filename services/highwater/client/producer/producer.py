@@ -16,6 +16,7 @@ from highwater.client.cluster.cluster import Cluster
 from highwater.client.cluster.metadata import TopicInfo
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
+from highwater.client.cluster.token import client_token
 from highwater.client.exceptions import (
     BufferExhaustedError,
     ClientClosedError,
@@ -103,8 +104,10 @@ class Producer:
         ssl_ca_file: FilePath | None = None,
         ssl_certificate_file: FilePath | None = None,
         ssl_key_file: FilePath | None = None,
+        token: str | None = None,
+        token_file: FilePath | None = None,
     ) -> None:
-        certificates = client_certificates(locals())
+        certificates, shown = client_certificates(locals()), client_token(locals())
         if acks not in ("all", -1, 1, 0):
             raise InvalidRequestError(f"acks is {acks!r}; it can be 'all', 1 or 0")
         wire_acks = -1 if acks == "all" else int(acks)
@@ -137,6 +140,7 @@ class Producer:
             on_change=self._metadata_changed,
             allow_auto_topic_creation=True,
             certificates=certificates,
+            token=shown,
         )
         settings = SenderSettings(
             client_id=client_id,

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Unpack
 
 from highwater.client.cluster.metadata import TopicInfo
-from highwater.client.cluster.tls_options import TlsOptions
+from highwater.client.cluster.token_options import SecurityOptions
 from highwater.client.consumer.consumer import Consumer
 from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt
 from highwater.client.consumer.fetch_buffer import FetchBuffer, FetchedBatch
@@ -56,7 +56,7 @@ class RangeConsumer(Consumer):
         corrupt: CorruptBatches,
         max_block_ms: float,
         request_timeout_ms: float,
-        **tls: Unpack[TlsOptions],
+        **security: Unpack[SecurityOptions],
     ) -> None:
         self._shared_corrupt = corrupt
         super().__init__(
@@ -68,7 +68,7 @@ class RangeConsumer(Consumer):
             check_crcs=check_crcs,
             max_block_ms=max_block_ms,
             request_timeout_ms=request_timeout_ms,
-            **tls,
+            **security,
         )
         self._timeout_s = 0.0
         self._fail_on_data_loss = True

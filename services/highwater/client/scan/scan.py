@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from highwater.client.cluster.bootstrap import DEFAULT_BOOTSTRAP, bootstrap_addresses
 from highwater.client.cluster.tls import client_certificates
-from highwater.client.cluster.tls_options import FilePath, SecurityProtocol, TlsOptions
+from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
+from highwater.client.cluster.token import client_token
+from highwater.client.cluster.token_options import SecurityOptions
 from highwater.client.consumer.corrupt_batches import CorruptBatches, OnCorrupt, PassedOver
 from highwater.client.exceptions import ClientClosedError
 from highwater.client.scan.bounds import OffsetRange, decided, partitions_read, times_asked
@@ -77,14 +79,20 @@ class Scan:
         ssl_ca_file: FilePath | None = None,
         ssl_certificate_file: FilePath | None = None,
         ssl_key_file: FilePath | None = None,
+        token: str | None = None,
+        token_file: FilePath | None = None,
     ) -> None:
-        self._tls = TlsOptions(
+        self._security = SecurityOptions(
             security_protocol=security_protocol,
             ssl_ca_file=ssl_ca_file,
             ssl_certificate_file=ssl_certificate_file,
             ssl_key_file=ssl_key_file,
+            token=token,
+            token_file=token_file,
         )
-        client_certificates(self._tls)  # what is wrong with them is said here
+        # What is wrong with them is said here.
+        client_certificates(self._security)
+        client_token(self._security)
         self.schema: pa.Schema = scan_schema(columns)
         self._topic = topic
         self._start = parse_positions("start", start)
@@ -183,7 +191,7 @@ class Scan:
             corrupt=self._corrupt,
             max_block_ms=self._max_block_ms,
             request_timeout_ms=self._request_timeout_ms,
-            **self._tls,
+            **self._security,
         )
 
     def _check_not_stopped(self) -> None:
