@@ -81,6 +81,10 @@ class ErrorCode(IntEnum):
     INVALID_REGULAR_EXPRESSION = 68
     UNSTABLE_OFFSET_COMMIT = 69
     FENCED_INSTANCE_ID = 70
+    TOPIC_AUTHORIZATION_FAILED = 71
+    CLUSTER_AUTHORIZATION_FAILED = 72
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 73
+    SECURITY_DISABLED = 74
 
     @property
     def retriable(self) -> bool:
@@ -177,7 +181,7 @@ _SENTENCES = {
     ErrorCode.ILLEGAL_GENERATION: "the group's partitions have been shared out anew: join it again",
     ErrorCode.REBALANCE_IN_PROGRESS: "the group's partitions are being shared out: join it again",
     ErrorCode.INVALID_GROUP_ID: "no group may have that id: take another one",
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the group is not open to this user: ask who runs the cluster",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "the group is not open to this user: ask who runs the cluster for an ACL",
     ErrorCode.LISTENER_NOT_FOUND: "the leader lacks the listener of this connection: connect by one that all have",
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "the coordinator still loads the group: try again in a moment",
     ErrorCode.FENCED_MEMBER_EPOCH: "the member was fenced: drop its partitions, and join the group again",
@@ -200,6 +204,10 @@ _SENTENCES = {
     ErrorCode.INVALID_REGULAR_EXPRESSION: "it is none, has look-around or references, or is too large: mend it",
     ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction with an offset of the partition is open: try again in a moment",
     ErrorCode.FENCED_INSTANCE_ID: "another member has the instance id now: run one process for each instance id",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "the topic is not open to this user: ask who runs the cluster for an ACL",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that with the cluster: ask who runs it for an ACL",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the transactional id is not this user's: take another one",
+    ErrorCode.SECURITY_DISABLED: "this broker has no authorizer, and no ACL counts: set authorizer.class.name",
 }
 
 

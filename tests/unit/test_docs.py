@@ -97,7 +97,7 @@ def test_no_page_names_a_metric_that_does_not_exist(page: Path) -> None:
 def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if value not in ("", {}, []) else "empty"
+    return str(value) if value not in ("", {}, [], ()) else "empty"
 
 
 @pytest.mark.parametrize("service", SERVICES)

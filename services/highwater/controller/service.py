@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 
 from highwater.controller.administration.absent_topics import AbsentTopics
+from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.administration import Administration
 from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.settings import ControllerSettings
@@ -57,13 +58,14 @@ class ControllerService:
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._absent_topics = AbsentTopics(self._store, self._keys)
+        self._acls = AclAdministration(self._store, self._keys)
         self._unreadable = UnreadableEntries()
         self._certificates = settings.certificates()
         self._metrics = Metrics("controller")
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[MeasuredCalls(RequestMetrics(self._metrics))],
+            interceptors=[*settings.guard(), MeasuredCalls(RequestMetrics(self._metrics))],
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._election: ControllerElection | None = None
@@ -204,7 +206,9 @@ class ControllerService:
         active_controller = self._active_controller
         if active_controller is None or not active_controller.loaded or active_controller.ended:
             return None
-        return Administration(active_controller, self._store, self._keys, self.settings, self._absent_topics)
+        return Administration(
+            active_controller, self._store, self._keys, self.settings, self._absent_topics, self._acls
+        )
 
     def _cluster(self) -> Cluster | None:
         active_controller = self._active_controller

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field, ValidationInfo, field_validator
 
 from highwater.rpc.listeners import speaks_tls, with_tls, without_tls
-from highwater.rpc.settings import Address, InternalServiceSettings, ReplicationSettings
+from highwater.rpc.settings import Address, ReplicationSettings
+from highwater.security.settings import InternalPrincipalSettings
 
 
-class ControllerSettings(InternalServiceSettings, ReplicationSettings):
+class ControllerSettings(InternalPrincipalSettings, ReplicationSettings):
     controller_id: int = Field(ge=0)
     advertised_listener: Address
     num_partitions: int = Field(1, ge=1)

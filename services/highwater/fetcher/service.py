@@ -58,7 +58,7 @@ class FetcherService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[MeasuredCalls(RequestMetrics(self._metrics))],
+            interceptors=[*settings.guard(settings.broker_id), MeasuredCalls(RequestMetrics(self._metrics))],
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._counted = FetcherMetrics(self._metrics)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from highwater.rpc.settings import Address, InternalServiceSettings, LogStorageUserSettings
+from highwater.rpc.settings import Address, LogStorageUserSettings
+from highwater.security.settings import InternalPrincipalSettings
 
 
-class FetcherSettings(InternalServiceSettings, LogStorageUserSettings):
+class FetcherSettings(InternalPrincipalSettings, LogStorageUserSettings):
     replica_manager: Address
     num_replica_fetchers: int = Field(1, ge=1)
     replica_fetch_max_bytes: int = Field(1 << 20, ge=1)

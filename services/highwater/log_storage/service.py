@@ -67,7 +67,11 @@ class LogStorageService:
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
-            interceptors=[Gate(self._manager), MeasuredCalls(RequestMetrics(self.metrics))],
+            interceptors=[
+                *settings.guard(settings.broker_id),
+                Gate(self._manager),
+                MeasuredCalls(RequestMetrics(self.metrics)),
+            ],
             credentials=server_credentials(settings.certificates(), require=settings.requires_certificates),
         )
         self._tasks = TaskSupervisor(

@@ -6,10 +6,11 @@ import sys
 
 from pydantic import Field
 
-from highwater.rpc.settings import InternalServiceSettings, LogDefaultsSettings, PathList
+from highwater.rpc.settings import LogDefaultsSettings, PathList
+from highwater.security.settings import InternalPrincipalSettings
 
 
-class LogStorageSettings(InternalServiceSettings, LogDefaultsSettings):
+class LogStorageSettings(InternalPrincipalSettings, LogDefaultsSettings):
     log_dirs: PathList
     log_segment_bytes: int = Field(1 << 30, ge=1024, le=2**31 - 1)
     log_index_interval_bytes: int = Field(4096, ge=0)

@@ -19,7 +19,9 @@ from highwater.metadata.state.cluster_watch import watch_brokers
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
+from highwater.replica_manager.callers import Identification, authorization_of
 from highwater.replica_manager.coordination import group_coordinator
+from highwater.replica_manager.membership.acl_watch import AclWatch
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup
 from highwater.replica_manager.membership.broker_state import BrokerState, Stage, broker_state
 from highwater.replica_manager.membership.controlled_shutdown import await_release
@@ -145,6 +147,9 @@ class ReplicaManagerService:
             max_bytes=settings.fetch_max_bytes,
             responses_max_bytes=settings.fetch_responses_max_bytes,
         )
+        self.authorization = authorization_of(settings, self.replica_manager)
+        self._identification = Identification(settings, self.authorization)
+        measured_calls = MeasuredCalls(self._counted.requests, MEASURED_BY_PHASE)
         self.servers = ListenerServers(
             settings.listeners,
             settings.advertised_listeners,
@@ -152,7 +157,7 @@ class ReplicaManagerService:
             _limits_of_clients(settings),
             trusted=settings.internal_listener if len(settings.listeners) > 1 else "",
             credentials=_credentials(settings, certificates),
-            interceptors=[MeasuredCalls(self._counted.requests, MEASURED_BY_PHASE)],
+            interceptors=lambda name: [*self._identification.interceptors(name), measured_calls],
         )
         self.liveness = Liveness(
             self.replica_manager,
@@ -229,10 +234,14 @@ class ReplicaManagerService:
                 cluster_id=lambda: self.liveness.cluster_id,
                 listener=Listener(name, internal),
                 unread=unread,
+                authorization=self.authorization,
+                replicas=self._identification.replicas(name),
             ).add_to(server)
-            forwarder = ControllerForwarder(forwarding, functools.partial(replica_manager.metadata.reached_by, name))
+            forwarder = ControllerForwarder(
+                forwarding, functools.partial(replica_manager.metadata.reached_by, name), self.authorization
+            )
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
-            GroupServicer(self.group_coordinator, Listener(name, internal)).add_to(server)
+            GroupServicer(self.group_coordinator, Listener(name, internal), self.authorization).add_to(server)
         ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
         self._count()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
@@ -247,6 +256,8 @@ class ReplicaManagerService:
         supervisor = self._supervisor
         # What only reads, reports or cleans up is begun anew. The watch reads everything again.
         supervisor.run_forever("watch-brokers", self._watch_brokers)
+        if self.authorization is not None:
+            supervisor.run_forever("watch-acls", AclWatch(self._store, self._keys, self.authorization).run)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
         supervisor.run_every("readiness", RETRY_S, self._report_readiness)

@@ -29,12 +29,15 @@ from highwater.rpc.settings import (
     check_client_auth,
     check_tls_listener,
 )
+from highwater.security.settings import AuthorizerSettings
 
 SIGNS_IN_A_SESSION = 3  # of a group's member, at least
 ListenerMap = Annotated[dict[str, str], NoDecode]
 
 
-class ReplicaManagerSettings(TlsServiceSettings, LogDefaultsSettings, LogStorageUserSettings, ReplicationSettings):
+class ReplicaManagerSettings(
+    TlsServiceSettings, LogDefaultsSettings, LogStorageUserSettings, ReplicationSettings, AuthorizerSettings
+):
     listeners: ListenerMap
     """The address that each listener is bound to, by name; written `NAME://host:port` or `NAME://unix:/path`."""
     advertised_listeners: ListenerMap = Field({}, validate_default=True)

@@ -24,6 +24,7 @@ MAX_PRODUCED = 2_000
 MAX_METADATA_TOPICS = 50_000
 MAX_TOPICS = 1_000
 MAX_CONFIG_KEYS = 100
+MAX_ACLS_AT_ONCE = 1_000
 MAX_PAYLOADS = 16
 MAX_GROUPS = 1_000
 MAX_GROUP_STATES = 16
@@ -53,6 +54,8 @@ LIMITS: Mapping[type[Message], Mapping[str, int]] = {
     controller_pb2.DescribeConfigsRequest: {"resources": MAX_TOPICS},
     controller_pb2.ElectLeadersRequest: {"partitions": MAX_PARTITIONS},
     controller_pb2.ReassignPartitionsRequest: {"reassignments": MAX_PARTITIONS},
+    controller_pb2.CreateAclsRequest: {"acls": MAX_ACLS_AT_ONCE},
+    controller_pb2.DeleteAclsRequest: {"filters": MAX_ACLS_AT_ONCE},
     group_pb2.FindCoordinatorRequest: {"groups": MAX_GROUPS},
     group_pb2.CommitOffsetsRequest: {"offsets": MAX_OFFSETS},
     group_pb2.FetchOffsetsRequest: {"partitions": MAX_OFFSETS},

@@ -9,7 +9,7 @@ nothing is looked at, and everybody is anonymous.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
@@ -48,11 +48,11 @@ def parse_principal(text: str) -> Principal:
 class HasAuthContext(Protocol):
     """The part of a gRPC server context that is looked at."""
 
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
 
 
 class CallIdentity(NamedTuple):
-    """What the principal of one call is made of."""
+    """The makings of the principal of one call."""
 
     rules: MappingRules
     by_token: Principal | None = None  # None: it has shown no token
@@ -71,7 +71,7 @@ def principal_of(context: HasAuthContext | Any) -> Principal:
     return identity.by_token or certificate_principal(identity.rules, context.auth_context())
 
 
-def certificate_principal(rules: MappingRules, auth_context: Mapping[str, Sequence[bytes]]) -> Principal:
+def certificate_principal(rules: MappingRules, auth_context: Mapping[str, Iterable[bytes]]) -> Principal:
     """The principal of a connection. ANONYMOUS where it showed no certificate, or one that no rule is for."""
     distinguished_name = _text(auth_context, _SUBJECT)
     if not distinguished_name and (common_name := _text(auth_context, _COMMON_NAME)):
@@ -80,6 +80,5 @@ def certificate_principal(rules: MappingRules, auth_context: Mapping[str, Sequen
     return ANONYMOUS if not name else user(name)
 
 
-def _text(auth_context: Mapping[str, Sequence[bytes]], key: str) -> str:
-    values = auth_context.get(key) or ()
-    return values[0].decode("utf-8", "replace") if values else ""
+def _text(auth_context: Mapping[str, Iterable[bytes]], key: str) -> str:
+    return next(iter(auth_context.get(key) or ()), b"").decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.controller.administration import administration
+from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.administration import Administration, HeldBack
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.actions import Action, WriteState
@@ -77,7 +78,8 @@ def sees(active_controller: ActiveController, revision: int, *isr: int) -> list[
 
 def administration_of(active_controller: ActiveController) -> Administration:
     settings = ControllerSettings(controller_id=0, listen=["h:0"], advertised_listener="h:0", etcd=["h:1"])
-    return Administration(active_controller, None, Keys("c"), settings, None)  # type: ignore[arg-type]
+    acls = AclAdministration(None, Keys("c"))  # type: ignore[arg-type]
+    return Administration(active_controller, None, Keys("c"), settings, None, acls)  # type: ignore[arg-type]
 
 
 async def ask(active_controller: ActiveController, broker_id: int) -> HeldBack | None:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TypeVar
 
 from highwater.controller.administration.absent_topics import AbsentTopics
+from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.configuration import Configuration
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
@@ -30,6 +31,7 @@ from highwater.controller.topics.topic_admin import (
 )
 from highwater.controller.topics.topic_growth import NewPartitions, plan_growth
 from highwater.errors import ErrorCode
+from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, TopicAssignment, VersionedTopic
 from highwater.metadata.state.topics import (
@@ -89,13 +91,19 @@ class Administration:
         keys: Keys,
         settings: ControllerSettings,
         absent_topics: AbsentTopics,
+        acls: AclAdministration,
     ) -> None:
+        self.acls = acls
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._settings = settings
         self.configuration = Configuration(active_controller, store, keys, settings, absent_topics)
+
+    @property
+    def term(self) -> ControllerTerm:
+        return self._active_controller.term
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool, timeout_s: float

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
+from highwater.controller.administration.acl_servicer import create_acls, delete_acls, describe_acls
 from highwater.controller.administration.administration import Administration, TopicOutcome
 from highwater.controller.sending import wire
 from highwater.controller.state_machines.cluster import Cluster
@@ -212,6 +213,39 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
     ) -> controller_pb2.ReassignPartitionsResponse:
         await _unimplemented(context, "ReassignPartitions")
+
+    @limited(controller_pb2.CreateAclsResponse)
+    async def CreateAcls(
+        self, request: controller_pb2.CreateAclsRequest, context: Context
+    ) -> controller_pb2.CreateAclsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                return await create_acls(administration.acls, administration.term, request)
+            except ControllerDeposed:
+                pass
+        return self._elsewhere(controller_pb2.CreateAclsResponse)
+
+    @limited(controller_pb2.DescribeAclsResponse)
+    async def DescribeAcls(
+        self, request: controller_pb2.DescribeAclsRequest, context: Context
+    ) -> controller_pb2.DescribeAclsResponse:
+        administration = self._acting()
+        if administration is None:
+            return self._elsewhere(controller_pb2.DescribeAclsResponse)
+        return await describe_acls(administration.acls, request)
+
+    @limited(controller_pb2.DeleteAclsResponse)
+    async def DeleteAcls(
+        self, request: controller_pb2.DeleteAclsRequest, context: Context
+    ) -> controller_pb2.DeleteAclsResponse:
+        administration = self._acting()
+        if administration is not None:
+            try:
+                return await delete_acls(administration.acls, administration.term, request)
+            except ControllerDeposed:
+                pass
+        return self._elsewhere(controller_pb2.DeleteAclsResponse)
 
     def _elsewhere(self, response: Callable[..., _Response]) -> _Response:
         acting = self._hint()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from highwater.model.topic_name import is_legal_topic_name
+from highwater.security.acls import Acl, parse_acl
 
 ROOT = "/highwater"
 
+ACL_WORDS = 6  # of its key
 _NUMBER = "[0-9]{1,18}"  # of int64, in which it is passed on
 _CLUSTER = re.compile(r"[a-zA-Z0-9._-]{1,100}")
 
@@ -110,6 +113,7 @@ class Keys:
         self.topic_configs = f"{self.prefix}/config/topics/"
         self.delete_topics = f"{self.prefix}/admin/delete_topics/"
         self.isr_changes = f"{self.prefix}/isr_change_notification/"
+        self.acls = f"{self.prefix}/acls/"
 
     def broker(self, broker_id: int) -> str:
         return f"{self.broker_ids}{broker_id}"
@@ -140,6 +144,19 @@ class Keys:
     def isr_change(self, broker_id: int, broker_epoch: int, sequence: int) -> str:
         return f"{self.isr_changes}isr_change_{broker_id}_{broker_epoch}_{sequence}"
 
+    def acl(self, acl: Acl) -> str:
+        """All of an ACL stands in its key: it is there or it is not."""
+        kind, pattern = acl.resource_type.name.lower(), acl.pattern_type.name.lower()
+        decision = f"{acl.operation.name.lower()}/{acl.permission.name.lower()}"
+        return f"{self.acls}{kind}/{pattern}/{_quoted(acl.name)}/{_quoted(str(acl.principal))}/{decision}"
+
+    def parse_acl(self, key: str) -> Acl:
+        """Raises `ValueError` where it is no ACL's."""
+        words = key.removeprefix(self.acls).split("/")
+        if not key.startswith(self.acls) or len(words) != ACL_WORDS:
+            raise ValueError(f"{key!r} is not the key of an ACL")
+        return parse_acl(*map(unquote, words))
+
     def parse(self, key: str) -> ParsedKey | None:
         """Parses a key of this cluster; None for keys that these classes do not speak of."""
         if not key.startswith(self.everything):
@@ -156,3 +173,7 @@ def _checked(topic: str) -> str:
     if not is_legal_topic_name(topic):
         raise ValueError(f"illegal topic name {topic!r}: use 1 to 249 letters, digits, '.', '_' and '-'")
     return topic
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="*:")

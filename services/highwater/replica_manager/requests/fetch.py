@@ -32,12 +32,14 @@ from highwater.replica_manager.responses.fetch_parts import (
     for_consumer,
     for_debug,
     for_replica,
+    read_refusal,
 )
 from highwater.replica_manager.responses.response_budget import ResponseBudget
 from highwater.replica_manager.responses.response_reads import PartRead, ResponseReads
 from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
 from highwater.replica_manager.storage.shared_reads import SharedReads
 from highwater.rpc.embedding import size_of
+from highwater.security.access import Access
 
 LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
@@ -73,6 +75,7 @@ class FetchParams:
     wait: DataWait = field(default_factory=DataWait)
     taken_s: float = field(default_factory=time.perf_counter)  # when it came
     room: ResponseRoom = field(default_factory=ResponseRoom)  # whoever sends the answer gives it back
+    access: Access | None = None  # of a consumer; None: nobody is asked what it may read
 
 
 class FetchHandler:
@@ -337,6 +340,8 @@ class FetchHandler:
     def admitted(self, params: FetchParams, index: int, hosted: HostedPartition | None) -> FetchedPart:
         """The answer about one partition before anything is read: error, offsets, and how far this role may read."""
         part = params.parts[index]
+        if params.access is not None and (refused := read_refusal(part.key, params.access)) is not None:
+            return refused
         if hosted is None:
             verdicts = params.verdicts
             error = verdicts[index].error if verdicts else self._replica_manager.absent(part.key)

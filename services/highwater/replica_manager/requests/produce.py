@@ -55,6 +55,7 @@ _LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FE
 class ProducePart(NamedTuple):
     key: PartitionKey
     records: bytes  # one or more whole batches
+    refusal: tuple[ErrorCode, str] | None = None  # the sender may not write there
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class ProduceHandler:
     def check_of(self, part: ProducePart, inline: InlineChecks) -> PayloadCheck | None:
         """None where the part will be refused in any case: nobody looks into it."""
         hosted = self.replica_manager.hosted.get(part.key)
-        if hosted is None or hosted.pipeline is None or is_internal_topic(hosted.topic):
+        if hosted is None or hosted.pipeline is None or is_internal_topic(hosted.topic) or part.refusal is not None:
             return None
         now_ms, config = int(self._wall_clock_s() * 1000), hosted.config
         headers = check(part.records, config, now_ms)
@@ -179,6 +180,9 @@ class ProduceHandler:
 
     def _append(self, request: _Request, index: int, part: ProducePart, check: PayloadCheck | None) -> bool:
         """Tells whether log-storage will answer for it; else it is refused."""
+        if part.refusal is not None:
+            request.refuse(index, *part.refusal)
+            return False
         hosted = self.replica_manager.hosted.get(part.key)
         if hosted is None:
             request.refuse(index, self.replica_manager.absent(part.key))

@@ -6,7 +6,7 @@ neither side has to say costs nothing: partitions tell the session when they mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -143,6 +143,11 @@ class SessionFetch:
             self._moved.setdefault(key)
             if self._answering is not None:
                 self._answering.wait.wake()
+
+    def access_changed(self, may_read: Callable[[PartitionKey], bool]) -> None:
+        """The ACLs have changed: what may be read no more is told at once."""
+        for key in [key for key in self._places if not may_read(key)]:
+            self.changed(key)
 
     def log_start_raised(self, key: PartitionKey) -> None:
         """To be told at once: to a follower in any case, to a consumer where its offset is gone."""

@@ -13,7 +13,14 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.partition.actions import FetchSession, FetchVerdict
 from highwater.replica_manager.partition.leadership import Leadership
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
-from highwater.replica_manager.responses.fetch_parts import FetchedPart, FetchPart, for_consumer, for_replica
+from highwater.replica_manager.responses.fetch_parts import (
+    FetchedPart,
+    FetchPart,
+    for_consumer,
+    for_replica,
+    read_refusal,
+)
+from highwater.security.access import Access
 
 Note = Callable[[FetchSession, FetchPart], FetchVerdict]
 
@@ -125,8 +132,9 @@ class ConsumerRole:
 
     below_high_watermark = True
 
-    def __init__(self, replica_manager: ReplicaManager) -> None:
+    def __init__(self, replica_manager: ReplicaManager, access: Access | None = None) -> None:
         self._replica_manager = replica_manager
+        self._access = access
 
     def requested(self) -> None:
         """Nobody waits for a consumer."""
@@ -147,6 +155,8 @@ class ConsumerRole:
 
     def admitted(self, place: Place) -> FetchedPart:
         key = place.part.key
+        if self._access is not None and (refused := read_refusal(key, self._access)) is not None:
+            return refused
         hosted = self._replica_manager.hosted.get(key)
         if hosted is None:
             return FetchedPart(key, self._replica_manager.absent(key))

@@ -16,6 +16,8 @@ from highwater.replica_manager.partition.actions import DivergingEpoch, FetchVer
 from highwater.replica_manager.partition.answers import check_consumer_fetch
 from highwater.replica_manager.partition.partition import Partition
 from highwater.rpc.embedding import Piece
+from highwater.security.access import Access
+from highwater.security.acls import Operation
 
 NO_PIECES: tuple[Piece, ...] = ()
 NOTHING = -1 << 62
@@ -54,6 +56,14 @@ class FetchedPart:
     leader: int = -1
     leader_epoch: int = -1
     readable_end: int = NOTHING  # whoever asks may read up to there: nothing, where that is not above the fetch offset
+
+
+def read_refusal(key: PartitionKey, access: Access) -> FetchedPart | None:
+    """The answer to a consumer that may not read the topic; None: it may."""
+    error = access.topic_error(Operation.READ, key.topic_id)
+    if error is ErrorCode.NONE:
+        return None
+    return FetchedPart(key, error, access.topic_refusal(Operation.READ, key.topic_id))
 
 
 def for_replica(part: FetchPart, partition: Partition, verdict: FetchVerdict) -> FetchedPart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,16 +28,21 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_params,
     fetch_refusal,
     fetch_response,
+    role_refusal,
 )
 from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
 from highwater.replica_manager.server.metadata_answers import MetadataAnswers
 from highwater.replica_manager.server.partition_errors import NOT_KNOWN, partition_error
+from highwater.replica_manager.server.refused import Divided, cluster_error, error_of_key, key_refusal
 from highwater.replica_manager.server.unread_responses import UnreadResponses
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import limited, too_large
+from highwater.security.access import Access, Authorization
+from highwater.security.acls import Operation, ResourceType
+from highwater.security.guard_calls import ReplicaIdentity
 from highwater.telemetry.log import get_logger
 from highwater.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -62,7 +68,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         cluster_id: Callable[[], str],
         listener: Listener,
         unread: UnreadResponses | None = None,
+        authorization: Authorization | None = None,
+        replicas: ReplicaIdentity | None = None,
     ) -> None:
+        self._replicas = replicas
+        self._authorization = authorization
         self._replica_manager = replica_manager
         self._produce_handler = produce_handler
         self._fetch_handler = fetch_handler
@@ -91,6 +101,10 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 
+    def _access(self, context: Context) -> Access | None:
+        """None: nobody is asked what the caller may do."""
+        return None if self._authorization is None else self._authorization.access(context)
+
     # Produce
 
     async def Produce(self, request: broker_pb2.ProduceRequest, context: Context) -> broker_pb2.ProduceResponse:
@@ -100,7 +114,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             if not done.done():
                 done.set_result(response)
 
-        handed_over = self._submit(request, respond, until_done=True)  # gRPC holds the request as long as its call
+        # gRPC holds the request as long as its call.
+        handed_over = self._submit(request, respond, self._access(context), until_done=True)
         if handed_over is not None:
             await handed_over
         return await done
@@ -108,6 +123,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def ProduceStream(
         self, request_iterator: AsyncIterator[broker_pb2.ProduceRequest], context: Context
     ) -> AsyncIterator[broker_pb2.ProduceResponse]:
+        access = self._access(context)
         responses: deque[tuple[float, broker_pb2.ProduceResponse]] = deque()  # with the time when it was there
         written = self._produce_handler.written_times
         wake = asyncio.Event()
@@ -134,7 +150,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                         return
                     await room.acquire()
                     open_requests += 1
-                    handed_over = self._submit(request, respond)
+                    handed_over = self._submit(request, respond, access)
                     del request  # the records are counted from here on
                     if handed_over is not None:
                         await asyncio.wait((handed_over,))  # where the stream ends, the request goes on all the same
@@ -168,6 +184,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self,
         request: broker_pb2.ProduceRequest,
         respond: Callable[[broker_pb2.ProduceResponse], None],
+        access: Access | None,
         *,
         until_done: bool = False,
     ) -> asyncio.Future[None] | None:
@@ -183,6 +200,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             )
 
         parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
+        if access is not None:
+            parts = [_checked(part, access) for part in parts]
         return self._produce_handler.submit(request.acks, request.timeout_ms, parts, done, until_done=until_done)
 
     # Fetch
@@ -197,9 +216,12 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             return fetch_error(
                 request, ErrorCode.INVALID_REQUEST, "a replica fetches by FetchStream: it is its session"
             )
-        params = fetch_params(request)
+        access = self._access(context)
+        params = fetch_params(request, access)
         if params is None:
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: consumer or debug")
+        if access is not None and (refusal := role_refusal(params.role, access)):
+            return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
         params.room = self._fetch_handler.room(params.role)
         # gRPC writes the response after this method has returned; the call ends with that.
         context.add_done_callback(cast(Any, lambda _: params.room.release()))
@@ -215,7 +237,15 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context
     ) -> None:
-        stream = FetchStream(self._replica_manager, self._fetch_handler, self._listener)
+        replicas = self._replicas
+        stream = FetchStream(
+            self._replica_manager,
+            self._fetch_handler,
+            self._listener,
+            self._access(context),
+            None if replicas is None else functools.partial(replicas.refusal, context),
+        )
+        forget = self._authorization.on_change(stream.access_changed) if self._authorization is not None else None
         reading = asyncio.create_task(stream.read(request_iterator), name="fetch-stream")
 
         # Where a client hangs up while a response is written, grpc.aio may not come back here at once: the session ends
@@ -224,6 +254,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             reading.cancel()
             stream.close()
             writing.ended()
+            if forget is not None:
+                forget()
 
         writing = self._unread.of(context)
         context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable
@@ -252,11 +284,21 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         queries = [
             OffsetQuery(from_key(part.partition), part.leader_epoch, part.timestamp) for part in request.partitions
         ]
+        access = self._access(context)
         refusal = "" if request.replica_id == CONSUMER else self._listener.refusal("the replica or debug role")
+        if not refusal and request.replica_id != CONSUMER and self._replicas is not None:
+            refusal = self._replicas.refusal(context, request.replica_id)
         if refusal:
             listed = [ListedOffset(query.key, ErrorCode.INVALID_REQUEST, refusal) for query in queries]
-        else:
+        elif request.replica_id != CONSUMER:
             listed = await self._offsets.list_all(queries, request.replica_id)
+        else:
+            may_not = key_refusal(access, Operation.DESCRIBE)
+            asked = Divided(queries, None if may_not is None else lambda query: may_not(query.key))
+            listed = asked.merged(
+                await self._offsets.list_all(asked.allowed, request.replica_id),
+                lambda query, refused: ListedOffset(query.key, *refused),
+            )
         return broker_pb2.ListOffsetsResponse(
             results=[
                 broker_pb2.ListOffsetsResult(
@@ -274,46 +316,69 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def OffsetForLeaderEpoch(
         self, request: broker_pb2.OffsetForLeaderEpochRequest, context: Context
     ) -> broker_pb2.OffsetForLeaderEpochResponse:
+        may_not = key_refusal(self._access(context), Operation.DESCRIBE)
+        asked = Divided(request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition)))
         ends = [
             self._offsets.epoch_end(EpochQuery(from_key(part.partition), part.current_leader_epoch, part.leader_epoch))
-            for part in request.partitions
+            for part in asked.allowed
+        ]
+        results = [
+            broker_pb2.EpochEndOffset(
+                partition=to_key(end.key),
+                error=self._partition_error(end.key, end.error),
+                leader_epoch=end.leader_epoch,
+                end_offset=end.end_offset,
+            )
+            for end in ends
         ]
         return broker_pb2.OffsetForLeaderEpochResponse(
-            results=[
-                broker_pb2.EpochEndOffset(
-                    partition=to_key(end.key),
-                    error=self._partition_error(end.key, end.error),
-                    leader_epoch=end.leader_epoch,
-                    end_offset=end.end_offset,
-                )
-                for end in ends
-            ]
+            results=asked.merged(
+                results,
+                lambda part, refused: broker_pb2.EpochEndOffset(
+                    partition=part.partition,
+                    error=error_of_key(from_key(part.partition), refused),
+                    leader_epoch=-1,
+                    end_offset=-1,
+                ),
+            )
         )
 
     @limited(broker_pb2.DeleteRecordsResponse)
     async def DeleteRecords(
         self, request: broker_pb2.DeleteRecordsRequest, context: Context
     ) -> broker_pb2.DeleteRecordsResponse:
+        may_not = key_refusal(self._access(context), Operation.DELETE)
+        asked = Divided(request.partitions, None if may_not is None else lambda part: may_not(from_key(part.partition)))
         deleted = await asyncio.gather(
             *(
                 self._delete_records_handler.delete(from_key(part.partition), part.offset, request.timeout_ms)
-                for part in request.partitions
+                for part in asked.allowed
             )
         )
+        results = [
+            broker_pb2.DeleteRecordsResult(
+                partition=to_key(each.key),
+                error=self._partition_error(each.key, each.error, each.message),
+                low_watermark=each.low_watermark,
+            )
+            for each in deleted
+        ]
         return broker_pb2.DeleteRecordsResponse(
-            results=[
-                broker_pb2.DeleteRecordsResult(
-                    partition=to_key(each.key),
-                    error=self._partition_error(each.key, each.error, each.message),
-                    low_watermark=each.low_watermark,
-                )
-                for each in deleted
-            ]
+            results=asked.merged(
+                results,
+                lambda part, refused: broker_pb2.DeleteRecordsResult(
+                    partition=part.partition, error=error_of_key(from_key(part.partition), refused), low_watermark=-1
+                ),
+            )
         )
 
     async def ListBatches(
         self, request: broker_pb2.ListBatchesRequest, context: Context
     ) -> broker_pb2.ListBatchesResponse:
+        may_not = key_refusal(self._access(context), Operation.READ)
+        key = from_key(request.partition)
+        if may_not is not None and (refused := may_not(key)) is not None:
+            return broker_pb2.ListBatchesResponse(error=error_of_key(key, refused))
         response = await list_batches(self._replica_manager, request)
         self._unread.watch_unary(context, response.ByteSize())
         return response
@@ -322,12 +387,16 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def DescribeLogDirs(
         self, request: broker_pb2.DescribeLogDirsRequest, context: Context
     ) -> broker_pb2.DescribeLogDirsResponse:
+        if (error := cluster_error(self._access(context), Operation.DESCRIBE)) is not None:
+            return broker_pb2.DescribeLogDirsResponse(error=error)
         return await self._log_dirs.describe([from_key(key) for key in request.partitions])
 
     @limited(broker_pb2.AlterReplicaLogDirsResponse)
     async def AlterReplicaLogDirs(
         self, request: broker_pb2.AlterReplicaLogDirsRequest, context: Context
     ) -> broker_pb2.AlterReplicaLogDirsResponse:
+        if (error := cluster_error(self._access(context), Operation.ALTER)) is not None:
+            return broker_pb2.AlterReplicaLogDirsResponse(error=error)
         errors = await self._log_dirs.alter([(from_key(move.partition), move.log_dir) for move in request.moves])
         return broker_pb2.AlterReplicaLogDirsResponse(
             results=[
@@ -342,7 +411,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         if refusal := too_large(request):
             error = to_proto(ErrorCode.INVALID_REQUEST, refusal)
             return broker_pb2.MetadataResponse(error=error).SerializeToString()
-        response = await self._metadata.answer(request, context)
+        response = await self._metadata.answer(request, context, self._access(context))
         self._unread.watch_unary(context, len(response))
         return response
 
@@ -353,6 +422,11 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     async def InitProducerId(
         self, request: broker_pb2.InitProducerIdRequest, context: Context
     ) -> broker_pb2.InitProducerIdResponse:
+        access = self._access(context)
+        if access is not None and not access.may_on_any(Operation.WRITE, ResourceType.TOPIC):
+            error = cluster_error(access, Operation.IDEMPOTENT_WRITE)
+            if error is not None:
+                return broker_pb2.InitProducerIdResponse(error=error, producer_id=-1, producer_epoch=-1)
         try:
             producer_id = await self._producer_ids.next_id()
         except StoreError as error:
@@ -376,6 +450,13 @@ class _GeneratedHandlers:
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         assert service == _SERVICE
         self.handlers = handlers
+
+
+def _checked(part: ProducePart, access: Access) -> ProducePart:
+    error = access.topic_error(Operation.WRITE, part.key.topic_id)
+    if error is ErrorCode.NONE:
+        return part
+    return part._replace(refusal=(error, access.topic_refusal(Operation.WRITE, part.key.topic_id)))
 
 
 def _produce_result(result: ProduceResult) -> broker_pb2.ProduceResult:

@@ -13,8 +13,11 @@ from highwater.errors import ErrorCode
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.replica_manager.membership.active_controller import ActiveControllerLookup, ControllerLink
 from highwater.replica_manager.replicas.metadata_cache import Endpoint
+from highwater.replica_manager.server.refused import Divided, Refusal, cluster_error, may_not, name_refusal
 from highwater.rpc.errors import from_proto, to_proto
 from highwater.rpc.request_limits import too_large
+from highwater.security.access import Access, Authorization
+from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.v1 import common_pb2, controller_pb2, controller_pb2_grpc
 
 # Calls under way, over all listeners of this broker, and DescribeConfigs among them: every client that sends to a topic
@@ -105,10 +108,17 @@ class Forwarding:
 
 
 class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
-    """Of one listener: `brokers` are those that have it, with its addresses."""
+    """Of one listener: `brokers` are those that have it, with its addresses. What a client may is looked at here: a
+    controller sees the broker that forwards, and not for whom."""
 
-    def __init__(self, forwarding: Forwarding, brokers: Callable[[], Mapping[int, Endpoint]]) -> None:
+    def __init__(
+        self,
+        forwarding: Forwarding,
+        brokers: Callable[[], Mapping[int, Endpoint]],
+        authorization: Authorization | None = None,
+    ) -> None:
         self._forward = forwarding.forward
+        self._authorization = authorization
         self._describe_configs = forwarding.describe_configs
         self._brokers = brokers
 
@@ -118,27 +128,73 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
         if request.internal:
             message = "internal topics are made by brokers: leave `internal` out"
             return controller_pb2.CreateTopicsResponse(error=to_proto(ErrorCode.INVALID_REQUEST, message))
-        return await self._forward(
-            lambda stub: stub.CreateTopics, request, controller_pb2.CreateTopicsResponse, context
+        access = self._access(context)
+        if access is not None and access.may_cluster(Operation.CREATE):
+            access = None  # topics of any name
+        return await self._of_topics(
+            lambda stub: stub.CreateTopics,
+            request,
+            controller_pb2.CreateTopicsResponse,
+            context,
+            name_refusal(access, Operation.CREATE, ResourceType.TOPIC, lambda each: each.topic),
         )
 
     async def DeleteTopics(
         self, request: controller_pb2.DeleteTopicsRequest, context: Context
     ) -> controller_pb2.DeleteTopicsResponse:
-        return await self._forward(
-            lambda stub: stub.DeleteTopics, request, controller_pb2.DeleteTopicsResponse, context
+        return await self._of_topics(
+            lambda stub: stub.DeleteTopics,
+            request,
+            controller_pb2.DeleteTopicsResponse,
+            context,
+            name_refusal(self._access(context), Operation.DELETE, ResourceType.TOPIC, str),
         )
 
     async def CreatePartitions(
         self, request: controller_pb2.CreatePartitionsRequest, context: Context
     ) -> controller_pb2.CreatePartitionsResponse:
-        return await self._forward(
-            lambda stub: stub.CreatePartitions, request, controller_pb2.CreatePartitionsResponse, context
+        may_not = name_refusal(self._access(context), Operation.ALTER, ResourceType.TOPIC, lambda each: each.topic)
+        return await self._of_topics(
+            lambda stub: stub.CreatePartitions, request, controller_pb2.CreatePartitionsResponse, context, may_not
         )
+
+    async def _of_topics(
+        self,
+        method: Callable[[controller_pb2_grpc.ControllerAsyncStub], _Call[_Response]],
+        request: Any,
+        response: Callable[..., _Response],
+        context: Context,
+        may_not: Callable[[Any], Refusal | None] | None,
+    ) -> _Response:
+        """Forwards the topics of a request that the caller may have; the others are refused beside them."""
+        divided = Divided(request.topics, may_not)
+        if not divided:
+            return await self._forward(method, request, response, context)
+        if refusal := too_large(request):
+            return response(error=to_proto(ErrorCode.INVALID_REQUEST, refusal))
+        answer: Any = response()
+        if not divided.nothing_left:
+            asked = type(request)()
+            asked.CopyFrom(request)
+            del asked.topics[:]
+            asked.topics.extend(divided.allowed)
+            answer = await self._forward(method, asked, response, context)
+        if from_proto(answer.error) is ErrorCode.NONE:
+            results = divided.merged(list(answer.results), _refused_topic)
+            del answer.results[:]
+            answer.results.extend(results)
+        merged: _Response = answer
+        return merged
+
+    def _access(self, context: Context) -> Access | None:
+        """None: nobody is asked what the caller may do."""
+        return None if self._authorization is None else self._authorization.access(context)
 
     async def DescribeCluster(
         self, request: controller_pb2.DescribeClusterRequest, context: Context
     ) -> controller_pb2.DescribeClusterResponse:
+        if (error := cluster_error(self._access(context), Operation.DESCRIBE)) is not None:
+            return controller_pb2.DescribeClusterResponse(error=error)
         response = await self._forward(
             lambda stub: stub.DescribeCluster, request, controller_pb2.DescribeClusterResponse, context
         )
@@ -152,6 +208,9 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Context
     ) -> controller_pb2.AlterConfigsResponse:
+        refused = _config_refusal(self._access(context), Operation.ALTER_CONFIGS, request.resource)
+        if refused is not None:
+            return controller_pb2.AlterConfigsResponse(error=to_proto(*refused))
         return await self._forward(
             lambda stub: stub.AlterConfigs, request, controller_pb2.AlterConfigsResponse, context
         )
@@ -159,11 +218,18 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
-        return await self._describe_configs(request, context)
+        access = self._access(context)
+        response = await self._describe_configs(request, context)
+        if access is not None:
+            for described in response.configs:
+                _hide_config(access, described)
+        return response
 
     async def ReassignPartitions(
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
     ) -> controller_pb2.ReassignPartitionsResponse:
+        if (error := cluster_error(self._access(context), Operation.ALTER)) is not None:
+            return controller_pb2.ReassignPartitionsResponse(error=error)
         return await self._forward(
             lambda stub: stub.ReassignPartitions, request, controller_pb2.ReassignPartitionsResponse, context
         )
@@ -171,9 +237,41 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
     async def ElectLeaders(
         self, request: controller_pb2.ElectLeadersRequest, context: Context
     ) -> controller_pb2.ElectLeadersResponse:
+        if (error := cluster_error(self._access(context), Operation.ALTER)) is not None:
+            return controller_pb2.ElectLeadersResponse(error=error)
         return await self._forward(
             lambda stub: stub.ElectLeaders, request, controller_pb2.ElectLeadersResponse, context
         )
+
+    # ACLs: where they count for nothing, nobody is to believe that they do.
+
+    async def CreateAcls(
+        self, request: controller_pb2.CreateAclsRequest, context: Context
+    ) -> controller_pb2.CreateAclsResponse:
+        if (error := self._acl_error(context, Operation.ALTER)) is not None:
+            return controller_pb2.CreateAclsResponse(error=error)
+        return await self._forward(lambda stub: stub.CreateAcls, request, controller_pb2.CreateAclsResponse, context)
+
+    async def DescribeAcls(
+        self, request: controller_pb2.DescribeAclsRequest, context: Context
+    ) -> controller_pb2.DescribeAclsResponse:
+        if (error := self._acl_error(context, Operation.DESCRIBE)) is not None:
+            return controller_pb2.DescribeAclsResponse(error=error)
+        return await self._forward(
+            lambda stub: stub.DescribeAcls, request, controller_pb2.DescribeAclsResponse, context
+        )
+
+    async def DeleteAcls(
+        self, request: controller_pb2.DeleteAclsRequest, context: Context
+    ) -> controller_pb2.DeleteAclsResponse:
+        if (error := self._acl_error(context, Operation.ALTER)) is not None:
+            return controller_pb2.DeleteAclsResponse(error=error)
+        return await self._forward(lambda stub: stub.DeleteAcls, request, controller_pb2.DeleteAclsResponse, context)
+
+    def _acl_error(self, context: Context, operation: Operation) -> common_pb2.Error | None:
+        if self._authorization is None:
+            return to_proto(ErrorCode.SECURITY_DISABLED)
+        return cluster_error(self._access(context), operation)
 
     # Not forwarded.
 
@@ -186,6 +284,31 @@ class ControllerForwarder(controller_pb2_grpc.ControllerServicer):
         self, request: controller_pb2.DescribeReadinessRequest, context: Context
     ) -> controller_pb2.DescribeReadinessResponse:
         await _only_for_brokers(context)
+
+
+def _refused_topic(named: Any, refused: Refusal) -> controller_pb2.TopicResult:
+    return controller_pb2.TopicResult(topic=named if isinstance(named, str) else named.topic, error=to_proto(*refused))
+
+
+def _config_refusal(
+    access: Access | None, operation: Operation, resource: controller_pb2.ConfigResource
+) -> Refusal | None:
+    """A topic's configuration is its own, any other the cluster's."""
+    if resource.type == controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC:
+        return may_not(access, operation, ResourceType.TOPIC, resource.name)
+    return may_not(access, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def _hide_config(access: Access, described: controller_pb2.ResourceConfig) -> None:
+    """Takes out what the caller may not see. That a topic is not there is told to whoever may DESCRIBE it: producers
+    ask so (RULES 9.5)."""
+    refused = _config_refusal(access, Operation.DESCRIBE_CONFIGS, described.resource)
+    if refused is None:
+        return
+    topic = described.resource.name if described.resource.type == controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC else ""
+    if described.HasField("error") and topic and access.may_topic(Operation.DESCRIBE, topic):
+        return
+    described.CopyFrom(controller_pb2.ResourceConfig(resource=described.resource, error=to_proto(*refused)))
 
 
 def _overloaded(most: int, what: str) -> common_pb2.Error:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -23,6 +23,8 @@ from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import too_large
+from highwater.security.access import Access
+from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
 from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.
@@ -34,8 +36,18 @@ _RECORDS_FIELD = 5  # FetchResult.records
 class FetchStream:
     """One FetchStream: requests are noted as they come, answered in their order, one after the other."""
 
-    def __init__(self, replica_manager: ReplicaManager, fetch_handler: FetchHandler, listener: Listener) -> None:
+    def __init__(
+        self,
+        replica_manager: ReplicaManager,
+        fetch_handler: FetchHandler,
+        listener: Listener,
+        access: Access | None = None,
+        replica_refusal: Callable[[int], str] | None = None,
+    ) -> None:
+        """`replica_refusal` says of a broker's id why the stream is not that broker's."""
+        self._replica_refusal = replica_refusal
         self._replica_manager = replica_manager
+        self._access = access
         self._fetch_handler = fetch_handler
         self._listener = listener
         self._opened = False
@@ -72,10 +84,17 @@ class FetchStream:
         if refusal:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, refusal)
-        params = fetch_params(request)
+        params = fetch_params(request, self._access)
         if params is None:
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "the role is not set: replica, consumer or debug")
+        if self._access is not None and (refusal := role_refusal(params.role, self._access)):
+            self._ended = True
+            return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
+        of_replica = params.role is FetchRole.REPLICA and not self._opened
+        if of_replica and self._replica_refusal and (refusal := self._replica_refusal(request.replica.broker_id)):
+            self._ended = True
+            return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
         params.room = self._fetch_handler.room(params.role, self._turn)
         if not self._continues(request, params.role):
             self._ended = True
@@ -131,7 +150,7 @@ class FetchStream:
                 handler.read_places, role=role, accepts_columns=broker_pb2.PAYLOAD_COLUMNS in request.accepts
             )
             self._incremental = SessionFetch(
-                replica_manager, ConsumerRole(replica_manager), read, max_bytes=handler.max_bytes
+                replica_manager, ConsumerRole(replica_manager, self._access), read, max_bytes=handler.max_bytes
             )
 
     async def responses(self) -> AsyncIterator[bytes]:
@@ -184,6 +203,18 @@ class FetchStream:
                 self._told[result.key] = known
         return kept
 
+    def access_changed(self) -> None:
+        """The ACLs have changed: whoever waits for data hears what it may read no more."""
+        access = self._access
+        if access is None or self._session is not None:
+            return
+        if self._incremental is not None:
+            self._incremental.access_changed(
+                lambda key: access.topic_error(Operation.READ, key.topic_id) is ErrorCode.NONE
+            )
+        elif self._answering is not None:
+            self._answering.wait.wake()
+
     def close(self) -> None:
         if self._response_room is not None:
             self._response_room.release()
@@ -201,7 +232,14 @@ def fetch_refusal(request: broker_pb2.FetchRequest, listener: Listener) -> str:
     return "" if role in (None, "consumer") else listener.refusal(f"the {role} role of fetch")
 
 
-def fetch_params(request: broker_pb2.FetchRequest) -> FetchParams | None:
+def role_refusal(role: FetchRole, access: Access) -> str:
+    """The sentence for whoever may not fetch in this role; empty: it may, a consumer as far as it may read topics."""
+    if role is not FetchRole.DEBUG or access.may_cluster(Operation.ALTER):
+        return ""
+    return f"the debug role: {access.refusal(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)}"
+
+
+def fetch_params(request: broker_pb2.FetchRequest, access: Access | None = None) -> FetchParams | None:
     """None: it names no role."""
     name = request.WhichOneof("role")
     if name is None:
@@ -225,6 +263,7 @@ def fetch_params(request: broker_pb2.FetchRequest) -> FetchParams | None:
         request.min_bytes,
         request.max_bytes,
         broker_pb2.PAYLOAD_COLUMNS in request.accepts,
+        access=access if role is FetchRole.CONSUMER else None,
     )
 
 

@@ -12,9 +12,13 @@ from highwater.groups import requests as req
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.server import group_messages as wire
 from highwater.replica_manager.server.group_session import GroupSession
+from highwater.replica_manager.server.refused import Divided, may_not, name_refusal
+from highwater.replica_manager.server.refused import Refusal as Refused
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
 from highwater.rpc.request_limits import limited
+from highwater.security.access import Access, Authorization
+from highwater.security.acls import Operation, ResourceType
 from highwater.telemetry.log import get_logger
 from highwater.v1 import common_pb2, group_pb2, group_pb2_grpc
 
@@ -28,9 +32,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     """Of one listener, whose addresses are in the answers."""
 
-    def __init__(self, coordinator: GroupCoordinator, listener: Listener) -> None:
+    def __init__(
+        self, coordinator: GroupCoordinator, listener: Listener, authorization: Authorization | None = None
+    ) -> None:
         self._coordinator = coordinator
         self._listener = listener
+        self._authorization = authorization
 
     def add_to(self, server: grpc.aio.Server) -> None:
         group_pb2_grpc.add_GroupCoordinatorServicer_to_server(self, server)
@@ -40,11 +47,18 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     ) -> group_pb2.FindCoordinatorResponse:
         topic = self._coordinator.topic
         groups, refusal = wire.groups_of(request)
+        access = self._access(context)
         if groups and refusal is None:
             await topic.await_topic()
         return group_pb2.FindCoordinatorResponse(
-            coordinators=[self._coordinator_of(group, refusal) for group in groups]
+            coordinators=[
+                self._coordinator_of(group, refusal or _may_not(access, Operation.DESCRIBE, group)) for group in groups
+            ]
         )
+
+    def _access(self, context: Context) -> Access | None:
+        """None: nobody is asked what the caller may do."""
+        return None if self._authorization is None else self._authorization.access(context)
 
     def _coordinator_of(self, group: str, refusal: req.Refusal | None) -> group_pb2.Coordinator:
         topic = self._coordinator.topic
@@ -59,13 +73,16 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[group_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[group_pb2.SessionResponse]:
-        session = GroupSession(self._coordinator, (context.peer() or "")[:LONGEST_HOST])
+        session = GroupSession(self._coordinator, (context.peer() or "")[:LONGEST_HOST], self._access(context))
+        forget = self._authorization.on_change(session.access_changed) if self._authorization is not None else None
         reading = asyncio.create_task(session.read(request_iterator), name="group-session")
 
         # Where a client hangs up while a response is written, grpc.aio may drop this generator without closing it.
         def ended(_: Context) -> None:
             reading.cancel()
             session.close()
+            if forget is not None:
+                forget()
 
         context.add_done_callback(cast(Any, ended))  # for the stubs it is a class, for grpc.aio any callable
         try:
@@ -85,7 +102,9 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         self, request: group_pb2.CommitOffsetsRequest, context: Context
     ) -> group_pb2.CommitOffsetsResponse:
         error, results = await self._stored(
-            request, lambda offsets: req.CommitOffsets(request.group, request.member_id, request.member_epoch, offsets)
+            request,
+            lambda offsets: req.CommitOffsets(request.group, request.member_id, request.member_epoch, offsets),
+            self._access(context),
         )
         return group_pb2.CommitOffsetsResponse(error=error, offsets=results)
 
@@ -93,50 +112,92 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     async def AlterOffsets(
         self, request: group_pb2.AlterOffsetsRequest, context: Context
     ) -> group_pb2.AlterOffsetsResponse:
-        error, results = await self._stored(request, lambda offsets: req.AlterOffsets(request.group, offsets))
+        error, results = await self._stored(
+            request, lambda offsets: req.AlterOffsets(request.group, offsets), self._access(context)
+        )
         return group_pb2.AlterOffsetsResponse(error=error, offsets=results)
 
     async def _stored(
         self,
         request: group_pb2.CommitOffsetsRequest | group_pb2.AlterOffsetsRequest,
         asked: Callable[[tuple[req.OffsetToCommit, ...]], req.Request],
+        access: Access | None,
     ) -> tuple[common_pb2.Error | None, list[group_pb2.CommittedOffset]]:
         """The error of all, or each offset with its own."""
-        answer = await self._coordinator.ask(request.group, asked(wire.offsets_to_commit(request.offsets)))
-        return wire.committed(request.offsets, answer)
+        if (refusal := _may_not(access, Operation.READ, request.group)) is not None:
+            return wire.error_of(refusal), []
+        divided = Divided(
+            request.offsets,
+            name_refusal(access, Operation.READ, ResourceType.TOPIC, self._topic_of),
+        )
+        if divided.nothing_left:
+            return None, divided.merged((), _refused_offset)
+        allowed = divided.allowed
+        answer = await self._coordinator.ask(request.group, asked(wire.offsets_to_commit(allowed)))
+        error, results = wire.committed(allowed, answer)
+        return error, results if error is not None else divided.merged(results, _refused_offset)
+
+    def _topic_of(self, offset: group_pb2.CommittedOffset) -> str:
+        """The name of the topic that an offset is kept for: that of its id, where it has one."""
+        known = self._coordinator.image.of_id(offset.topic_id) if offset.topic_id else None
+        return offset.partition.topic if known is None else known.name
 
     @limited(group_pb2.FetchOffsetsResponse)
     async def FetchOffsets(
         self, request: group_pb2.FetchOffsetsRequest, context: Context
     ) -> group_pb2.FetchOffsetsResponse:
+        access = self._access(context)
+        if (refusal := _may_not(access, Operation.DESCRIBE, request.group)) is not None:
+            return group_pb2.FetchOffsetsResponse(error=wire.error_of(refusal))
+        divided = Divided(request.partitions, _may_see(access))
+        if divided.nothing_left:
+            return group_pb2.FetchOffsetsResponse(offsets=divided.merged((), _unseen_offset))
         asked = req.FetchOffsets(
             request.group,
             request.member_id,
             request.member_epoch,
-            wire.named_partitions(request.partitions) or None,
+            wire.named_partitions(divided.allowed) or None,
             request.require_stable,
         )
         answer = await self._coordinator.ask(request.group, asked)
         if isinstance(answer, req.Refusal):
             return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer))
         assert isinstance(answer, req.FetchAnswer), answer
-        return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error), offsets=wire.fetched(answer.offsets))
+        offsets = wire.fetched(answer.offsets)
+        if answer.error is None and request.partitions:
+            offsets = divided.merged(offsets, _unseen_offset)
+        elif access is not None:  # all that are kept: of those that it may see
+            offsets = [each for each in offsets if _may_see_topic(access, each.partition.topic)]
+        return group_pb2.FetchOffsetsResponse(error=wire.error_of(answer.error), offsets=offsets)
 
     @limited(group_pb2.DeleteOffsetsResponse)
     async def DeleteOffsets(
         self, request: group_pb2.DeleteOffsetsRequest, context: Context
     ) -> group_pb2.DeleteOffsetsResponse:
-        asked = req.DeleteOffsets(request.group, wire.named_partitions(request.partitions))
-        answer = await self._coordinator.ask(request.group, asked)
-        refusal = _refusal(answer)
-        if refusal is not None:
+        access = self._access(context)
+        if (refusal := _may_not(access, Operation.DELETE, request.group)) is not None:
             return group_pb2.DeleteOffsetsResponse(error=wire.error_of(refusal))
-        assert isinstance(answer, req.DeleteAnswer), answer
-        return group_pb2.DeleteOffsetsResponse(
-            offsets=[
+        divided = Divided(
+            request.partitions, name_refusal(access, Operation.READ, ResourceType.TOPIC, lambda each: each.topic)
+        )
+        results: list[group_pb2.DeletedOffset] = []
+        if not divided.nothing_left:
+            allowed = divided.allowed
+            asked = req.DeleteOffsets(request.group, wire.named_partitions(allowed))
+            answer = await self._coordinator.ask(request.group, asked)
+            refusal = _refusal(answer)
+            if refusal is not None:
+                return group_pb2.DeleteOffsetsResponse(error=wire.error_of(refusal))
+            assert isinstance(answer, req.DeleteAnswer), answer
+            results = [
                 group_pb2.DeletedOffset(partition=partition, error=wire.error_of(each))
-                for partition, each in zip(request.partitions, answer.errors, strict=True)
+                for partition, each in zip(allowed, answer.errors, strict=True)
             ]
+        return group_pb2.DeleteOffsetsResponse(
+            offsets=divided.merged(
+                results,
+                lambda partition, refused: group_pb2.DeletedOffset(partition=partition, error=to_proto(*refused)),
+            )
         )
 
     # Groups
@@ -144,6 +205,9 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     @limited(group_pb2.ListGroupsResponse)
     async def ListGroups(self, request: group_pb2.ListGroupsRequest, context: Context) -> group_pb2.ListGroupsResponse:
         groups, missing = await self._coordinator.list_groups(wire.states_of(request.states))
+        access = self._access(context)
+        if access is not None and not access.may_cluster(Operation.DESCRIBE):
+            groups = [each for each in groups if access.may_group(Operation.DESCRIBE, each.group)]
         return group_pb2.ListGroupsResponse(error=wire.error_of(missing), groups=map(wire.listed, groups))
 
     async def DescribeGroups(
@@ -151,11 +215,18 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
     ) -> group_pb2.DescribeGroupsResponse:
         groups, refusal = wire.groups_of(request)
         image = self._coordinator.image
+        access = self._access(context)
         found = []
         for group in dict.fromkeys(groups):
             asked = req.DescribeGroup(group, request.include_offsets)
-            answer = refusal or await self._coordinator.ask(group, asked)
-            found.append(wire.description(group, answer, image))
+            refused = refusal or _may_not(access, Operation.DESCRIBE, group)
+            answer = refused or await self._coordinator.ask(group, asked)
+            described = wire.description(group, answer, image)
+            if access is not None and described.offsets:
+                offsets = list(described.offsets)
+                del described.offsets[:]
+                described.offsets.extend(each for each in offsets if _may_see_topic(access, each.partition.topic))
+            found.append(described)
             await asyncio.sleep(0)
         return group_pb2.DescribeGroupsResponse(groups=found)
 
@@ -163,9 +234,11 @@ class GroupServicer(group_pb2_grpc.GroupCoordinatorServicer):
         self, request: group_pb2.DeleteGroupsRequest, context: Context
     ) -> group_pb2.DeleteGroupsResponse:
         groups, refusal = wire.groups_of(request)
+        access = self._access(context)
         deleted = []
         for group in groups:
-            answer = refusal or await self._coordinator.ask(group, req.DeleteGroup(group))
+            refused = refusal or _may_not(access, Operation.DELETE, group)
+            answer = refused or await self._coordinator.ask(group, req.DeleteGroup(group))
             found = _refusal(answer)
             error = None if found is None else to_proto(found.code, found.message)
             deleted.append(group_pb2.DeletedGroup(group=group, error=error))
@@ -177,3 +250,30 @@ def _refusal(answer: req.Answer | req.Refusal) -> req.Refusal | None:
         return answer
     assert isinstance(answer, req.DeleteAnswer), answer
     return answer.error
+
+
+def _may_not(access: Access | None, operation: Operation, group: str) -> req.Refusal | None:
+    """The refusal of whoever may not do that with the group; None: it may."""
+    refused = may_not(access, operation, ResourceType.GROUP, group)
+    return None if refused is None else req.Refusal(*refused)
+
+
+def _may_see_topic(access: Access, topic: str) -> bool:
+    return access.may_topic(Operation.DESCRIBE, topic)
+
+
+def _may_see(access: Access | None) -> Callable[[common_pb2.TopicPartition], Refused | None] | None:
+    return name_refusal(access, Operation.DESCRIBE, ResourceType.TOPIC, lambda each: each.topic)
+
+
+def _refused_offset(offset: group_pb2.CommittedOffset, refused: Refused) -> group_pb2.CommittedOffset:
+    result = group_pb2.CommittedOffset()
+    result.MergeFrom(offset)
+    result.error.CopyFrom(to_proto(*refused))
+    return result
+
+
+def _unseen_offset(partition: common_pb2.TopicPartition, refused: Refused) -> group_pb2.CommittedOffset:
+    return group_pb2.CommittedOffset(
+        partition=partition, offset=-1, leader_epoch=-1, commit_time_ms=-1, error=to_proto(*refused)
+    )

@@ -10,14 +10,19 @@ from highwater.groups.requests import Heartbeat, Refusal, SessionAnswer
 from highwater.replica_manager.groups.group_coordinator import GroupCoordinator
 from highwater.replica_manager.groups.member_streams import MemberStream
 from highwater.replica_manager.server import group_messages as wire
+from highwater.replica_manager.server.refused import may_not
+from highwater.security.access import Access
+from highwater.security.acls import Operation, ResourceType
 from highwater.v1 import group_pb2
 
 
 class GroupSession:
     """A sign of life costs no task and no answer: it is read, and handed to the shard."""
 
-    def __init__(self, coordinator: GroupCoordinator, client_host: str) -> None:
+    def __init__(self, coordinator: GroupCoordinator, client_host: str, access: Access | None = None) -> None:
         self._coordinator = coordinator
+        self._access = access
+        self._topics: tuple[str, ...] = ()  # that the member names, where somebody is asked whether it may
         self._client_host = client_host
         self._wake = asyncio.Event()
         self._stream = MemberStream(self._wake.set)
@@ -62,6 +67,10 @@ class GroupSession:
         if refusal := wire.bad_word(request):
             self._refuse(refusal)
             return
+        if self._access is not None and request.HasField("subscription"):
+            self._topics = tuple(request.subscription.topics)
+        if not self._may_stay():
+            return
         self._coordinator.heard(
             Heartbeat(
                 first.group,
@@ -75,6 +84,23 @@ class GroupSession:
             ),
             self._stream,
         )
+
+    def access_changed(self) -> None:
+        """The ACLs have changed: a member that may stay no more hears it at once."""
+        if self._first is not None and not self._stream.ended:
+            self._may_stay()
+
+    def _may_stay(self) -> bool:
+        """Tells whether the member may READ its group, and DESCRIBE the topics that it names; else the stream ends."""
+        access, first = self._access, self._first
+        if access is None or first is None:
+            return True
+        refused = may_not(access, Operation.READ, ResourceType.GROUP, first.group)
+        for topic in self._topics:
+            refused = refused or may_not(access, Operation.DESCRIBE, ResourceType.TOPIC, topic)
+        if refused is not None:
+            self._stream.tell(SessionAnswer(error=Refusal(*refused)))
+        return refused is None
 
     def _refuse(self, message: str) -> None:
         self._stream.tell(SessionAnswer(error=Refusal(ErrorCode.INVALID_REQUEST, message)))

@@ -4,8 +4,8 @@ connection and nothing that a caller could claim."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -13,12 +13,17 @@ import grpc.aio
 from highwater.rpc.listeners import advertised_addresses, with_tls, without_tls
 from highwater.rpc.server import NO_LIMITS, Health, RpcServer, ServerLimits
 
+if TYPE_CHECKING:
+    import grpc.aio
+
+    Interceptor = grpc.aio.ServerInterceptor[Any, Any]
+
 
 class ListenerServers:
     """`listeners` are the addresses to bind and `advertised` those that others use where they differ, by name. Health
     checks and reflection are answered by all, and at `health_listen` (empty: none). `limits` are those of each listener
     that clients use; `trusted` names the one that they do not (empty: there is none). `credentials` are of those that
-    speak TLS, by name."""
+    speak TLS, by name; `interceptors` gives those of a listener."""
 
     def __init__(
         self,
@@ -28,7 +33,7 @@ class ListenerServers:
         limits: ServerLimits = NO_LIMITS,
         trusted: str = "",
         credentials: Mapping[str, grpc.ServerCredentials] | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        interceptors: Callable[[str], Sequence[Interceptor]] = lambda _: (),
     ) -> None:
         secured = credentials or {}
         self._listeners = dict(listeners)
@@ -38,9 +43,9 @@ class ListenerServers:
             name: RpcServer(
                 [with_tls(address) if name in secured else address],
                 health=self._health,
-                interceptors=interceptors,
                 limits=NO_LIMITS if name == trusted else limits,
                 credentials=secured.get(name),
+                interceptors=interceptors(name),
             )
             for name, address in listeners.items()
         }

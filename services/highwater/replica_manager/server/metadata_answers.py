@@ -19,6 +19,8 @@ from highwater.rpc.channel import MAX_MESSAGE_BYTES
 from highwater.rpc.embedding import tag
 from highwater.rpc.errors import to_proto
 from highwater.rpc.listeners import Listener
+from highwater.security.access import Access
+from highwater.security.acls import Operation, ResourceType
 from highwater.v1 import broker_pb2, common_pb2
 
 UNKNOWN_TOPIC = CreationOutcome(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -50,8 +52,11 @@ class MetadataAnswers:
         self._brokers = b""
         self._kept: dict[bytes, tuple[CachedTopic, bytes]] = {}  # by topic id
 
-    async def answer(self, request: broker_pb2.MetadataRequest, context: Context) -> bytes:
-        """A serialised MetadataResponse."""
+    async def answer(
+        self, request: broker_pb2.MetadataRequest, context: Context, access: Access | None = None
+    ) -> bytes:
+        """A serialised MetadataResponse. Without the topics that `access` may not DESCRIBE, of those that are named
+        each with an error, whether it is there or not."""
         cache = self._replica_manager.metadata
         if not cache.complete and (request.all_topics or request.topics or request.topic_ids):
             # What it does not know may be there all the same, and what it knows have more partitions (RULES 9.4).
@@ -60,16 +65,19 @@ class MetadataAnswers:
             )
         created: dict[str, CreationOutcome] = {}
         if self._topic_creation.enabled and request.allow_auto_topic_creation:
-            created = await self._topic_creation.create(
-                [name for name in dict.fromkeys(request.topics) if cache.by_name(name) is None]
-            )
+            missing = [name for name in dict.fromkeys(request.topics) if cache.by_name(name) is None]
+            refused = {name: refusal for name in missing if (refusal := _creation_refusal(access, name)) is not None}
+            created = refused | await self._topic_creation.create([name for name in missing if name not in refused])
         # Nothing is waited for from here on: the answer is that of one moment.
         out = [self._head(cache)]
         for topic in cache.topics() if request.all_topics else ():
-            _embed(out, self._topic(topic))
+            if access is None or access.may_topic(Operation.DESCRIBE, topic.topic):
+                _embed(out, self._topic(topic))
         for name in dict.fromkeys(request.topics):  # a name is short, and a topic may be large
             named = cache.by_name(name)
-            if named is None:
+            if access is not None and not access.may_topic(Operation.DESCRIBE, name):
+                _embed(out, broker_pb2.TopicMetadata(topic=name, error=_refused(access, name)).SerializeToString())
+            elif named is None:
                 error = to_proto(*created.get(name, UNKNOWN_TOPIC))
                 _embed(out, broker_pb2.TopicMetadata(topic=name, error=error).SerializeToString())
             else:
@@ -78,6 +86,9 @@ class MetadataAnswers:
             identified = cache.by_id(topic_id)
             if identified is None:
                 error = to_proto(ErrorCode.UNKNOWN_TOPIC_ID, unknown_topic_id(topic_id))
+                _embed(out, broker_pb2.TopicMetadata(topic_id=topic_id, error=error).SerializeToString())
+            elif access is not None and not access.may_topic(Operation.DESCRIBE, identified.topic):
+                error = to_proto(ErrorCode.TOPIC_AUTHORIZATION_FAILED)  # the id alone does not tell the name
                 _embed(out, broker_pb2.TopicMetadata(topic_id=topic_id, error=error).SerializeToString())
             else:
                 _embed(out, self._topic(identified))
@@ -135,6 +146,19 @@ class MetadataAnswers:
             config=dict(topic.config),
             internal=is_internal_topic(topic.topic),
         ).SerializeToString()
+
+
+def _creation_refusal(access: Access | None, name: str) -> CreationOutcome | None:
+    """None: the caller may have the topic made."""
+    if access is None or access.may_cluster(Operation.CREATE) or access.may_topic(Operation.CREATE, name):
+        return None
+    message = access.refusal(Operation.CREATE, ResourceType.TOPIC, name)
+    return CreationOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
+
+
+def _refused(access: Access, name: str) -> common_pb2.Error:
+    message = access.refusal(Operation.DESCRIBE, ResourceType.TOPIC, name)
+    return to_proto(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
 
 
 def _embed(out: list[bytes], message: bytes) -> None:

@@ -1,0 +1,111 @@
+"""The permissions of callers: the authorizer, asked once for each stream and resource until the ACLs change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from highwater.errors import ErrorCode
+from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
+from highwater.security.authorizer import Authorizer
+from highwater.security.principal import Principal, principal_of
+
+MAX_KEPT = 20_000  # decisions of one stream
+_ERRORS = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+
+class Access:
+    """The permissions of the principal of one call. A stream keeps one for as long as it is open, and asks at each
+    message: what was decided is found by one look-up until the ACLs change."""
+
+    def __init__(self, authorizer: Authorizer, principal: Principal, topic_of: Callable[[bytes], str | None]) -> None:
+        self.principal = principal
+        self._authorizer = authorizer
+        self._topic_of = topic_of
+        self._revision = -1
+        self._kept: dict[tuple[ResourceType, str], int] = {}
+        self._kept_ids: dict[bytes, int] = {}
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        if self._revision != self._authorizer.revision or len(self._kept) > MAX_KEPT:
+            self._forget()
+        key = (resource_type, name)
+        permitted = self._kept.get(key)
+        if permitted is None:
+            permitted = self._kept[key] = self._authorizer.permitted(self.principal, resource_type, name)
+        return bool(permitted >> operation & 1)
+
+    def may_topic(self, operation: Operation, topic: str) -> bool:
+        return self.may(operation, ResourceType.TOPIC, topic)
+
+    def may_group(self, operation: Operation, group: str) -> bool:
+        return self.may(operation, ResourceType.GROUP, group)
+
+    def may_cluster(self, operation: Operation) -> bool:
+        return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def may_on_any(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return self._authorizer.allows_on_any(self.principal, operation, resource_type)
+
+    def topic_error(self, operation: Operation, topic_id: bytes) -> ErrorCode:
+        """NONE where the principal may do this with the topic of the id. UNKNOWN_TOPIC_ID where nobody here knows what
+        topic that is: it may become one that the principal may not touch before the request is through."""
+        if self._revision != self._authorizer.revision or len(self._kept_ids) > MAX_KEPT:
+            self._forget()
+        permitted = self._kept_ids.get(topic_id)
+        if permitted is None:
+            topic = self._topic_of(topic_id)
+            if topic is None:
+                return ErrorCode.UNKNOWN_TOPIC_ID
+            permitted = self._authorizer.permitted(self.principal, ResourceType.TOPIC, topic)
+            self._kept_ids[topic_id] = permitted
+        return ErrorCode.NONE if permitted >> operation & 1 else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    def refusal(self, operation: Operation, resource_type: ResourceType, name: str) -> str:
+        """The sentence that refuses."""
+        what = "the cluster" if resource_type is ResourceType.CLUSTER else f"{resource_type.name.lower()} {name!r}"
+        return f"{self.principal} may not {operation.name} {what}: ask who runs the cluster for an ACL"
+
+    def topic_refusal(self, operation: Operation, topic_id: bytes) -> str:
+        """The sentence for an error of `topic_error`; empty: the code's own."""
+        topic = self._topic_of(topic_id)
+        return "" if topic is None else self.refusal(operation, ResourceType.TOPIC, topic)
+
+    def _forget(self) -> None:
+        self._revision = self._authorizer.revision
+        self._kept.clear()
+        self._kept_ids.clear()
+
+
+def error_of(resource_type: ResourceType) -> ErrorCode:
+    """The error of whoever may not do something with a resource."""
+    return _ERRORS[resource_type]
+
+
+class Authorization:
+    """The switch: a server that has one asks it about every call; one that has none asks nobody.
+
+    `topic_of` tells a topic's name by its id; None: it is not known here."""
+
+    def __init__(self, authorizer: Authorizer, topic_of: Callable[[bytes], str | None]) -> None:
+        self.authorizer = authorizer
+        self._topic_of = topic_of
+        self._told: set[Callable[[], None]] = set()
+
+    def access(self, context: Any) -> Access:
+        """That of one call."""
+        return Access(self.authorizer, principal_of(context), self._topic_of)
+
+    def on_change(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Has `tell` called after each change of the ACLs; the answer ends that."""
+        self._told.add(tell)
+        return lambda: self._told.discard(tell)
+
+    def listening(self) -> list[Callable[[], None]]:
+        """Those who are to be told of a change now."""
+        return list(self._told)

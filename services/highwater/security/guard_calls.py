@@ -1,0 +1,97 @@
+"""Takes internal RPCs from those alone whose they are, by their certificates."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from highwater.security.internal_peers import InternalPeers
+from highwater.security.mapping_rules import MappingRules
+from highwater.security.principal import Principal, certificate_principal
+
+_OPEN_TO_ALL = "/grpc."  # health checks and reflection
+_UNIX = "unix:"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Guards = Callable[[str], bool]
+
+
+class GuardCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # the stubs' generic, and no class at run time
+    """A call of anybody else has the status PERMISSION_DENIED. By Unix sockets nobody shows a certificate: the file's
+    permissions say who may connect. `guards` tells of a method whether it is one of these at all."""
+
+    def __init__(self, peers: InternalPeers, rules: MappingRules, guards: Guards = lambda method: True) -> None:
+        self._peers = peers
+        self._rules = rules
+        self._guards = guards
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(_OPEN_TO_ALL) or not self._guards(method):
+            return handler
+
+        async def check(context: Context) -> None:
+            if by_socket(context):
+                return
+            refusal = self._peers.refusal(method, certificate_principal(self._rules, context.auth_context()))
+            if refusal:
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+
+        return _checked(handler, check)
+
+
+def by_socket(context: Context) -> bool:
+    """Tells whether a call came in by a Unix socket, from this host."""
+    return (context.peer() or "").startswith(_UNIX)
+
+
+class ReplicaIdentity:
+    """Tells for one listener whether a call may fetch as a replica."""
+
+    def __init__(self, peers: InternalPeers, rules: MappingRules) -> None:
+        self._peers = peers
+        self._rules = rules
+
+    def refusal(self, context: Context, broker_id: int) -> str:
+        """The sentence that refuses it; empty: it is that broker's."""
+        if by_socket(context):
+            return ""
+        return self._peers.replica_refusal(broker_id, self.principal(context))
+
+    def principal(self, context: Context) -> Principal:
+        return certificate_principal(self._rules, context.auth_context())
+
+
+def _checked(handler: Any, check: Callable[[Context], Awaitable[None]]) -> Any:
+    """The handler behind the check."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behaviour = getattr(handler, kind)
+    checked: Any
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            await check(context)
+            async with contextlib.aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        checked = generate
+    else:
+
+        async def answer(request: Any, context: Context) -> Any:
+            await check(context)
+            return await behaviour(request, context)
+
+        checked = answer
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(checked, handler.request_deserializer, handler.response_serializer)

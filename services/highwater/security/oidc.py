@@ -1,0 +1,141 @@
+"""Tokens of OpenID Connect: JWTs that an issuer signs, verified by the keys that it publishes (JWKS)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jwt
+
+from highwater.security.principal import Principal, user
+from highwater.security.tokens import InvalidTokenError
+from highwater.telemetry.log import get_logger
+
+_log = get_logger(__name__)
+
+# By public keys alone: whoever may verify cannot sign.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+FETCH_TIMEOUT_S = 5.0
+MAX_JWKS_BYTES = 1 << 20
+FETCH_AGAIN_S = 10.0  # a key that nobody knows has the keys read again, so often at most
+MAX_REMEMBERED = 10_000  # verified tokens
+MAX_NAME = 500
+
+
+class OidcSettings(NamedTuple):
+    """The settings `sasl.oauthbearer.…`. Empty `issuer` and `audience`: any."""
+
+    issuer: str = ""
+    audience: tuple[str, ...] = ()
+    sub_claim: str = "sub"
+    clock_skew_s: int = 30
+
+
+Fetch = Callable[[str], bytes]
+
+
+def fetch_jwks(url: str) -> bytes:
+    """Blocking. Raises `OSError`, `ValueError`."""
+    with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:  # the operator's own URL
+        content: bytes = response.read(MAX_JWKS_BYTES + 1)
+    if len(content) > MAX_JWKS_BYTES:
+        raise ValueError(f"it has more than {MAX_JWKS_BYTES} bytes")
+    return content
+
+
+class Jwks:
+    """The keys of an issuer, by id, read in a thread. While they cannot be read those that were known count."""
+
+    def __init__(
+        self,
+        url: str,
+        refresh_s: float,
+        fetch: Fetch = fetch_jwks,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = url
+        self._refresh_s = refresh_s
+        self._fetch = fetch
+        self._now_s = now_s
+        self._keys: Mapping[str, jwt.PyJWK] = {}
+        self._read_s = float("-inf")
+        self._tried_s = float("-inf")
+        self._reading: asyncio.Future[bytes] | None = None
+
+    async def key(self, key_id: str) -> jwt.PyJWK | None:
+        now_s = self._now_s()
+        stale = now_s - self._read_s >= self._refresh_s
+        if (stale or key_id not in self._keys) and now_s - self._tried_s >= FETCH_AGAIN_S:
+            self._tried_s = now_s
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self._fetch, self._url)
+            self._reading.add_done_callback(self._read)
+        if key_id not in self._keys and self._reading is not None and not self._reading.done():
+            await asyncio.wait((self._reading,))
+        return self._keys.get(key_id)
+
+    def _read(self, reading: asyncio.Future[bytes]) -> None:
+        try:
+            found = jwt.PyJWKSet.from_json(reading.result().decode())
+        except (OSError, ValueError, jwt.PyJWTError, asyncio.CancelledError) as error:
+            _log.error("the issuer's keys cannot be read, and those known count on, url=%s: %r", self._url, error)
+            return
+        self._keys = {key.key_id: key for key in found.keys if key.key_id}
+        self._read_s = self._tried_s
+
+
+class _Verified(NamedTuple):
+    principal: Principal
+    until_s: float  # of the wall clock
+
+
+class OidcTokens:
+    """`wall_s` is the wall clock, by which tokens expire."""
+
+    def __init__(self, settings: OidcSettings, jwks: Jwks, wall_s: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._jwks = jwks
+        self._wall_s = wall_s
+        self._verified: dict[bytes, _Verified] = {}
+
+    async def principal_of(self, token: str) -> Principal:
+        """Raises `InvalidTokenError`, whose sentence its sender may hear."""
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._verified.get(digest)
+        if known is not None and self._wall_s() < known.until_s:
+            return known.principal
+        claims = await self._claims(token)
+        name = claims.get(self._settings.sub_claim)
+        if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
+            raise InvalidTokenError(f"the token names nobody in its claim {self._settings.sub_claim}")
+        if len(self._verified) >= MAX_REMEMBERED:
+            self._verified.clear()
+        self._verified[digest] = _Verified(user(name), float(claims["exp"]) + self._settings.clock_skew_s)
+        return user(name)
+
+    async def _claims(self, token: str) -> dict[str, Any]:
+        settings = self._settings
+        try:
+            header = jwt.get_unverified_header(token)
+            key = await self._jwks.key(str(header.get("kid", "")))
+            if key is None:
+                raise InvalidTokenError("the token is signed by a key that its issuer does not publish")
+            return jwt.decode(
+                token,
+                key.key,
+                algorithms=[algorithm for algorithm in ALGORITHMS if algorithm == header.get("alg")],
+                audience=list(settings.audience) or None,
+                issuer=settings.issuer or None,
+                leeway=settings.clock_skew_s,
+                options={"require": ["exp"], "verify_aud": bool(settings.audience)},
+            )
+        except (jwt.PyJWTError, ValueError) as error:
+            raise InvalidTokenError(f"the token does not count: {error}") from None
+
+
+def is_jwt(token: str) -> bool:
+    """Tells a JWT, of three parts, from a static token, of two."""
+    return token.count(".") == 2

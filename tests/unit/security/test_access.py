@@ -1,0 +1,80 @@
+"""What a stream keeps of decisions, and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from highwater.errors import ErrorCode
+from highwater.security import access as module
+from highwater.security.access import Access, Authorization
+from highwater.security.acls import Operation, ResourceType, parse_acl
+from highwater.security.authorizer import Authorizer
+from highwater.security.principal import Principal, user
+
+ALICE = user("alice")
+ORDERS = b"o" * 16
+MAY_WRITE = parse_acl("topic", "literal", "orders", "User:alice", "write", "allow")
+
+
+class Counting(Authorizer):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def permitted(self, principal: Principal, resource_type: ResourceType, name: str) -> int:
+        self.asked += 1
+        return super().permitted(principal, resource_type, name)
+
+
+def opened() -> tuple[Counting, dict[bytes, str], Access]:
+    authorizer, topics = Counting(), {ORDERS: "orders"}
+    authorizer.changed([MAY_WRITE], 5)
+    return authorizer, topics, Access(authorizer, ALICE, topics.get)
+
+
+def test_a_stream_asks_once_for_each_topic_until_acls_change() -> None:
+    authorizer, _, access = opened()
+    for _ in range(100):
+        assert access.topic_error(Operation.WRITE, ORDERS) is ErrorCode.NONE
+        assert access.topic_error(Operation.READ, ORDERS) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert access.may_topic(Operation.DESCRIBE, "orders")
+    assert authorizer.asked == 2  # by id, and by name
+    authorizer.changed([], 6)
+    assert access.topic_error(Operation.WRITE, ORDERS) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert not access.may_topic(Operation.DESCRIBE, "orders")
+    authorizer.changed([MAY_WRITE], 7)
+    assert access.topic_error(Operation.WRITE, ORDERS) is ErrorCode.NONE
+
+
+def test_a_topic_that_nobody_knows_is_refused_and_not_remembered() -> None:
+    _, topics, access = opened()
+    other = b"x" * 16
+    assert access.topic_error(Operation.WRITE, other) is ErrorCode.UNKNOWN_TOPIC_ID
+    topics[other] = "secrets"
+    assert access.topic_error(Operation.WRITE, other) is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert access.topic_refusal(Operation.WRITE, other).startswith("User:alice may not WRITE topic 'secrets'")
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 10)
+    _, topics, access = opened()
+    for number in range(100):
+        topics[number.to_bytes(16, "big")] = f"t{number}"
+        access.topic_error(Operation.READ, number.to_bytes(16, "big"))
+        access.may_topic(Operation.READ, f"t{number}")
+        assert len(access._kept) <= 11
+        assert len(access._kept_ids) <= 11
+
+
+def test_whoever_listens_is_told_until_it_leaves() -> None:
+    authorization = Authorization(Authorizer(), lambda _: None)
+    told: list[Any] = []
+    leave = authorization.on_change(lambda: told.append(1))
+    for tell in authorization.listening():
+        tell()
+    leave()
+    leave()
+    assert not authorization.listening()
+    assert told == [1]

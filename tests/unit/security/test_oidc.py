@@ -1,0 +1,142 @@
+"""Tokens of OpenID Connect: what counts, what does not, and when an issuer's keys are read."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from highwater.security.oidc import MAX_JWKS_BYTES, Jwks, OidcSettings, OidcTokens, fetch_jwks, is_jwt
+from highwater.security.principal import user
+from highwater.security.tokens import InvalidTokenError
+
+RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+SETTINGS = OidcSettings("https://issuer", ("highwater",))
+CLAIMS = {"sub": "alice", "iss": "https://issuer", "aud": "highwater"}
+
+
+def published(**keys: Any) -> bytes:
+    found = []
+    for key_id, key in keys.items():
+        algorithm: Any = (
+            jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+        )
+        found.append(algorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": key_id})
+    return json.dumps({"keys": found}).encode()
+
+
+class Issuer:
+    """Its keys, and how often they were asked for. `now_s` is a clock that the test moves."""
+
+    def __init__(self, **keys: Any) -> None:
+        self.keys: bytes | Exception = published(**keys)
+        self.asked = 0
+        self.now_s = 1_000.0
+        self.jwks = Jwks("https://issuer/jwks", 3600.0, self.fetch, lambda: self.now_s)
+        self.tokens = OidcTokens(SETTINGS, self.jwks)
+
+    def fetch(self, url: str) -> bytes:
+        self.asked += 1
+        if isinstance(self.keys, Exception):
+            raise self.keys
+        return self.keys
+
+
+def signed(key: Any = RSA_KEY, algorithm: str = "RS256", key_id: str = "one", **claims: object) -> str:
+    wanted = {"exp": time.time() + 60, **CLAIMS, **claims}
+    return jwt.encode(
+        {name: value for name, value in wanted.items() if value is not None},
+        key,
+        algorithm=algorithm,
+        headers={"kid": key_id},
+    )
+
+
+async def test_a_signed_token_is_its_subjects() -> None:
+    issuer = Issuer(one=RSA_KEY, two=EC_KEY)
+    assert await issuer.tokens.principal_of(signed()) == user("alice")
+    assert await issuer.tokens.principal_of(signed(EC_KEY, "ES256", "two", sub="bob")) == user("bob")
+    assert issuer.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        (lambda: signed(OTHER_KEY), "Signature"),
+        (lambda: signed(exp=time.time() - 60), "expired"),
+        (lambda: signed(exp=None), "exp"),
+        (lambda: signed(nbf=time.time() + 600), "not yet valid"),
+        (lambda: signed(iss="https://other"), "issuer"),
+        (lambda: signed(aud="other"), "[Aa]udience"),
+        (lambda: signed(aud=None), "aud"),
+        (lambda: signed(sub=None), "names nobody"),
+        (lambda: signed(sub="x" * 501), "names nobody"),
+        (lambda: signed(sub="a\nb"), "names nobody"),
+        (lambda: signed(key_id="nobody's"), "does not publish"),
+        (lambda: jwt.encode(CLAIMS | {"exp": time.time() + 60}, "", algorithm="none", headers={"kid": "one"}), "count"),
+        (lambda: jwt.encode(CLAIMS | {"exp": time.time() + 60}, "s" * 32, "HS256", headers={"kid": "one"}), "count"),
+        (lambda: "a.b.c", "count"),
+        (lambda: signed()[:-4] + "AAAA", "count"),
+    ],
+)
+async def test_what_is_not_signed_for_us_does_not_count(token: Any, said: str) -> None:
+    with pytest.raises(InvalidTokenError, match=said):
+        await Issuer(one=RSA_KEY).tokens.principal_of(token())
+
+
+async def test_a_verified_token_is_not_verified_again_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    issuer = Issuer(one=RSA_KEY)
+    issuer.tokens = OidcTokens(SETTINGS, issuer.jwks, lambda: now_s)
+    token = signed()
+    await issuer.tokens.principal_of(token)
+    monkeypatch.setattr(jwt, "decode", lambda *_, **__: pytest.fail("verified again"))
+    assert await issuer.tokens.principal_of(token) == user("alice")
+    now_s += 60 + SETTINGS.clock_skew_s + 1
+    with pytest.raises(BaseException, match="verified again"):
+        await issuer.tokens.principal_of(token)
+
+
+async def test_a_new_key_is_looked_for_and_unknown_ones_do_no_harm() -> None:
+    issuer = Issuer(one=RSA_KEY)
+    await issuer.tokens.principal_of(signed())
+    issuer.keys = published(one=RSA_KEY, new=OTHER_KEY)
+    for _ in range(5):
+        with pytest.raises(InvalidTokenError, match="does not publish"):
+            await issuer.tokens.principal_of(signed(OTHER_KEY, key_id="new"))
+    assert issuer.asked == 1  # read a moment before
+    issuer.now_s += 11
+    assert await issuer.tokens.principal_of(signed(OTHER_KEY, key_id="new")) == user("alice")
+    assert issuer.asked == 2
+
+
+async def test_keys_count_on_while_the_issuer_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    issuer = Issuer(one=RSA_KEY)
+    await issuer.tokens.principal_of(signed())
+    for broken in (OSError("gone"), b"nonsense", b'{"keys": []}'):
+        issuer.keys = broken  # type: ignore[assignment]
+        issuer.now_s += 4_000
+        assert await issuer.tokens.principal_of(signed(jti=str(issuer.now_s))) == user("alice")
+        await issuer.jwks.key("unknown")  # once it is read
+    assert caplog.text.count("cannot be read") == 3
+    assert issuer.asked == 4
+
+
+def test_an_endless_answer_is_not_read(tmp_path: Any) -> None:
+    path = tmp_path / "jwks"
+    path.write_bytes(b"x" * (MAX_JWKS_BYTES + 1))
+    with pytest.raises(ValueError, match="more than"):
+        fetch_jwks(path.as_uri())
+    path.write_bytes(published(one=RSA_KEY))
+    assert fetch_jwks(path.as_uri()) == published(one=RSA_KEY)
+
+
+def test_a_jwt_has_three_parts() -> None:
+    assert is_jwt(signed())
+    assert not is_jwt("3f9a2c1b77d0e1aa.secret")
