@@ -24,7 +24,9 @@ from highwater.kube.lost_etcd.plan import (
 )
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
+from highwater.metadata.state.acls import ACL_VALUE
 from highwater.model.leader_epochs import EpochEntry
+from highwater.security.acls import parse_acl
 
 CLUSTER_ID = "the-cluster"
 ORDERS, OTHER = b"o" * 16, b"x" * 16
@@ -198,6 +200,16 @@ def test_a_directory_in_doubt_is_one_with_a_lost_tail() -> None:
     assert only(plan(volumes, known, min_insync_replicas=2)).leader_log == 1
     assert "broker 2 would win it" in only(plan(volumes, known, min_insync_replicas=2)).doubts[0]
     assert not plan(volumes, backup({"orders": (ORDERS, [[1, 2]])}), min_insync_replicas=2).doubtful
+
+
+def test_acls_are_those_of_the_backup() -> None:
+    acl = parse_acl("topic", "prefixed", "or", "User:CN=a,O=b/c", "read", "deny")
+    key = KEYS.acl(acl).removeprefix(KEYS.prefix)
+    known = backup({"orders": (ORDERS, [[1, 2]])}, more={key: ACL_VALUE, "/acls/nonsense": b"{}"})
+    volumes = [inventory(1, log()), inventory(2, log())]
+    assert plan(volumes, known).acls == (acl,)
+    assert (KEYS.acl(acl), ACL_VALUE) in plan(volumes, known).values(KEYS)
+    assert not plan(volumes).acls
 
 
 def test_what_only_a_missing_broker_knows_is_a_doubt_until_it_is_gone_for_good() -> None:

@@ -8,6 +8,7 @@ they were when it was taken.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,9 +21,11 @@ from highwater.kube.lost_etcd.inventory import NO_PRODUCER_ID, BrokerInventory, 
 from highwater.metadata.schema.cluster_view import ClusterSnapshot, decode_snapshot
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, PartitionState, TopicAssignment, config_to_json
+from highwater.metadata.state.acls import ACL_VALUE
 from highwater.metadata.store.transactions import Entry, Listing
 from highwater.model.leader_epochs import NO_EPOCH
 from highwater.model.partition import PartitionKey
+from highwater.security.acls import Acl
 
 CONTROLLER_EPOCHS_UNSEEN = 1_000_000
 """More than there were elections of controllers since the backup, or without one ever."""
@@ -68,6 +71,7 @@ class Plan:
     doubts: tuple[str, ...] = ()
     """Why topics that nobody knows of may be missing."""
     notes: tuple[str, ...] = ()
+    acls: tuple[Acl, ...] = ()
 
     @property
     def partitions(self) -> list[PlannedPartition]:
@@ -81,6 +85,7 @@ class Plan:
         """The values that are to stand in etcd, but for the two counters and the cluster's id, in an order in which
         every beginning is harmless: a topic comes after all of its states, and so needs none made."""
         found = [(keys.doubted_dir(directory_id), b"") for directory_id in self.doubted_dirs]
+        found += ((keys.acl(acl), ACL_VALUE) for acl in self.acls)
         for topic in self.topics:
             name = topic.assignment.topic
             found.append((keys.topic_config(name), config_to_json(topic.config)))
@@ -125,6 +130,7 @@ def plan(
         tuple(sorted(planner.tail_lost)),
         tuple(_unknown(broker) for broker in sorted(planner.not_whole - set(without))),
         tuple(_notes(inventories, sorted(expected - by_id.keys()), topics, backup, planner.deleted, planner.tail_lost)),
+        _acls(backup),
     )
 
 
@@ -342,6 +348,17 @@ def _doubted_dirs(backup: Backup | None) -> tuple[str, ...]:
     prefix = "/brokers/doubted_dirs/"
     entries = {} if backup is None else backup.entries
     return tuple(sorted(key.removeprefix(prefix) for key in entries if key.startswith(prefix)))
+
+
+def _acls(backup: Backup | None) -> tuple[Acl, ...]:
+    """Those of the backup; no volume knows of any. One that cannot be read counted for nothing."""
+    found = []
+    if backup is not None:
+        keys = Keys(backup.cluster)
+        for key in sorted(backup.entries):
+            with contextlib.suppress(ValueError):
+                found.append(keys.parse_acl(keys.prefix + key))
+    return tuple(found)
 
 
 def _notes(

@@ -17,6 +17,8 @@ from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
 
+ACL_VALUE = b"{}"
+"""Of every ACL's key, which says all."""
 _PER_TXN = MAX_TXN_OPERATIONS - 1
 
 
@@ -36,7 +38,7 @@ async def read_acls(store: Store, keys: Keys) -> VersionedAcls:
 async def put_acls(store: Store, keys: Keys, term: ControllerTerm, acls: Collection[Acl]) -> None:
     """Adds ACLs; may be repeated, as one that is there stays. Raises `ControllerDeposed`, `Unavailable`,
     `OutcomeUnknown`, `Refused`: some may have been added."""
-    await _write(store, keys, term, [Put(keys.acl(acl), b"{}") for acl in acls])
+    await _write(store, keys, term, [Put(keys.acl(acl), ACL_VALUE) for acl in acls])
 
 
 async def delete_acls(store: Store, keys: Keys, term: ControllerTerm, acls: Collection[Acl]) -> None:
