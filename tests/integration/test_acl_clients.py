@@ -51,7 +51,7 @@ async def test_a_producer_and_a_consumer_by_their_tokens(secured: SecuredBroker,
         assert refused.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
         await producer.send("open", b"w")  # and goes on
     async with Consumer(
-        secured.address, "open", group="g", auto_offset_reset="earliest", token=secured.tokens["bob"]
+        "open", bootstrap=secured.address, group="g", auto_offset_reset="earliest", token=secured.tokens["bob"]
     ) as consumer:
         found: list[bytes | None] = []
         async with asyncio.timeout(30):
@@ -62,7 +62,7 @@ async def test_a_producer_and_a_consumer_by_their_tokens(secured: SecuredBroker,
 
 async def test_a_consumer_hears_of_a_revocation(secured: SecuredBroker) -> None:
     await secured.allow("allow bob read topic open")
-    async with Consumer(secured.address, token=secured.tokens["bob"]) as consumer:
+    async with Consumer(bootstrap=secured.address, token=secured.tokens["bob"]) as consumer:
         consumer.assign([TopicPartition("open", 0)])
         await consumer.poll(timeout_ms=100)
         await secured.revoke("allow bob read topic open")

@@ -389,7 +389,7 @@ class LocalCluster:
         if self._metrics_ports:
             self.metrics_addresses[name] = f"{self._host(name)}:{self._metrics_ports.pop(0)}"
             settings = {"metrics.listen": self.metrics_addresses[name], **settings}
-        settings = {**self._common(package), **settings}
+        settings = {**self._identities(package), **self._common(package), **settings}
         load(service_settings(package), settings)
         if "listeners" in settings:
             listeners = parse_listeners(settings["listeners"])
@@ -400,6 +400,18 @@ class LocalCluster:
         self._add(
             name, [sys.executable, "-m", f"highwater.{package}", *(f"--set={k}={v}" for k, v in settings.items())]
         )
+
+    def _identities(self, package: str) -> dict[str, str]:
+        """By whose certificates services know each other, and who may everything; nothing where it is not secure."""
+        if self._authority is None:
+            return {}
+        controllers = map(controller_name, range(self.settings.controllers))
+        return {
+            "broker.principal": "User:CN=broker-{id}",
+            "controller.principals": ";".join(f"User:CN={name}" for name in controllers),
+            "super.users": f"User:CN={CLIENT}",
+            **({"authorizer.class.name": "acls"} if package == "replica_manager" else {}),
+        }
 
     def _common(self, package: str) -> dict[str, str]:
         known = known_settings(package)
