@@ -10,7 +10,7 @@ ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 # `local` for an image that `highwater up` runs in, too.
-ARG EXTRAS=server,cli
+ARG EXTRAS=server,cli,otel
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
 

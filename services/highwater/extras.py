@@ -6,6 +6,7 @@ pipelines  the jobs on Spark, where Spark itself is there already
 spark      the same, with Spark
 local      a whole cluster on one machine: server, cli and an etcd
 avro       `valueFormat avro`
+otel       traces, and metrics by OpenTelemetry's protocol
 kube       `highwater kube`, for whoever runs Highwater on Kubernetes
 """
 

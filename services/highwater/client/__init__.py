@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         GroupMemberDescription,
     )
     from highwater.client.admin.replica_verification import DamagedRange, PartitionVerification, ReplicaVerification
+    from highwater.client.cluster.tracing import Tracing
     from highwater.client.consumer.consumer import Consumer
     from highwater.client.consumer.consumer_record import ConsumerRecord
     from highwater.client.exceptions import (
@@ -137,6 +138,7 @@ __all__ = [
     "TopicDescription",
     "TopicPartition",
     "TopicResult",
+    "Tracing",
     "UnknownTopicError",
 ]
 
@@ -148,6 +150,7 @@ _NAMES = {  # of each module
     ),
     "admin.group_descriptions": "CommittedOffset GroupDescription GroupListing GroupMemberDescription",
     "admin.replica_verification": "DamagedRange PartitionVerification ReplicaVerification",
+    "cluster.tracing": "Tracing",
     "consumer.consumer": "Consumer",
     "consumer.consumer_record": "ConsumerRecord",
     "exceptions": (

@@ -85,6 +85,7 @@ class LogStorage:
                 append.records or b"",
                 append.leader_high_watermark,
                 append.leader_log_start_offset,
+                append.traceparents,
             )
             for key, append in appends
         ]

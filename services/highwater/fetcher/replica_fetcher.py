@@ -25,6 +25,7 @@ from logging import INFO, WARNING
 from typing import TypeVar
 
 from highwater.errors import ErrorCode
+from highwater.fetcher.copy_spans import CopySpans
 from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
 from highwater.fetcher.follower.actions import (
@@ -55,6 +56,7 @@ from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.summed_log import SummedLog
+from highwater.telemetry.tracing import Span, Tracer
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
 logger = get_logger("fetcher.replica_fetcher")
@@ -96,7 +98,9 @@ class ReplicaFetcher:
         budget: FetchBudget | None = None,
         supervisor: TaskSupervisor | None = None,
         certificates: Certificates | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._spans = None if tracer is None else CopySpans(tracer, settings.broker_id)
         self._budget = budget or FetchBudget(settings.replica_fetch_total_max_bytes, UNDER_WAY)
         self._budget.join()
         self._supervisor = supervisor or TaskSupervisor()
@@ -183,6 +187,8 @@ class ReplicaFetcher:
         self._places.removed(key)
         for kept in (self._leader_has_more, self._marks_behind, self._delayed):
             kept.pop(key, None)
+        if self._spans is not None:
+            self._spans.forget(key)
         self._wake.set()
 
     def perform(self, steps: Sequence[Step]) -> None:
@@ -365,6 +371,8 @@ class ReplicaFetcher:
         if answer.fetched is not None:
             self._fetch_order.returned_data(follower.key)  # RULES 4.8
             self._metrics.fetched_bytes.inc(len(answer.fetched.records))
+            if self._spans is not None and result.traceparents:
+                self._spans.begin(follower, result.traceparents, len(answer.fetched.records))
         return follower.fetched(answer, now_ms)
 
     def _told(self, follower: Follower, generation: int, tell: Callable[[], Sequence[Action]]) -> list[Step]:
@@ -386,6 +394,9 @@ class ReplicaFetcher:
         size = sum(len(append.records) for _, append in appends if append.records is not None)
         self._appends_in_flight += with_data
         self._budget.hold(size)
+        copied: Sequence[Span] = ()
+        if self._spans is not None and with_data:
+            appends, copied = self._spans.appending(appends)
 
         def answered(answers: Sequence[LogAnswer] | None, reason: str) -> None:
             self._appends_in_flight -= with_data
@@ -400,6 +411,8 @@ class ReplicaFetcher:
                 else:
                     tell = functools.partial(follower.appended, answers[index], now_ms)
                 steps += self._told(follower, append.generation, tell)
+            for span in copied:
+                span.end(error=reason)
             if self._asked and not self._asked[-1].answered_at_once and self._tells_more(appends):
                 self._acked_since_asked = True
             self.perform(steps)

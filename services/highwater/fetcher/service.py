@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 import uuid
@@ -28,6 +29,7 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.otlp.start import service_tracer
 from highwater.telemetry.politely import politely
 from highwater.telemetry.request_times import RequestMetrics
 from highwater.v1 import fetcher_pb2, fetcher_pb2_grpc
@@ -62,6 +64,12 @@ class FetcherService:
             credentials=server_credentials(self._certificates, require=settings.requires_certificates),
         )
         self._counted = FetcherMetrics(self._metrics)
+        self._tracer = service_tracer(
+            settings.tracing,
+            "fetcher",
+            settings.broker_id,
+            self._metrics.counter("spans", "Spans of traces, by what became of them", ("outcome",)),
+        )
         # Everything here is begun anew: a fetcher's state is in log-storage and in what the replica-manager says, and
         # both are read again by whoever begins anew.
         self._supervisor = TaskSupervisor(self._counted.task_failures)
@@ -93,6 +101,7 @@ class FetcherService:
             budget=self._budget,
             supervisor=self._supervisor,
             certificates=self._certificates,
+            tracer=self._tracer,
         )
 
     async def _apply(self, following: Following) -> None:
@@ -143,6 +152,8 @@ class FetcherService:
         await self._log_storage.stop()
         await self._server.stop()
         self._metrics.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
 class FetcherServicer(fetcher_pb2_grpc.FetcherServicer):

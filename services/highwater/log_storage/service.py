@@ -35,6 +35,7 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.otlp.start import service_tracer
 from highwater.telemetry.politely import politely
 from highwater.telemetry.request_times import RequestMetrics
 from highwater.v1 import log_storage_pb2_grpc
@@ -63,7 +64,13 @@ class LogStorageService:
             most_logs=most_logs(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         )
         self._threads = ThreadPoolExecutor(THREADS, "log-storage")
-        self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics)
+        self._tracer = service_tracer(
+            settings.tracing,
+            "log-storage",
+            settings.broker_id,
+            self.metrics.counter("spans", "Spans of traces, by what became of them", ("outcome",)),
+        )
+        self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics, self._tracer)
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
@@ -222,6 +229,8 @@ class LogStorageService:
             await run(closer, partial(self._manager.close, left_s, unanswered))
             closer.shutdown()
         self._threads.shutdown(wait=ended, cancel_futures=not ended)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         return ended
 
     async def _end_work(self) -> None:

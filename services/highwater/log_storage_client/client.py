@@ -38,6 +38,7 @@ from highwater.log_storage_client.values import (
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.telemetry.tracing import under_way
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
 LISTING_TIMEOUT_S = 20.0  # some ten megabytes may be read from a slow disk
@@ -179,6 +180,8 @@ class LogStorageClient:
         request = log_storage_pb2.ReadRequest(
             partition=to_key(key), offset=offset, max_offset=max_offset, max_bytes=max_bytes
         )
+        if (span := under_way.get()) is not None:
+            request.traceparent = span.traceparent
         response = await self._answer(self._stub.Read(request, timeout=self._timeout_s))
         return ReadAnswer(
             storage_error(response.error),

@@ -31,6 +31,8 @@ def append_request(correlation_id: int, role: Role, appends: Sequence[Append]) -
             leader_high_watermark=append.leader_high_watermark,
             leader_log_start_offset=append.leader_log_start_offset,
         )
+        if append.traceparents:
+            small.traceparents.extend(append.traceparents)
         embed(out, _PARTITIONS_FIELD, small.SerializeToString(), _RECORDS_FIELD, (append.records,))
     return out
 

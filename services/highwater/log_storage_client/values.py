@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Append:
     records: Piece
     leader_high_watermark: int = -1
     leader_log_start_offset: int = -1
+    traceparents: Sequence[str] = ()  # of the traces that the records are a part of
 
 
 class AppendAnswer(NamedTuple):

@@ -38,6 +38,7 @@ from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics, ex
 from highwater.replica_manager.replicas.purgatory import Purgatory
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
+from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.control import Control
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
 from highwater.replica_manager.requests.fetch import FetchHandler
@@ -62,6 +63,7 @@ from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.otlp.start import service_tracer
 from highwater.telemetry.politely import politely
 from highwater.v1 import controller_pb2_grpc
 
@@ -92,6 +94,13 @@ class ReplicaManagerService:
         self._counted = ReplicaManagerMetrics(self._metrics)
         self._traffic = TopicTraffic(settings.metrics_topics)
         self._stage = Stage.SERVING
+        self._tracer = service_tracer(
+            settings.tracing,
+            "replica-manager",
+            settings.broker_id,
+            self._metrics.counter("spans", "Spans of traces, by what became of them", ("outcome",)),
+        )
+        traced = TracedBatches()
         self._keys = Keys(settings.cluster)
         self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
@@ -146,6 +155,8 @@ class ReplicaManagerService:
             self._counted,
             max_bytes=settings.fetch_max_bytes,
             responses_max_bytes=settings.fetch_responses_max_bytes,
+            tracer=self._tracer,
+            traced=traced,
         )
         self.authorization = authorization_of(settings, self.replica_manager)
         self._identification = Identification(settings, self.authorization)
@@ -201,6 +212,8 @@ class ReplicaManagerService:
             self._counted,
             max_requests=settings.queued_max_requests,
             max_bytes=settings.queued_max_request_bytes,
+            tracer=self._tracer,
+            traced=traced,
         )
         self.readiness = Readiness(settings.ready_max_wait_ms)
         self._ready: bool | None = None  # as the health says it
@@ -335,6 +348,8 @@ class ReplicaManagerService:
         await self.replica_manager.storage.close()
         await self._store.close()
         self._metrics.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the process, with the reason."""

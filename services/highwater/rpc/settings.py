@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from highwater.errors import UserError
 from highwater.rpc.listeners import check_address, speaks_tls
 from highwater.rpc.tls import Certificates, TlsFiles
+from highwater.telemetry.otlp.collector import DEFAULT_ENDPOINT, Collector, Tracing, parse_headers
 from highwater.validation import problem
 
 
@@ -47,6 +48,11 @@ def _check_addresses(values: list[str]) -> list[str]:
     return values
 
 
+def _check_headers(value: str) -> str:
+    parse_headers(value)
+    return value
+
+
 def _check_policies(value: str) -> str:
     if sorted({policy.strip() for policy in value.split(",")}) not in (["compact"], ["delete"], ["compact", "delete"]):
         raise ValueError(f"{value!r} is no cleanup policy: write delete, compact, or compact,delete")
@@ -62,6 +68,8 @@ OptionalAddress = Annotated[str, AfterValidator(lambda value: value and _check_a
 AddressList = Annotated[list[str], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)]
 PathList = Annotated[list[Path], NoDecode, BeforeValidator(_split)]
 ReporterList = Annotated[list[Literal["console", "log", "csv"]], NoDecode, BeforeValidator(_split_reporters)]
+OtlpEndpoint = Annotated[str, AfterValidator(lambda value: Collector(value).endpoint)]
+OtlpHeaders = Annotated[str, AfterValidator(_check_headers)]
 CleanupPolicy = Annotated[str, AfterValidator(_check_policies)]
 
 
@@ -82,6 +90,15 @@ class ServiceSettings(BaseSettings):
     """An address for health checks and reflection alone, which every other one answers too; empty: none."""
     log_level: str = "INFO"
     log_format: Literal["text", "json"] = "text"
+
+    otlp_endpoint: OtlpEndpoint = DEFAULT_ENDPOINT
+    """The collector that spans, and metrics of the reporter otlp, are sent to: `http://host:port`, or https."""
+    otlp_headers: OtlpHeaders = ""
+    """`name=value,…`, sent with each message; may hold a secret."""
+
+    @property
+    def collector(self) -> Collector:
+        return Collector(self.otlp_endpoint, parse_headers(self.otlp_headers))
 
     @property
     def metrics_interval_s(self) -> float:
@@ -199,6 +216,14 @@ class BrokerSettings(ServiceSettings):
     """So many topics at most have metrics of their own; the others are told together."""
     metrics_partitions: int = Field(0, ge=0)
     """The same of partitions; the others are left out."""
+    tracing_enabled: bool = False
+    """Whether spans are made of requests that are part of a trace."""
+
+    @property
+    def tracing(self) -> Tracing | None:
+        """None: off. How many requests are traced is the clients' to say."""
+        collector = self.collector
+        return Tracing(collector.endpoint, collector.headers) if self.tracing_enabled else None
 
 
 class LogStorageUserSettings(BrokerSettings):

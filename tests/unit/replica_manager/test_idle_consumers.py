@@ -78,6 +78,7 @@ class OneLeader:
     def __init__(self, link: Link) -> None:
         self.metadata = SimpleNamespace(topic=lambda name: SimpleNamespace(topic_id=bytes(16)))
         self._link = link
+        self.tracer = None
 
     def leader(self, topic: str, partition: int) -> tuple[OneLeader, PartitionInfo]:
         return self, PartitionInfo(partition, 1, EPOCH)

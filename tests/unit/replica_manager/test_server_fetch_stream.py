@@ -10,6 +10,7 @@ import pytest
 
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.partition.fetch_sessions import FetchSessions
+from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.fetch import FetchParams
 from highwater.replica_manager.responses.fetch_parts import FetchRole
 from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
@@ -37,6 +38,9 @@ class Sessions:
 
 class Nothing:
     """Answers every fetch at once, with nothing."""
+
+    tracer = None
+    traced = TracedBatches()
 
     def room(self, role: FetchRole, turn: Turn) -> ResponseRoom:
         return ResponseRoom()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from highwater.client.cluster.token_options import SecurityOptions
+from highwater.client.cluster.tracing import Tracing
 from highwater.client.consumer.corrupt_batches import OnCorrupt
 from highwater.client.consumer.group_assignment import RebalanceCallback
 from highwater.client.scan.positions import WrittenPositions
@@ -35,6 +36,7 @@ class ProducerOptions(_ClientOptions, total=False):
     max_request_size: int
     delivery_timeout_ms: float
     metadata_max_age_ms: float
+    tracing: Tracing | None
 
 
 class ConsumerOptions(_ClientOptions, total=False):
@@ -48,6 +50,7 @@ class ConsumerOptions(_ClientOptions, total=False):
     on_corrupt: OnCorrupt
     include_headers: bool
     metadata_max_age_ms: float
+    tracing: Tracing | None
     group: str | None
     instance_id: str | None
     assignor: Literal["uniform", "range"] | None

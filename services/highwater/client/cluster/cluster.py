@@ -14,6 +14,7 @@ from highwater.client.cluster.connection import UNRESOLVED, Connection, Unreacha
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.client.cluster.tls import tls_problem
 from highwater.client.cluster.token import Token
+from highwater.client.cluster.tracing import Tracing
 from highwater.client.exceptions import (
     ClientClosedError,
     HighwaterError,
@@ -31,6 +32,8 @@ from highwater.rpc.errors import from_proto
 from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger
+from highwater.telemetry.otlp.start import open_tracer
+from highwater.telemetry.tracing import Tracer
 from highwater.v1 import broker_pb2
 
 _log = get_logger(__name__)
@@ -93,10 +96,13 @@ class Cluster:
         allow_auto_topic_creation: bool = False,
         certificates: Certificates | None = None,
         token: Token | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._certificates = certificates
         self._token = token
         self.metadata = Metadata()
+        self.tracer: Tracer | None = None  # while it is started, and tracing is on
+        self._tracing = tracing
         self.client_id = client_id
         self.request_timeout_s = request_timeout_ms / 1000
         self._bootstrap = bootstrap_addresses(bootstrap)
@@ -130,6 +136,7 @@ class Cluster:
         Raises `SslAuthenticationError` at once where TLS is why.
         Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""
         self.check_process()
+        self.tracer = open_tracer(self._tracing, self.client_id, {})
         self._closed = False
         self._tasks = TaskSupervisor()
         self._tasks.run_forever("metadata", self._keep_fresh)
@@ -170,6 +177,9 @@ class Cluster:
         self._refreshed = None
         connections, self._connections = list(self._connections.values()), {}
         await asyncio.gather(*self._closing, *(connection.close() for connection in connections))
+        tracer, self.tracer = self.tracer, None
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
     def check_process(self) -> None:
         """Raises `ClientClosedError` where the process was forked from one in which gRPC ran."""

@@ -15,6 +15,7 @@ from highwater.client.cluster.offset_lookup import lookup_offsets
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.cluster.token import client_token
+from highwater.client.cluster.tracing import Tracing, tracing_of
 from highwater.client.consumer.arguments import (
     Partition,
     offsets_to_commit,
@@ -72,6 +73,7 @@ class Consumer:
             raises with `skip`, too, as nobody knows where the next one begins.
         include_headers: tables get a `headers` column; records always have their headers.
         max_block_ms: how long `start` may wait for a broker.
+        tracing: where the spans of a share of its fetches go; None: as the environment says, or nowhere.
         group: the consumers of a group share the partitions of what they subscribe to, and what they have committed is
             where they begin. `auto_offset_reset` counts where nothing was committed. The other options below are of a
             group alone. Shares change, and callbacks are called, inside of polls.
@@ -110,6 +112,7 @@ class Consumer:
         retry_backoff_ms: float = 50,
         retry_backoff_max_ms: float = 1000,
         metadata_max_age_ms: float = 300_000,
+        tracing: Tracing | None = None,
         group: str | None = None,
         instance_id: str | None = None,
         assignor: Literal["uniform", "range"] | None = None,
@@ -145,6 +148,7 @@ class Consumer:
             on_change=self._metadata_changed,
             certificates=certificates,
             token=shown,
+            tracing=tracing_of(tracing),
         )
         settings = FetcherSettings(
             client_id=client_id,

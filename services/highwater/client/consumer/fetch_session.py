@@ -20,8 +20,9 @@ from highwater.client.topic_partition import TopicPartition
 from highwater.errors import ErrorCode
 from highwater.model.named_places import NamedPlaces
 from highwater.model.partition import PartitionKey
-from highwater.rpc.errors import from_proto
+from highwater.rpc.errors import error_names, from_proto
 from highwater.rpc.partition_keys import from_key, to_key
+from highwater.telemetry.tracing import Span, Tracer
 from highwater.v1 import broker_pb2
 
 
@@ -67,6 +68,7 @@ class _Request(NamedTuple):
 
     number: int
     has_data_coming: bool  # some partition is behind its high watermark: the answer does not wait
+    span: Span | None  # where it is traced
 
 
 class FetchSession:
@@ -78,7 +80,9 @@ class FetchSession:
         connection: Connection,
         settings: FetcherSettings,
         on_answer: Callable[[FetchSession, broker_pb2.FetchResponse | HighwaterError], None],
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._connection = connection
         self._settings = settings
         self._on_answer = on_answer
@@ -162,8 +166,12 @@ class FetchSession:
         has_data_coming = self._left_some or any(
             place.fetch_offset < self._members[key].high_watermark for key, place in said.named.items()
         )
+        span = None
+        if self._tracer is not None and self._tracer.samples():
+            span = self._tracer.begin("fetch", partitions=len(self._members), named=len(said.named))
+            message.traceparent = span.traceparent
         self._sent += 1
-        request = _Request(self._sent, has_data_coming)
+        request = _Request(self._sent, has_data_coming, span)
         self._requests.append(request)
         if self._stream is None:
             self._stream = self._connection.fetch_stream()
@@ -192,6 +200,8 @@ class FetchSession:
     # Answers
 
     def _answered(self, request: _Request, response: broker_pb2.FetchResponse | HighwaterError) -> None:
+        if request.span is not None:
+            _end(request.span, response)
         if request in self._requests:  # else of a stream that has failed before
             self._on_answer(self, response)
 
@@ -230,3 +240,10 @@ class FetchSession:
         if stream is not None:
             stream.fail(error)
         return waiting
+
+
+def _end(span: Span, response: broker_pb2.FetchResponse | HighwaterError) -> None:
+    if isinstance(response, HighwaterError):
+        span.end(error=str(response))
+        return
+    span.end(error=error_names(response), bytes=response.ByteSize())

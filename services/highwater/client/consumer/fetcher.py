@@ -174,7 +174,9 @@ class Fetcher:
         if found is None:
             for other in [other for other, session in self._sessions.items() if session.is_over]:
                 del self._sessions[other]
-            found = self._sessions[connection] = FetchSession(connection, self._settings, self._answered)
+            found = self._sessions[connection] = FetchSession(
+                connection, self._settings, self._answered, self._cluster.tracer
+            )
         return found
 
     @staticmethod

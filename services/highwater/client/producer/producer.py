@@ -17,6 +17,7 @@ from highwater.client.cluster.metadata import TopicInfo
 from highwater.client.cluster.tls import client_certificates
 from highwater.client.cluster.tls_options import FilePath, SecurityProtocol
 from highwater.client.cluster.token import client_token
+from highwater.client.cluster.tracing import Tracing, tracing_of
 from highwater.client.exceptions import (
     BufferExhaustedError,
     ClientClosedError,
@@ -79,6 +80,7 @@ class Producer:
         retry_backoff_ms, retry_backoff_max_ms: between retries, doubling, with jitter.
         security_protocol, ssl_ca_file, ssl_certificate_file, ssl_key_file: `SSL` for brokers that speak TLS, and files
             in PEM; None: what the environment says (`HIGHWATER_SECURITY_PROTOCOL`, `HIGHWATER_SSL_CA_FILE`, ...).
+        tracing: where the spans of a share of its requests go; None: as the environment says, or nowhere.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Producer:
         ssl_key_file: FilePath | None = None,
         token: str | None = None,
         token_file: FilePath | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         certificates, shown = client_certificates(locals()), client_token(locals())
         if acks not in ("all", -1, 1, 0):
@@ -141,6 +144,7 @@ class Producer:
             allow_auto_topic_creation=True,
             certificates=certificates,
             token=shown,
+            tracing=tracing_of(tracing),
         )
         settings = SenderSettings(
             client_id=client_id,

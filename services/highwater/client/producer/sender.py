@@ -27,6 +27,7 @@ from highwater.client.producer.buffer_memory import BufferMemory
 from highwater.client.producer.delivery import BatchDelivery, TablePart
 from highwater.client.producer.encoding import halve
 from highwater.client.producer.partition_queue import ProduceAnswer, ProducerBatch
+from highwater.client.producer.produce_span import ProduceSpan
 from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
@@ -333,7 +334,9 @@ class Sender:
             # Made in place: appending a message copies it, field by field and bytes and all.
             message.partitions.add(partition=key, records=payload)
         partitions = [(accumulator.queue.topic, accumulator.queue.partition) for accumulator, _ in batches]
-        connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer), partitions)
+        tracer = self._cluster.tracer
+        span = ProduceSpan(tracer, message, batches) if tracer is not None and tracer.samples() else None
+        connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer, span), partitions)
 
     # Answers
 
@@ -341,7 +344,10 @@ class Sender:
         self,
         batches: list[tuple[PartitionAccumulator, ProducerBatch]],
         response: broker_pb2.ProduceResponse | HighwaterError,
+        span: ProduceSpan | None,
     ) -> None:
+        if span is not None:
+            span.end(response)
         if self._closing:
             return
         try:

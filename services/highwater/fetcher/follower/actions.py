@@ -119,6 +119,7 @@ class Append:
     records: Any | None
     leader_high_watermark: int
     leader_log_start_offset: int
+    traceparents: tuple[str, ...] = ()  # of the traces that the records are a part of; the follower has none
 
 
 @dataclass(frozen=True, slots=True)

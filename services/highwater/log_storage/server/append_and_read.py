@@ -19,6 +19,7 @@ from highwater.log_storage.log.log_context import NO_OFFSET, NO_TIME
 from highwater.log_storage.log.timestamp_lookup import go_on
 from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
+from highwater.log_storage.server.append_spans import AppendSpans
 from highwater.log_storage.server.conversions import Answering, fill_log, refuse
 from highwater.log_storage.server.fences import FOLLOWER, LEADER, admit
 from highwater.log_storage.server.log_access import LogAccess
@@ -28,7 +29,8 @@ from highwater.records import HEADER_BYTES, split_batches
 from highwater.rpc.partition_keys import from_key
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
-from highwater.v1 import log_storage_pb2
+from highwater.telemetry.tracing import Tracer
+from highwater.v1 import common_pb2, log_storage_pb2
 
 # A read up to this size comes from the page cache within a fraction of a millisecond; a larger one goes to a thread.
 INLINE_READ_BYTES = 1 << 20
@@ -56,12 +58,14 @@ class _Unsynced(NamedTuple):
 
     response: log_storage_pb2.AppendResponse
     to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]]
+    spans: AppendSpans | None  # of what is traced of it
 
 
 class AppendAndRead:
     """The calls that append, read and look offsets up."""
 
-    def __init__(self, access: LogAccess, metrics: Metrics) -> None:
+    def __init__(self, access: LogAccess, metrics: Metrics, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self._access = access
         self._manager = access.manager
         self._incarnation = access.incarnation
@@ -110,12 +114,16 @@ class AppendAndRead:
         response = log_storage_pb2.AppendResponse(correlation_id=request.correlation_id, incarnation=self._incarnation)
         now_ms = monotonic_ms()
         to_sync: list[tuple[HostedLog, int, log_storage_pb2.AppendResult]] = []
+        spans: AppendSpans | None = None
         for partition in request.partitions:
             if turn.over():
                 await turn.give_way()
             records = partition.records  # which copies them
             result = response.results.add(partition=partition.partition)
             hosted = self._manager.logs.find(from_key(partition.partition))
+            if self._tracer is not None and partition.traceparents:
+                spans = spans or AppendSpans(self._tracer)
+                spans.begin(partition, result, hosted, request.role)
             if hosted is not None and hosted.busy:
                 await hosted.idle()
             try:
@@ -144,11 +152,15 @@ class AppendAndRead:
                     to_sync += _due(hosted, hosted.log, result)
         response.offline_logs = self._manager.logs.offline_logs
         response.damaged_logs = self._manager.logs.damaged_logs
-        return _Unsynced(response, to_sync)
+        if spans is not None:
+            spans.written(syncs=bool(to_sync))
+        return _Unsynced(response, to_sync, spans)
 
     async def _sync_appended(self, appended: _Unsynced) -> None:
         if appended.to_sync:
             await asyncio.gather(*(self._sync_result(*one) for one in appended.to_sync))  # the logs' files side by side
+            if appended.spans is not None:
+                appended.spans.synced()
 
     async def _sync_result(self, hosted: HostedLog, log_end_offset: int, result: log_storage_pb2.AppendResult) -> None:
         try:
@@ -253,6 +265,16 @@ class AppendAndRead:
         return appended
 
     async def Read(self, request: log_storage_pb2.ReadRequest, context: Any) -> log_storage_pb2.ReadResponse:
+        if self._tracer is None or not request.traceparent:
+            return await self._read(request)
+        span = self._tracer.go_on("read", request.traceparent, offset=request.offset)
+        response = await self._read(request)
+        if span is not None:
+            error = common_pb2.ErrorCode.Name(response.error.code) if response.error.code else ""
+            span.end(error=error, bytes=len(response.records))
+        return response
+
+    async def _read(self, request: log_storage_pb2.ReadRequest) -> log_storage_pb2.ReadResponse:
         response = log_storage_pb2.ReadResponse(incarnation=self._incarnation)
         with Answering(response) as answering:
             hosted = answering.hosted = await self._access.idle(request.partition)

@@ -16,15 +16,23 @@ from highwater.log_storage.server.log_lifecycle import LogLifecycle
 from highwater.log_storage.server.log_moves import LogMoves
 from highwater.log_storage.server.truncation import Truncations
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.tracing import Tracer
 from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
 
 
 class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
     """Hands each call to the part that answers it. The parts share `access`."""
 
-    def __init__(self, manager: LogManager, incarnation: str, threads: Executor, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        manager: LogManager,
+        incarnation: str,
+        threads: Executor,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.access = LogAccess(manager, incarnation, threads, metrics)
-        self.append_and_read = AppendAndRead(self.access, metrics)
+        self.append_and_read = AppendAndRead(self.access, metrics, tracer)
         self.fences = Fences(self.access)
         self.truncations = Truncations(self.access)
         self.lifecycle = LogLifecycle(self.access)

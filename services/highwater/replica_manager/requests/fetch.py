@@ -22,6 +22,7 @@ from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.purgatory import FetchPurgatory, Waiting, WaitingFetch
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.payloads import rows_before_columns
 from highwater.replica_manager.responses.fetch_parts import (
     NO_PIECES,
@@ -40,6 +41,7 @@ from highwater.replica_manager.responses.response_room import ResponseRoom, Turn
 from highwater.replica_manager.storage.shared_reads import SharedReads
 from highwater.rpc.embedding import size_of
 from highwater.security.access import Access
+from highwater.telemetry.tracing import Span, Tracer
 
 LEADER_IS_ELSEWHERE = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH})
 # A long wait is cut here, so that a client that asks for hours holds nothing for hours.
@@ -76,6 +78,7 @@ class FetchParams:
     taken_s: float = field(default_factory=time.perf_counter)  # when it came
     room: ResponseRoom = field(default_factory=ResponseRoom)  # whoever sends the answer gives it back
     access: Access | None = None  # of a consumer; None: nobody is asked what it may read
+    span: Span | None = None  # where it is traced; whoever sends the answer ends it
 
 
 class FetchHandler:
@@ -86,8 +89,12 @@ class FetchHandler:
         *,
         max_bytes: int,
         responses_max_bytes: int = RESPONSES_MAX_BYTES,
+        tracer: Tracer | None = None,
+        traced: TracedBatches | None = None,
     ) -> None:
         """`max_bytes` are of one response, `responses_max_bytes` of all that are not written yet."""
+        self.tracer = tracer
+        self.traced = TracedBatches() if traced is None else traced
         self._replica_manager = replica_manager
         self._metrics = metrics
         self._reads: SharedReads[ReadAnswer] = SharedReads(lambda answer: len(answer.records))

@@ -37,10 +37,13 @@ from highwater.replica_manager.partition.answers import ACKS, ACKS_ALL, produce_
 from highwater.replica_manager.replicas.hosted_partition import HostedPartition
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.batch_check import check
 from highwater.replica_manager.requests.payload_check import InlineChecks, PayloadCheck, run_checks
+from highwater.replica_manager.requests.produce_trace import ProduceTrace
 from highwater.telemetry.log import get_logger
 from highwater.telemetry.tallies import Timing
+from highwater.telemetry.tracing import Tracer
 
 logger = get_logger("replica_manager.produce")
 
@@ -90,7 +93,11 @@ class ProduceHandler:
         max_requests: int,
         max_bytes: int,
         wall_clock_s: Callable[[], float] = time.time,
+        tracer: Tracer | None = None,
+        traced: TracedBatches | None = None,
     ) -> None:
+        self._tracer = tracer
+        self._traced = TracedBatches() if traced is None else traced
         self._wall_clock_s = wall_clock_s
         self.replica_manager = replica_manager
         self._metrics = metrics
@@ -108,7 +115,14 @@ class ProduceHandler:
         await self._has_room.wait()
 
     def submit(
-        self, acks: int, timeout_ms: int, parts: Sequence[ProducePart], done: Done, *, until_done: bool = False
+        self,
+        acks: int,
+        timeout_ms: int,
+        parts: Sequence[ProducePart],
+        done: Done,
+        *,
+        until_done: bool = False,
+        traceparent: str = "",
     ) -> asyncio.Future[None] | None:
         """`done` is called once: with acks=0 as soon as the records are on their way to log-storage, with acks=1 when
         all is answered by log-storage, with acks=-1 when each partition is committed, refused or out of time.
@@ -132,6 +146,9 @@ class ProduceHandler:
             self._has_room.clear()
         deadline_ms = self.replica_manager.now_ms() + max(timeout_ms, 0)
         request = _Request(self, acks, deadline_ms, size, [ProduceResult(part.key) for part in parts], done)
+        if traceparent and self._tracer is not None:
+            span = self._tracer.go_on("produce", traceparent, acks=acks, partitions=len(parts), bytes=size)
+            request.trace = None if span is None else ProduceTrace(span, self._traced, waits=acks == ACKS_ALL)
         if until_done:
             request.unwritten += 1
             request.until_done = True
@@ -213,7 +230,8 @@ class ProduceHandler:
         request.outstanding += 1
         request.unwritten += 1
         answered = partial(request.appended, index, hosted, pipeline.leader_epoch, part.records, checked.batches)
-        pipeline.append(part.records, checked.offsets, answered)
+        traceparents = () if request.trace is None else request.trace.handed_over()
+        pipeline.append(part.records, checked.offsets, answered, traceparents=traceparents)
         return True
 
     def came(self, request: _Request) -> None:
@@ -296,14 +314,19 @@ class _HandOver:
 
     def _hand_over(self, checks: Sequence[PayloadCheck | None]) -> bool:
         """Tells whether those were the last."""
+        trace = self._request.trace
         if not self._first:
             self._request.handed_s = self._request.written_s = time.perf_counter()
+            if trace is not None:
+                trace.appends()
         for index, one in enumerate(checks, self._first):
             self._handler.hand_over(self._request, index, self._parts[index], one)
         self._first += len(checks)
         if self._first < len(self._parts):
             asyncio.get_running_loop().call_soon(self._go_on, self._piece)
             return False
+        if trace is not None:
+            trace.answered()
         self._request.handed_over()
         return True
 
@@ -337,6 +360,7 @@ class _Request:
         "results",
         "size",
         "taken_s",
+        "trace",
         "until_done",
         "unwritten",
         "written_s",
@@ -361,6 +385,7 @@ class _Request:
         self.outstanding = 1
         self.unwritten = 1
         self.until_done = False
+        self.trace: ProduceTrace | None = None
 
     def handed_over(self) -> None:
         if self.acks == 0:
@@ -386,6 +411,8 @@ class _Request:
         answer: AppendAnswer,
     ) -> None:
         """log-storage has answered for one partition."""
+        if self.trace is not None:
+            self.trace.answered()
         self._handler.came(self)
         self._written_one()  # first: nobody gives the slot back where the answer cannot be given
         if answer.error is not ErrorCode.NONE:
@@ -399,6 +426,8 @@ class _Request:
         if self.acks == ACKS_ALL:
             # Before the partition hears of the append: with a single replica, that commits it.
             hosted.await_commit(leader_epoch, answer.last_offset + 1, self.deadline_ms, partial(self.completed, index))
+        if self.trace is not None and not answer.duplicate:
+            self.trace.appended(hosted.key, answer.base_offset)
         try:
             if not answer.duplicate:
                 hosted.traffic.bytes_in += len(records)
@@ -434,3 +463,5 @@ class _Request:
                 self._written_one()
             done(self.results)
             self._handler.responded(self)
+            if self.trace is not None:
+                self.trace.responded([each.error for each in self.results])

@@ -19,7 +19,7 @@ from highwater.model.partition import PartitionKey
 from highwater.replica_manager.membership.topic_creation import TopicCreation
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
 from highwater.replica_manager.requests.delete_records import DeleteRecordsHandler
-from highwater.replica_manager.requests.fetch import FetchHandler
+from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.offsets import CONSUMER, EpochQuery, ListedOffset, OffsetQuery, OffsetsHandler
 from highwater.replica_manager.requests.produce import ProduceHandler, ProducePart, ProduceResult
 from highwater.replica_manager.server.fetch_stream import (
@@ -28,7 +28,9 @@ from highwater.replica_manager.server.fetch_stream import (
     fetch_params,
     fetch_refusal,
     fetch_response,
+    fetch_span,
     role_refusal,
+    traced,
 )
 from highwater.replica_manager.server.list_batches import list_batches
 from highwater.replica_manager.server.log_dirs import LogDirsHandler
@@ -202,7 +204,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         parts = [ProducePart(from_key(part.partition), part.records) for part in request.partitions]
         if access is not None:
             parts = [_checked(part, access) for part in parts]
-        return self._produce_handler.submit(request.acks, request.timeout_ms, parts, done, until_done=until_done)
+        return self._produce_handler.submit(
+            request.acks, request.timeout_ms, parts, done, until_done=until_done, traceparent=request.traceparent
+        )
 
     # Fetch
 
@@ -225,14 +229,18 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         params.room = self._fetch_handler.room(params.role)
         # gRPC writes the response after this method has returned; the call ends with that.
         context.add_done_callback(cast(Any, lambda _: params.room.release()))
-        head = broker_pb2.FetchResponse(correlation_id=request.correlation_id)
-        results = await self._fetch_handler.answer(params)
-        self._fetch_handler.refused(results)
-        response = fetch_response(head, results)
-        del results
+        if request.traceparent and self._fetch_handler.tracer is not None:
+            params.span = fetch_span(self._fetch_handler.tracer, request, params)
+        making = self._unary_response(request.correlation_id, params)
+        response = await (making if params.span is None else traced(params.span, making))
         self._fetch_handler.answered(params, params.taken_s)
         self._unread.watch_unary(context, len(response))
         return response
+
+    async def _unary_response(self, correlation_id: int, params: FetchParams) -> bytes:
+        results = await self._fetch_handler.answer(params)
+        self._fetch_handler.refused(results)
+        return fetch_response(broker_pb2.FetchResponse(correlation_id=correlation_id), results)
 
     async def FetchStream(  # type: ignore[override]
         self, request_iterator: AsyncIterator[broker_pb2.FetchRequest], context: Context

@@ -6,12 +6,13 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from highwater.errors import ErrorCode
 from highwater.replica_manager.partition.actions import FetchSession
 from highwater.replica_manager.replicas.replica_manager import ReplicaManager
+from highwater.replica_manager.replicas.traced_batches import TracedBatches
 from highwater.replica_manager.requests.fetch import FetchHandler, FetchParams
 from highwater.replica_manager.requests.session_fetch import SessionFetch
 from highwater.replica_manager.requests.session_roles import ConsumerRole, ReplicaRole
@@ -25,6 +26,7 @@ from highwater.rpc.partition_keys import from_key, to_key
 from highwater.rpc.request_limits import too_large
 from highwater.security.access import Access
 from highwater.security.acls import CLUSTER_NAME, Operation, ResourceType
+from highwater.telemetry.tracing import Span, Tracer, under_way
 from highwater.v1 import broker_pb2
 
 # Requests of one stream that are read before the first of them is answered.
@@ -96,6 +98,8 @@ class FetchStream:
             self._ended = True
             return fetch_error(request, ErrorCode.CLUSTER_AUTHORIZATION_FAILED, refusal)
         params.room = self._fetch_handler.room(params.role, self._turn)
+        if request.traceparent and self._fetch_handler.tracer is not None:
+            params.span = fetch_span(self._fetch_handler.tracer, request, params)
         if not self._continues(request, params.role):
             self._ended = True
             return fetch_error(request, ErrorCode.INVALID_REQUEST, "a stream is one session: open another stream")
@@ -179,6 +183,11 @@ class FetchStream:
             self._room.release()
 
     async def _response(self, correlation_id: int, params: FetchParams) -> bytes:
+        if params.span is None:
+            return await self._made(correlation_id, params)
+        return await traced(params.span, self._made(correlation_id, params))
+
+    async def _made(self, correlation_id: int, params: FetchParams) -> bytes:
         """Leaves nothing behind of what it has read but the response itself."""
         if self._incremental is not None:
             results, more = await self._incremental.answer(params)
@@ -188,7 +197,8 @@ class FetchStream:
             head = broker_pb2.FetchResponse(correlation_id=correlation_id)
         self._answering = None
         self._fetch_handler.refused(results)
-        return fetch_response(head, results)
+        told = self._fetch_handler.traced if params.role is FetchRole.REPLICA else None
+        return fetch_response(head, results, told or None)
 
     def _to_tell(self, params: FetchParams, results: list[FetchedPart]) -> list[FetchedPart]:
         if params.role is not FetchRole.CONSUMER:
@@ -272,8 +282,29 @@ def fetch_error(request: broker_pb2.FetchRequest, code: ErrorCode, message: str)
     return response.SerializeToString()
 
 
-def fetch_response(head: broker_pb2.FetchResponse, results: Sequence[FetchedPart]) -> bytes:
-    """`head`: all of the response but its results."""
+def fetch_span(tracer: Tracer, request: broker_pb2.FetchRequest, params: FetchParams) -> Span | None:
+    """None: the request's trace is not sampled."""
+    return tracer.go_on("fetch", request.traceparent, role=params.role.value, partitions=len(params.parts))
+
+
+async def traced(span: Span, response: Coroutine[Any, Any, bytes]) -> bytes:
+    """Makes a response within its span, which ends with it."""
+    token = under_way.set(span)
+    try:
+        made = await response
+    except BaseException as error:
+        span.end(error=type(error).__name__)
+        raise
+    finally:
+        under_way.reset(token)
+    span.end(bytes=len(made))
+    return made
+
+
+def fetch_response(
+    head: broker_pb2.FetchResponse, results: Sequence[FetchedPart], traced: TracedBatches | None = None
+) -> bytes:
+    """`head`: all of the response but its results. `traced`: a follower is told of these."""
     out: list[Piece] = [head.SerializeToString()]
     for result in results:
         small = broker_pb2.FetchResult(
@@ -290,5 +321,7 @@ def fetch_response(head: broker_pb2.FetchResponse, results: Sequence[FetchedPart
         if result.diverging is not None:
             small.diverging.leader_epoch = result.diverging.leader_epoch
             small.diverging.end_offset = result.diverging.end_offset
+        if traced is not None and (traceparents := traced.among(result.key, result.pieces)):
+            small.traceparents.extend(traceparents)
         embed(out, _RESULTS_FIELD, small.SerializeToString(), _RECORDS_FIELD, result.pieces)
     return b"".join(out)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from highwater.errors import ErrorCode
@@ -31,6 +31,7 @@ class _Item:
     offsets: int  # how many offsets the batches span
     done: Callable[[AppendAnswer], None]
     resend: bool
+    traceparents: Sequence[str]
     expected_offset: int = -1
 
 
@@ -84,12 +85,18 @@ class AppendPipeline:
             await asyncio.shield(self._idle)
 
     def append(
-        self, records: bytes, offsets: int, done: Callable[[AppendAnswer], None], *, resend: bool = True
+        self,
+        records: bytes,
+        offsets: int,
+        done: Callable[[AppendAnswer], None],
+        *,
+        resend: bool = True,
+        traceparents: Sequence[str] = (),
     ) -> None:
         """`done` is called once, with a definite answer; where leadership ends first, with NOT_LEADER_OR_FOLLOWER (the
         records may or may not be in the log then). Without `resend` OFFSET_MISMATCH is an answer, too: the records are
         of no use behind others than those that they were made for."""
-        item = _Item(records, offsets, done, resend)
+        item = _Item(records, offsets, done, resend, traceparents)
         if self._closed:
             done(refused(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         elif self._stalled:
@@ -117,7 +124,8 @@ class AppendPipeline:
         item.expected_offset = self._expected
         self._expected += item.offsets
         self._in_flight.append(item)
-        self._send(Append(self.key, self.leader_epoch, item.expected_offset, item.records), self._answered)
+        append = Append(self.key, self.leader_epoch, item.expected_offset, item.records, traceparents=item.traceparents)
+        self._send(append, self._answered)
 
     def _answered(self, answer: AppendAnswer | None) -> None:
         if self._closed:
