@@ -11,7 +11,7 @@ from highwater.telemetry.tracing import MAX_PARENTS, Span, Tracer, parse_tracepa
 
 KEY = PartitionKey(bytes(16), 0)
 OTHER = PartitionKey(bytes(16), 1)
-BATCH = encode_rows([Record(0, None, b"value")])
+BATCH = encode_rows([Record(0, 0, None, b"value")])
 
 
 class Kept:
