@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +30,8 @@ def traced_cluster(collector: CollectorDouble, tmp_path_factory: pytest.TempPath
         "tracing.enabled": "true",
         "otlp.endpoint": collector.endpoint,
         "otlp.headers": "x-token=a%20secret",
+        "metrics.reporters": "otlp",
+        "metrics.reporter.interval.ms": "1000",
         "tail.cache.bytes": "0",  # so that consumers' fetches are read from log-storage
     }
     with running_cluster(tmp_path_factory.mktemp("traced"), settings=settings) as cluster:
@@ -151,22 +155,36 @@ async def test_what_is_not_sampled_makes_no_spans(traced_cluster: LocalCluster, 
     assert {span.service for span in of_trace(spans, trace)} >= {"last", "highwater-fetcher"}
 
 
+async def test_metrics_reach_the_collector_too(traced_cluster: LocalCluster, collector: CollectorDouble) -> None:
+    for service, name in (
+        ("controller", "live_brokers"),
+        ("replica-manager", "partitions"),
+        ("log-storage", "logs"),
+        ("fetcher", "max_lag_records"),
+    ):
+        metric = f"highwater_{service.replace('-', '_')}_{name}"
+        found = await asyncio.to_thread(collector.await_metric, f"highwater-{service}", metric)
+        assert len(found.gauge.data_points) == 1
+
+
 async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     traced_cluster: LocalCluster, collector: CollectorDouble
 ) -> None:
     async with deployment(traced_cluster) as deployed:
         await deployed.create_topic("away", ASSIGNMENT)
         collector.status = 503
-        log = traced_cluster.settings.data / "logs" / "replica-manager-1.log"
+        metrics = f"http://{traced_cluster.metrics_addresses['replica-manager-1']}/metrics"
 
         async def told() -> bool:
-            return "spans are dropped" in log.read_text()
+            with await asyncio.to_thread(urllib.request.urlopen, metrics) as answer:
+                counted = re.search(rb'spans_total{outcome="dropped"} (.*)', answer.read())
+            return counted is not None and float(counted[1]) >= 20
 
         try:
             tracing = Tracing("http://127.0.0.1:1", sample_ratio=1.0)
             async with Producer(traced_cluster.bootstrap, client_id="away", tracing=tracing) as producer:
                 for _ in range(20):
                     await (await producer.send("away", b"value"))
-            await eventually(told, "the broker says that spans are dropped")
+            await eventually(told, "the broker counts the spans that it drops")
         finally:
             collector.status = 200

@@ -11,6 +11,7 @@ from highwater import __version__
 from highwater.cli import acls, cluster, consume, health, log, log_dirs, pipeline, produce, replicas, tokens, topics, up
 from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
+from highwater.cli.watching import metrics, top
 from highwater.client.cluster.tls_options import (
     CA_VARIABLE,
     CERTIFICATE_VARIABLE,
@@ -87,6 +88,8 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
 app.command("cluster")(cluster.cluster)
+app.command("top")(top.top)
+app.command("metrics")(metrics.metrics)
 app.command("health", context_settings=health.AS_THEY_ARE, add_help_option=False)(health.health)
 app.add_typer(log.app, name="log")
 app.add_typer(acls.app, name="acls")

@@ -67,7 +67,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
 AddressList = Annotated[list[str], NoDecode, BeforeValidator(_split), AfterValidator(_check_addresses)]
 PathList = Annotated[list[Path], NoDecode, BeforeValidator(_split)]
-ReporterList = Annotated[list[Literal["console", "log", "csv"]], NoDecode, BeforeValidator(_split_reporters)]
+ReporterList = Annotated[list[Literal["console", "log", "csv", "otlp"]], NoDecode, BeforeValidator(_split_reporters)]
 OtlpEndpoint = Annotated[str, AfterValidator(lambda value: Collector(value).endpoint)]
 OtlpHeaders = Annotated[str, AfterValidator(_check_headers)]
 CleanupPolicy = Annotated[str, AfterValidator(_check_policies)]
@@ -79,7 +79,7 @@ class ServiceSettings(BaseSettings):
     metrics_listen: str = ""
     """`host:port` of the Prometheus endpoint; empty: none."""
     metrics_reporters: ReporterList = []
-    """Any of console, log and csv; the seeds' class name of the last is taken for it."""
+    """Any of console, log, csv and otlp; the seeds' class name of csv is taken for it."""
     metrics_reporter_interval_ms: int = Field(10_000, ge=100)
     metrics_polling_interval_secs: int | None = Field(None, ge=1)
     """Kafka's name for the interval; it goes first."""

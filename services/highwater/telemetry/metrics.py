@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from highwater.errors import UserError
 from highwater.telemetry.metrics_server import MetricsServer
+from highwater.telemetry.otlp.collector import Collector
+from highwater.telemetry.otlp.start import report_metrics
 from highwater.telemetry.reporters import ReporterName, ReporterOptions, Reporters
 from highwater.telemetry.tallies import Reader, ReadFamily, TimingFamily
+
+if TYPE_CHECKING:  # needs the extra `otel`
+    from highwater.telemetry.otlp.metrics import OtlpReporter
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -30,6 +35,8 @@ class MetricsSettings(Protocol):
     def csv_metrics_dir(self) -> str: ...
     @property
     def csv_metrics_reporter_enabled(self) -> bool: ...
+    @property
+    def collector(self) -> Collector: ...
 
 
 class Metrics:
@@ -41,6 +48,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._server: MetricsServer | None = None
         self._reporters: Reporters | None = None
+        self._otlp: OtlpReporter | None = None
 
     def counter(self, name: str, documentation: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
@@ -79,7 +87,8 @@ class Metrics:
 
     def publish(self, settings: MetricsSettings, process: str) -> None:
         """Serves them, and gives them to the reporters, as the settings say: from threads of its own, until `close`.
-        `process` names this one among the cluster's. Raises `UserError` where the address is taken."""
+        `process` names this one among the cluster's. Raises `UserError` where the address is taken, and where the
+        extra `otel` is missing that the reporter otlp needs."""
         names = [name for name in settings.metrics_reporters if name != "csv" or settings.csv_metrics_reporter_enabled]
         if not settings.metrics_listen and not names:
             return
@@ -91,6 +100,11 @@ class Metrics:
                 raise UserError(
                     f"cannot serve metrics on {settings.metrics_listen}: {error.strerror or error} (metrics.listen)"
                 ) from error
+        if "otlp" in names:
+            self._otlp = report_metrics(
+                self.registry, settings.collector, self.service, process, settings.metrics_interval_s
+            )
+            names = [name for name in names if name != "otlp"]
         if names:
             options = ReporterOptions(names, settings.metrics_interval_s, Path(settings.csv_metrics_dir), process)
             self._reporters = Reporters(self.registry, options)
@@ -100,6 +114,9 @@ class Metrics:
         if self._reporters is not None:
             self._reporters.stop()
             self._reporters = None
+        if self._otlp is not None:
+            self._otlp.stop()
+            self._otlp = None
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -20,8 +20,7 @@ from highwater.telemetry.politely import politely
 
 _log = get_logger("telemetry.metrics")
 
-ReporterName = Literal["console", "log", "csv"]
-REPORTERS: tuple[ReporterName, ...] = ("console", "log", "csv")
+ReporterName = Literal["console", "log", "csv", "otlp"]
 _LEFT_OUT = ("_bucket", "_created")  # of a histogram the sum and the count are enough
 # Whoever reads it begins it anew: that is for whom the metrics are served to.
 _ONE_READER = "_loop_longest_delay_seconds"
@@ -40,7 +39,7 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReporterOptions:
-    names: Sequence[ReporterName]
+    names: Sequence[str]  # but for otlp, which reads the registry itself
     interval_s: float
     directory: Path  # of the CSV files; each process has a folder of its own in it
     process: str  # `replica-manager-1`
@@ -129,7 +128,7 @@ def _values(samples: Iterable[Sample]) -> dict[tuple[str, str], float]:
     return {(sample.name, sample.labels): sample.value for sample in samples}
 
 
-_MAKERS: Mapping[ReporterName, Callable[[ReporterOptions], Reporter]] = {
+_MAKERS: Mapping[str, Callable[[ReporterOptions], Reporter]] = {
     "console": lambda options: ConsoleReporter(options.process, sys.stdout),
     "log": lambda options: LogReporter(),
     "csv": lambda options: CsvReporter(options.directory / re.sub(r"[^\w.-]", "_", options.process)),

@@ -18,9 +18,11 @@ from prometheus_client.samples import Sample
 from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.otlp.collector import METRICS, Collector, Connection, NotTakenError
 from highwater.telemetry.otlp.messages import SCOPE, key_values, resource
+from highwater.telemetry.politely import politely
 from highwater.telemetry.tracing import Value
 
 TELL_AGAIN_S = 60.0
+STOP_S = 2.0
 MAX_POINTS = 5_000
 """Of one message: values by their labels. There may be thousands."""
 
@@ -31,6 +33,23 @@ _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1"}
 _Labels = tuple[tuple[str, str], ...]
 
 _log = get_logger("telemetry.metrics")
+
+
+class OtlpReporter:
+    """Sends a registry at an interval, from a thread of its own, until `stop`."""
+
+    def __init__(self, metrics: OtlpMetrics, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=metrics.run, args=(interval_s, self._stopping), name="otlp-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Reports once more, and ends; a collector that does not answer is not waited for for long."""
+        self._stopping.set()
+        self._thread.join(min(self._interval_s, STOP_S))
 
 
 class OtlpMetrics:
@@ -57,7 +76,9 @@ class OtlpMetrics:
         """Sends all that there is now, under this time of the wall clock. What the collector does not take is left out:
         the next report has it, as counters go on."""
         try:
-            for request in requests(self._resource, self._registry.collect(), self._started_ns, int(time_s * _NS)):
+            for request in requests(
+                self._resource, politely(self._registry.collect(), at_once=4), self._started_ns, int(time_s * _NS)
+            ):
                 self._connection.post(METRICS, request.SerializeToString())
         except NotTakenError as error:
             self._failures += 1
@@ -71,7 +92,8 @@ class OtlpMetrics:
 def requests(
     teller: Resource, families: Iterable[Metric], started_ns: int, now_ns: int
 ) -> Iterator[ExportMetricsServiceRequest]:
-    """All of a registry, in messages of about `MAX_POINTS`. Counts without a time of their own began at `started_ns`."""
+    """All of a registry, in messages of about `MAX_POINTS`. Counts without a time of their own began at
+    `started_ns`."""
     metrics: list[metrics_pb2.Metric] = []
     points = 0
     for family in families:

@@ -1,4 +1,4 @@
-"""The beginning of tracing in a service, or in a client of the SDK."""
+"""The beginning of tracing in a service, or in a client of the SDK; and of the reporter of metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from highwater import __version__
 from highwater.extras import needing
-from highwater.telemetry.otlp.collector import Tracing
+from highwater.telemetry.otlp.collector import Collector, Tracing
 from highwater.telemetry.tracing import Tracer, Value
 
 if TYPE_CHECKING:  # clients have none
-    from prometheus_client import Counter
+    from prometheus_client import CollectorRegistry, Counter
+
+    from highwater.telemetry.otlp.metrics import OtlpReporter
 
 
 def open_tracer(
@@ -44,6 +46,18 @@ def service_tracer(tracing: Tracing | None, service: str, broker_id: int, spans:
         exported=spans.labels("exported").inc,
         dropped=spans.labels("dropped").inc,
     )
+
+
+def report_metrics(
+    registry: CollectorRegistry, collector: Collector, service: str, process: str, interval_s: float
+) -> OtlpReporter:
+    """Begins the reporter `otlp` of a process, `replica-manager-1` say. Raises `MissingExtraError`."""
+    with needing("otel", "the reporter otlp"):
+        from highwater.telemetry.otlp.metrics import OtlpMetrics, OtlpReporter
+
+    instance = process.rpartition("-")[2]
+    attributes = teller(f"highwater-{service}", {"service.instance.id": instance if instance.isdigit() else process})
+    return OtlpReporter(OtlpMetrics(registry, collector, attributes), interval_s)
 
 
 def teller(service: str, attributes: Mapping[str, Value]) -> dict[str, Value]:

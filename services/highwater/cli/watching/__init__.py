@@ -1,0 +1,1 @@
+"""`highwater metrics` and `highwater top`: a running cluster, by its metrics and by what it answers."""
