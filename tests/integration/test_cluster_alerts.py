@@ -1,4 +1,4 @@
-"""The chart's alerts over metrics of a real cluster: as it should be, without a broker, mended, without a controller."""
+"""The chart's alerts over a real cluster's metrics: as it should be, without a broker, mended, without a controller."""
 
 from __future__ import annotations
 

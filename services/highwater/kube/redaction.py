@@ -10,6 +10,7 @@ REDACTED = "[redacted]"
 
 _NAME = r"passw(?:or)?d|passphrase|secret|token|credential|private[._-]?key|api[._-]?key|access[._-]?key|authorization"
 _NAME += r"|(?<=_)(?:pass|pwd)(?![a-z])"  # DB_PASS, MYSQL_PWD
+_NAME += r"|otlp[._-]?headers"  # of telemetry's collector, tokens among them
 _SECRET = re.compile(_NAME, re.I)
 # Kubernetes' own fields with such names: references and switches.
 _NO_SECRETS = frozenset(
@@ -39,6 +40,9 @@ _OPTION = re.compile(rf"(?<![\w-])--?[\w.-]{{0,100}}?(?:{_NAME})[\w.-]{{0,100}}+
 _OPTION_AND_VALUE = re.compile(
     rf"(?P<option>(?<![\w-])--[\w.-]{{0,100}}?(?:{_NAME})[\w.-]{{0,100}}+[ \t]{{1,20}}+)(?P<value>[^\s-]\S*)", re.I
 )
+
+# All of them, as they are separated by commas.
+_HEADERS = re.compile(r"""(otlp[._-]?headers["']?\s{0,20}+[=:]\s{0,20}+)("[^"]*"|'[^']*'|\S+)""", re.I)
 
 
 def redact(value: Any) -> Any:
@@ -77,6 +81,7 @@ def redact_text(text: str) -> str:
     """Lines of a log, settings or the like without private keys, passwords in URLs, and values of keys that are named
     as secrets are."""
     text = _PEM.sub(REDACTED, text)
+    text = _HEADERS.sub(rf"\1{REDACTED}", text)
     text = _USER.sub(rf"\1{REDACTED}@", text)
     text = _BEARER.sub(rf"\1 {REDACTED}", text)
     text = _JWT.sub(REDACTED, text)

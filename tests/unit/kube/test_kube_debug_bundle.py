@@ -189,3 +189,13 @@ def test_helm_is_asked_about_the_same_cluster(
         release = Release.open(namespace="logs", context=context)
         asked = json.loads(debug_bundle._values(release))["asked"]
         assert asked.endswith(f"--namespace logs --output json --kube-context={named}")
+
+
+def test_the_headers_of_a_collector_are_secrets_all_of_them() -> None:
+    assert redact_text("python --set=otlp.headers=x-key=abc,y=def --next") == (
+        "python --set=otlp.headers=[redacted] --next"
+    )
+    assert redact({"otlp.headers": "a=b", "env": [{"name": "HIGHWATER_OTLP_HEADERS", "value": "a=b,c=d"}]}) == {
+        "otlp.headers": "[redacted]",
+        "env": [{"name": "HIGHWATER_OTLP_HEADERS", "value": "[redacted]"}],
+    }
