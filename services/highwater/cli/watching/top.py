@@ -116,8 +116,8 @@ async def _pages(bootstrap: str, addresses: Mapping[int, str], interval_s: float
 
 
 async def _look(admin: Admin, rounds: LagRounds, addresses: Mapping[int, str], clock_s: Callable[[], float]) -> Look:
-    """What cannot be found out within `LOOK_S` is a note. What it costs the cluster does not grow with its partitions,
-    those aside whose groups are looked at (`MOST_LAGS`), and `MOST_ENDS` where there are no metrics."""
+    """A look at the cluster; a note says what could not be found out within `LOOK_S`. Its cost does not grow with the
+    partitions, but for those of groups, up to `MOST_LAGS`, and for `MOST_ENDS` where there are no metrics."""
     from highwater.cli.watching.top_view import Look
     from highwater.client import HighwaterError
 
