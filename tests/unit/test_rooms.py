@@ -17,7 +17,7 @@ OWN_FILES = ""  # what stands in the package itself: the service, which wires th
 COMMON = frozenset(
     {
         *("atomic_file", "errors", "extras", "supervision", "validation"),
-        *("model", "records", "rpc", "security", "telemetry", "v1"),
+        *("configuration", "model", "records", "rpc", "security", "telemetry", "v1"),
     }
 )
 # What else a package may. Services know each other by their contracts alone, and nobody opens segments but log-storage,
@@ -78,7 +78,7 @@ SIDE_BY_SIDE = {
 }
 # Decisions: no I/O, no clock (docs/architecture.md).
 PURE = (
-    *("model", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
+    *("configuration", "model", "metadata/schema", "replica_manager/partition", "fetcher/follower"),
     *("controller/state_machines", "controller/topics", "groups", "groups/records", "groups/assignors"),
     "client/membership",
 )
@@ -104,7 +104,7 @@ def room_of(package: str, module: str) -> str:
 
 def test_every_package_is_listed() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert packages == set(ARROWS) | {"model", "records", "rpc", "security", "telemetry", "v1"}
+    assert packages == set(ARROWS) | {"configuration", "model", "records", "rpc", "security", "telemetry", "v1"}
 
 
 @pytest.mark.parametrize("package", ARROWS)
@@ -125,7 +125,11 @@ def test_a_package_imports_what_it_may(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["errors.py", "model", "records", "rpc", "security", "telemetry", "supervision.py", "validation.py"]
+    "package",
+    [
+        *("configuration", "errors.py", "model", "records", "rpc", "security", "telemetry", "supervision.py"),
+        "validation.py",
+    ],
 )
 def test_what_everybody_imports_imports_no_package(package: str) -> None:
     files = [ROOT / package] if package.endswith(".py") else [*(ROOT / package).rglob("*.py")]

@@ -7,10 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from highwater.configuration.entities import (
+    CLUSTER,
+    BrokerEntity,
+    ClientEntity,
+    ConfigEntity,
+    EntityKind,
+    UserClientEntity,
+    UserEntity,
+    problem_with_name,
+)
 from highwater.model.topic_name import is_legal_topic_name
 from highwater.security.acls import Acl, parse_acl
 
 ROOT = "/highwater"
+DEFAULT_ENTITY = "__default"
+"""Stands for the name of those that have no configuration by their own."""
 
 ACL_WORDS = 6  # of its key
 _NUMBER = "[0-9]{1,18}"  # of int64, in which it is passed on
@@ -111,6 +123,13 @@ class Keys:
         self.doubted_dirs = f"{self.prefix}/brokers/doubted_dirs/"
         self.topics = f"{self.prefix}/brokers/topics/"
         self.topic_configs = f"{self.prefix}/config/topics/"
+        self.entity_configs = {
+            EntityKind.BROKERS: f"{self.prefix}/config/brokers/",
+            EntityKind.CLIENTS: f"{self.prefix}/config/clients/",
+            EntityKind.CLUSTER: f"{self.prefix}/config/cluster",
+            EntityKind.USERS: f"{self.prefix}/config/users/",
+        }
+        """The prefixes under which the configurations of each kind stand."""
         self.delete_topics = f"{self.prefix}/admin/delete_topics/"
         self.isr_changes = f"{self.prefix}/isr_change_notification/"
         self.acls = f"{self.prefix}/acls/"
@@ -137,6 +156,45 @@ class Keys:
 
     def topic_config(self, topic: str) -> str:
         return f"{self.topic_configs}{_checked(topic)}"
+
+    def entity_config(self, entity: ConfigEntity) -> str:
+        """Raises `ValueError` for a name that nobody may have."""
+        prefix = self.entity_configs[entity.kind]
+        match entity:
+            case BrokerEntity(broker_id):
+                return f"{prefix}{DEFAULT_ENTITY if broker_id is None else broker_id}"
+            case ClientEntity(client_id):
+                return f"{prefix}{_escaped(client_id)}"
+            case UserEntity(user):
+                return f"{prefix}{_escaped(user)}"
+            case UserClientEntity(user, client_id):
+                return f"{prefix}{_escaped(user)}/clients/{_escaped(client_id)}"
+            case _:
+                return prefix
+
+    def parse_entity_config(self, key: str) -> ConfigEntity | None:
+        """What a key below one of `entity_configs` is the configuration of; None where it is not one that
+        `entity_config` makes."""
+        path = key.removeprefix(f"{self.prefix}/config/")
+        match path.split("/"):
+            case ["cluster"]:
+                entity: ConfigEntity = CLUSTER
+            case ["brokers", name] if name == DEFAULT_ENTITY:
+                entity = BrokerEntity(None)
+            case ["brokers", name] if re.fullmatch(_NUMBER, name):
+                entity = BrokerEntity(int(name))
+            case ["clients", name]:
+                entity = ClientEntity(_unescaped(name))
+            case ["users", user]:
+                entity = UserEntity(_unescaped(user))
+            case ["users", user, "clients", name]:
+                entity = UserClientEntity(_unescaped(user), _unescaped(name))
+            case _:
+                return None
+        try:
+            return entity if self.entity_config(entity) == key else None
+        except ValueError:
+            return None
 
     def delete_topic(self, topic: str) -> str:
         return f"{self.delete_topics}{_checked(topic)}"
@@ -177,3 +235,18 @@ def _checked(topic: str) -> str:
 
 def _quoted(name: str) -> str:
     return quote(name, safe="*:")
+
+
+def _escaped(name: str | None) -> str:
+    """As one part of a key. A name that is that of the default has its first sign escaped too."""
+    if name is None:
+        return DEFAULT_ENTITY
+    problem = problem_with_name(name)
+    if problem is not None:
+        raise ValueError(f"the name {name[:100]!r} {problem}")
+    escaped = quote(name, safe="")
+    return f"%5F{escaped[1:]}" if escaped == DEFAULT_ENTITY else escaped
+
+
+def _unescaped(part: str) -> str | None:
+    return None if part == DEFAULT_ENTITY else unquote(part, errors="surrogateescape")
