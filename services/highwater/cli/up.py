@@ -106,6 +106,7 @@ def _duration(seconds: float) -> str:
 def parse_settings(items: list[str]) -> dict[str, str]:
     """`key=value` items, each key one that some service knows; raises `typer.BadParameter` otherwise."""
     from highwater.cli.local_cluster import OWN_SETTINGS, known_settings
+    from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
 
     known = set().union(
         *(known_settings(package) for package in ("log_storage", "replica_manager", "fetcher", "controller"))
@@ -115,6 +116,9 @@ def parse_settings(items: list[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals:
             raise typer.BadParameter(f"{item!r}: write --set key=value")
+        if key in MEANINGLESS_KEYS:
+            errors.print(f"{key} means nothing here, and is left out: {MEANINGLESS_KEYS[key]}")
+            continue
         if key.replace(".", "_") not in known:
             raise typer.BadParameter(f"no service has a setting named {key}")
         if key.replace(".", "_") == "metrics_listen":

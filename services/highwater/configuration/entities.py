@@ -1,4 +1,4 @@
-"""What a dynamic configuration belongs to, beside topics: the cluster, brokers, clients, users. Pure."""
+"""The owners of dynamic configurations, beside topics: the cluster, brokers, clients, users. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EntityKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterEntity:
-    """What all services of the cluster must agree on."""
+    """All that the services of the cluster must agree on."""
 
     @property
     def kind(self) -> EntityKind:
@@ -88,7 +88,7 @@ DEFAULT_BROKER = BrokerEntity(None)
 
 
 def problem_with_name(name: str) -> str | None:
-    """What is wrong with a client id, or a user's name, as the end of a sentence; None where it is good."""
+    """Says what is wrong with a client id or a user's name, as the end of a sentence; None where it is good."""
     if not 0 < len(name) <= MAX_NAME:
         return f"has {len(name)} characters: 1 to {MAX_NAME} are allowed"
     return None if name.isprintable() else "has a character that is not printable"

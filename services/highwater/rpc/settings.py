@@ -3,7 +3,8 @@ What one service alone has stands in its own `settings.py`.
 
 `log.segment.bytes` is the field `log_segment_bytes`. A value comes, in falling order, from `--set log.segment.bytes=…`,
 the environment (`HIGHWATER_LOG_SEGMENT_BYTES`), a properties file (`--config FILE`, `key=value` lines) and the
-default. Lists are separated by commas. An unknown key is an error that names it.
+default. Lists are separated by commas. An unknown key is an error that names it; one of Kafka's that means nothing here
+is left out, with a line that says what to use.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
 from highwater.errors import UserError
 from highwater.rpc.listeners import check_address, speaks_tls
 from highwater.rpc.tls import Certificates, TlsFiles
+from highwater.telemetry.log import get_logger
 from highwater.telemetry.otlp.collector import DEFAULT_ENDPOINT, Collector, Tracing, parse_headers
 from highwater.validation import problem
+
+_log = get_logger(__name__)
 
 
 def _split(value: Any) -> Any:
@@ -252,13 +257,14 @@ def load(kind: type[Settings], values: dict[str, str] | None = None, configs: Se
     merged: dict[str, str] = {}
     for config in configs:
         merged |= read_properties(config)
-    merged_fields = {_field(key): value for key, value in merged.items()}
-    merged_fields |= {_field(key): value for key, value in (values or {}).items()}
+    merged_fields = _of_ours(kind, merged)
+    given_fields = _of_ours(kind, values or {})
+    merged_fields |= given_fields
     try:
         # A file's values rank below the environment's, those given by `values` above it.
         from_environment = {
             name for name in kind.model_fields if f"HIGHWATER_{name.upper()}" in _environment_names()
-        } - {_field(key) for key in values or {}}
+        } - given_fields.keys()
         given: dict[str, Any] = {name: v for name, v in merged_fields.items() if name not in from_environment}
         return kind(**given)
     except ValidationError as error:
@@ -266,6 +272,24 @@ def load(kind: type[Settings], values: dict[str, str] | None = None, configs: Se
             f"{'.'.join(str(part) for part in one['loc']).replace('_', '.')}: {problem(one)}" for one in error.errors()
         )
         raise UserError(f"bad settings: {problems}") from None
+
+
+def _of_ours(kind: type[ServiceSettings], given: Mapping[str, str]) -> dict[str, str]:
+    """The values by field. Kafka's settings that mean nothing here are left out, with a line that says what to use;
+    `log.dir` is one of `log.dirs`."""
+    fields: dict[str, str] = {}
+    for key, value in given.items():
+        name = _field(key)
+        instead = MEANINGLESS_KEYS.get(name.replace("_", "."))
+        if instead is not None and name not in kind.model_fields:
+            _log.warning("%s means nothing here, and is left out: %s", key, instead)
+        elif name == "log_dir" and "log_dirs" in kind.model_fields:
+            fields["log_dirs"] = ",".join(filter(None, (fields.get("log_dirs"), value)))
+        elif name == "log_dirs":
+            fields[name] = ",".join(filter(None, (fields.get(name), value)))
+        else:
+            fields[name] = value
+    return fields
 
 
 def _program() -> str | None:
