@@ -73,9 +73,7 @@ async def test_what_this_version_does_not_serve_is_unimplemented(world: World) -
     calls = (
         stub.AlterConfigs(controller_pb2.AlterConfigsRequest(resource=controller_pb2.ConfigResource(name="1"))),
         stub.DescribeConfigs(
-            controller_pb2.DescribeConfigsRequest(
-                resources=[controller_pb2.ConfigResource(type=controller_pb2.CONFIG_RESOURCE_TYPE_BROKER, name="1")]
-            )
+            controller_pb2.DescribeConfigsRequest(resources=[controller_pb2.ConfigResource(name="1")])
         ),
         stub.ReassignPartitions(controller_pb2.ReassignPartitionsRequest()),
         stub.ElectLeaders(controller_pb2.ElectLeadersRequest(type=controller_pb2.ELECTION_TYPE_UNCLEAN)),

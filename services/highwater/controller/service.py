@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from highwater.configuration.entities import ConfigEntity, EntityKind
 from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.administration import Administration
+from highwater.controller.administration.entity_configuration import StaticValue
 from highwater.controller.administration.servicer import ControllerServicer
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.cluster import Cluster
@@ -24,11 +26,13 @@ from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, ControllerRegistration
 from highwater.metadata.schema.reading import CorruptMetadataError
 from highwater.metadata.state.cluster_id import ensure_cluster_id
+from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.state.isr_notifications import QUIET_MS
 from highwater.metadata.state.unreadable_entries import UnreadableEntries
 from highwater.metadata.store.etcd_errors import ControllerDeposed, StoreError
 from highwater.metadata.store.etcd_version import known_flaws
 from highwater.metadata.store.store import Store
+from highwater.rpc.dynamic_settings import static_settings, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
@@ -60,6 +64,12 @@ class ControllerService:
         self._absent_topics = AbsentTopics(self._store, self._keys)
         self._acls = AclAdministration(self._store, self._keys)
         self._unreadable = UnreadableEntries()
+        self.configs = WatchedConfigs(self._store, self._keys, tuple(EntityKind))
+        self.current_settings = settings
+        """With what etcd has for the cluster in place of what this controller was started with."""
+        self._static = [
+            StaticValue(each.key, each.value, each.is_default) for each in static_settings(settings, "controller")
+        ]
         self._certificates = settings.certificates()
         self._metrics = Metrics("controller")
         self._server = RpcServer(
@@ -102,6 +112,8 @@ class ControllerService:
         election = self._election
         # Begun anew, not the end of the process: a candidate holds nothing that a fresh process would not read as well,
         # and what fails here (etcd's contents, etcd itself) another process would meet again.
+        self.configs.view.subscribe(self, [EntityKind.CLUSTER])
+        self._supervisor.run_forever("configurations", self.configs.follow)
         self._supervisor.run_forever("terms", lambda: self._serve_terms(election))
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         self._supervisor.run_forever("absent topics", self._absent_topics.answer)
@@ -117,6 +129,7 @@ class ControllerService:
 
     async def _serve_terms(self, election: ControllerElection) -> None:
         await self._await_cluster_id()
+        await self.configs.listed()
         await self._warn_of_flawed_etcd()
         while True:
             term = await election.campaign()
@@ -134,19 +147,15 @@ class ControllerService:
                 await election.resign()
 
     async def _serve_term(self, election: ControllerElection, term: ControllerTerm) -> None:
-        settings = self.settings
+        settings = self.current_settings
         active_controller = ActiveController(
             self._store,
             self._keys,
             term,
-            ElectionPolicy(settings.min_insync_replicas, settings.unclean_leader_election_enable),
+            _policy(settings),
             address=self.address,
             clock_ms=lambda: time.monotonic_ns() // 1_000_000,
-            rebalancing=Rebalancing(
-                settings.leader_imbalance_check_interval_seconds, settings.leader_imbalance_per_broker_percentage
-            )
-            if settings.auto_leader_rebalance_enable
-            else None,
+            rebalancing=_rebalancing(settings),
             unreadable=self._unreadable,
             isr_quiet_ms=self._isr_quiet_ms,
             certificates=self._certificates,
@@ -165,6 +174,15 @@ class ControllerService:
             for task in (running, losing):
                 task.cancel()
             await asyncio.gather(running, losing, return_exceptions=True)
+
+    def on_change(self, entity: ConfigEntity, config: Mapping[str, str]) -> None:
+        """The cluster's configuration is another (`ConfigListener`)."""
+        self.current_settings = with_dynamic(self.settings, config)
+        _log.info("the cluster's configuration %s", pairs(**config))
+        if self._active_controller is not None:
+            self._active_controller.defaults_changed(
+                _policy(self.current_settings), _rebalancing(self.current_settings)
+            )
 
     async def _report_health(self, election: ControllerElection) -> None:
         """NOT_SERVING while it could not take over: etcd has not let it stand for election for a session's time-out."""
@@ -207,7 +225,14 @@ class ControllerService:
         if active_controller is None or not active_controller.loaded or active_controller.ended:
             return None
         return Administration(
-            active_controller, self._store, self._keys, self.settings, self._absent_topics, self._acls
+            active_controller,
+            self._store,
+            self._keys,
+            self.current_settings,
+            self._absent_topics,
+            self._acls,
+            self.configs,
+            self._static,
         )
 
     def _cluster(self) -> Cluster | None:
@@ -245,5 +270,20 @@ class ControllerService:
             counted(lambda each: each.under_replicated),
         )
         unreadable = "Entries of etcd that cannot be read, and are left out; the log names them."
-        self._metrics.gauge("unreadable_entries", unreadable).set_function(lambda: float(len(self._unreadable)))
+        self._metrics.gauge("unreadable_entries", unreadable).set_function(
+            lambda: float(len(self._unreadable) + self.configs.unreadable)
+        )
         self._metrics.publish(self.settings, f"controller-{self.settings.controller_id}")
+
+
+def _policy(settings: ControllerSettings) -> ElectionPolicy:
+    return ElectionPolicy(settings.min_insync_replicas, settings.unclean_leader_election_enable)
+
+
+def _rebalancing(settings: ControllerSettings) -> Rebalancing | None:
+    """None: leaderships are moved on demand alone."""
+    if not settings.auto_leader_rebalance_enable:
+        return None
+    return Rebalancing(
+        settings.leader_imbalance_check_interval_seconds, settings.leader_imbalance_per_broker_percentage
+    )

@@ -130,6 +130,20 @@ def test_the_backup_tells_of_configurations_assignments_and_what_nobody_has_a_lo
     assert not [key for key, _ in made.values(KEYS) if "/tail/" in key]
 
 
+def test_what_was_set_while_services_ran_comes_back_before_any_topic() -> None:
+    """A retention that was raised for all brokers is not to be missing when the first of them starts."""
+    configs = {
+        "/config/brokers/__default": b'{"log.retention.ms":"-1"}',
+        "/config/clients/a%2Fb": b'{"producer_byte_rate":"5"}',
+        "/config/cluster": b'{"min.insync.replicas":"2"}',
+        "/config/users/anna/clients/__default": b'{"consumer_byte_rate":"5"}',
+    }
+    made = plan([inventory(1, log())], backup({"orders": (ORDERS, [[1]])}, more=configs))
+    values = [(key.removeprefix(KEYS.prefix), value) for key, value in made.values(KEYS)]
+    assert dict(values[: len(configs)]) == configs
+    assert plan([inventory(1, log())]).entity_configs == ()
+
+
 def test_topics_come_after_all_of_their_states() -> None:
     made = plan([inventory(1, log(), log(1))])
     assert [key.removeprefix(KEYS.prefix) for key, _ in (*made.values(KEYS), *made.topic_values(KEYS))] == [

@@ -18,6 +18,7 @@ from typing import TypeVar
 from highwater.controller.administration.absent_topics import AbsentTopics
 from highwater.controller.administration.acl_administration import AclAdministration
 from highwater.controller.administration.configuration import Configuration
+from highwater.controller.administration.entity_configuration import EntityConfiguration, StaticValue
 from highwater.controller.settings import ControllerSettings
 from highwater.controller.state_machines.partition_state_machine import PartitionStateMachine
 from highwater.controller.term.active_controller import ActiveController, Standing
@@ -34,6 +35,7 @@ from highwater.errors import ErrorCode
 from highwater.metadata.schema.controller_term import ControllerTerm
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.schema.models import NO_LEADER, TopicAssignment, VersionedTopic
+from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.state.topics import (
     TopicExistsError,
     TopicMarkedForDeletionError,
@@ -92,14 +94,20 @@ class Administration:
         settings: ControllerSettings,
         absent_topics: AbsentTopics,
         acls: AclAdministration,
+        configs: WatchedConfigs,
+        static: Sequence[StaticValue],
     ) -> None:
+        """`settings` are those that count now, `static` those of the start."""
         self.acls = acls
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._settings = settings
-        self.configuration = Configuration(active_controller, store, keys, settings, absent_topics)
+        self.entity_configuration = EntityConfiguration(active_controller, store, keys, configs, static)
+        self.configuration = Configuration(
+            active_controller, store, keys, self.entity_configuration.of_cluster, absent_topics
+        )
 
     @property
     def term(self) -> ControllerTerm:

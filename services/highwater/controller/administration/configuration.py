@@ -7,11 +7,11 @@ which tells the brokers that host the topic (with LeaderAndIsr, so that log-stor
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from highwater.controller.administration.absent_topics import AbsentTopics
-from highwater.controller.settings import ControllerSettings
+from highwater.controller.administration.entity_configuration import EntityEntry, Source
 from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.active_controller import ActiveController
 from highwater.controller.topics.topic_admin import Refusal
@@ -27,8 +27,16 @@ RETRY_PAUSE_S = 0.1
 ALTER_TIMEOUT_S = 10.0
 TOLD_PATIENCE_S = 2.0  # a broker that is slow to take a configuration does not hold up the answer for longer
 FROM_TOPIC = "topic"
+FROM_CLUSTER = "cluster"
 FROM_CONTROLLER = "controller"
 FROM_BROKERS = "brokers"
+# The cluster's keys behind a topic's.
+_DEFAULTS = {
+    "cleanup.policy": "log.cleanup.policy",
+    "max.message.bytes": "message.max.bytes",
+    "min.insync.replicas": "min.insync.replicas",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class ConfigEntry:
     key: str
     value: str  # "" where each broker has its own default
     source: str  # FROM_TOPIC: set there; else whose setting is the default
+    config_source: Source
 
     @property
     def is_default(self) -> bool:
@@ -50,18 +59,16 @@ class Configuration:
         active_controller: ActiveController,
         store: Store,
         keys: Keys,
-        settings: ControllerSettings,
+        of_cluster: Callable[[str], EntityEntry],
         absent_topics: AbsentTopics,
     ) -> None:
+        """`of_cluster` tells what counts of a key of the cluster."""
         self._active_controller = active_controller
         self._cluster = active_controller.cluster
         self._store = store
         self._keys = keys
         self._absent_topics = absent_topics
-        self._defaults = {
-            "min.insync.replicas": str(settings.min_insync_replicas),
-            "unclean.leader.election.enable": str(settings.unclean_leader_election_enable).lower(),
-        }
+        self._of_cluster = of_cluster
 
     async def alter_topic(
         self, name: str, changed: Mapping[str, str], unset: Collection[str], *, validate_only: bool
@@ -136,10 +143,14 @@ class Configuration:
 
     def _entry(self, key: str, config: Mapping[str, str]) -> ConfigEntry:
         if key in config:
-            return ConfigEntry(key, config[key], FROM_TOPIC)
-        if key in self._defaults:
-            return ConfigEntry(key, self._defaults[key], FROM_CONTROLLER)
-        return ConfigEntry(key, "", FROM_BROKERS)
+            return ConfigEntry(key, config[key], FROM_TOPIC, Source.TOPIC)
+        if key in _DEFAULTS:
+            default = self._of_cluster(_DEFAULTS[key])
+            if default.source is Source.CLUSTER:
+                return ConfigEntry(key, default.value, FROM_CLUSTER, default.source)
+            if default.value:
+                return ConfigEntry(key, default.value, FROM_CONTROLLER, default.source)
+        return ConfigEntry(key, "", FROM_BROKERS, Source.STATIC)
 
 
 def _refuse(name: str, changed: Mapping[str, str], unset: Collection[str]) -> Refusal | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
+from highwater.configuration.entities import ConfigEntity
 from highwater.controller.administration.acl_servicer import create_acls, delete_acls, describe_acls
 from highwater.controller.administration.administration import Administration, TopicOutcome
+from highwater.controller.administration.config_messages import SERVED_TYPES, described, to_entity
 from highwater.controller.sending import wire
 from highwater.controller.state_machines.cluster import Cluster
 from highwater.controller.topics.topic_admin import Refusal
@@ -174,14 +176,22 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
     async def AlterConfigs(
         self, request: controller_pb2.AlterConfigsRequest, context: Context
     ) -> controller_pb2.AlterConfigsResponse:
-        await _only_topics(context, [request.resource])
+        entity = await _entity(context, request.resource)
+        if isinstance(entity, Refusal):
+            return controller_pb2.AlterConfigsResponse(error=to_proto(*entity))
         administration = self._acting()
         if administration is None:
             return self._elsewhere(controller_pb2.AlterConfigsResponse)
+        changed, unset = dict(request.set), list(request.unset)
         try:
-            refusal = await administration.configuration.alter_topic(
-                request.resource.name, dict(request.set), list(request.unset), validate_only=request.validate_only
-            )
+            if entity is None:
+                refusal = await administration.configuration.alter_topic(
+                    request.resource.name, changed, unset, validate_only=request.validate_only
+                )
+            else:
+                refusal = await administration.entity_configuration.alter(
+                    entity, changed, unset, validate_only=request.validate_only
+                )
         except ControllerDeposed:
             return self._elsewhere(controller_pb2.AlterConfigsResponse)
         return controller_pb2.AlterConfigsResponse(error=None if refusal is None else to_proto(*refusal))
@@ -190,24 +200,11 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
     async def DescribeConfigs(
         self, request: controller_pb2.DescribeConfigsRequest, context: Context
     ) -> controller_pb2.DescribeConfigsResponse:
-        await _only_topics(context, request.resources)
+        entities = [await _entity(context, resource) for resource in request.resources]
         administration = self._acting()
         if administration is None:
             return self._elsewhere(controller_pb2.DescribeConfigsResponse)
-        topics = await administration.configuration.describe_topics({resource.name for resource in request.resources})
-        response = controller_pb2.DescribeConfigsResponse()
-        for resource in request.resources:
-            described = response.configs.add(resource=resource)
-            found = topics[resource.name]
-            if isinstance(found, Refusal):
-                described.error.CopyFrom(to_proto(*found))
-                described.absent_in_etcd = found.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                continue
-            for entry in found:
-                described.entries.add(
-                    key=entry.key, value=entry.value, is_default=entry.is_default, source=entry.source
-                )
-        return response
+        return await described(administration, request, entities)
 
     async def ReassignPartitions(
         self, request: controller_pb2.ReassignPartitionsRequest, context: Context
@@ -282,9 +279,11 @@ def _timeout_s(timeout_ms: int) -> float:
     return min(timeout_ms if timeout_ms > 0 else DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS) / 1000
 
 
-async def _only_topics(context: Context, resources: Iterable[controller_pb2.ConfigResource]) -> None:
-    if any(resource.type != controller_pb2.CONFIG_RESOURCE_TYPE_TOPIC for resource in resources):
-        await _unimplemented(context, "the configuration of anything but a topic")
+async def _entity(context: Context, resource: controller_pb2.ConfigResource) -> ConfigEntity | Refusal | None:
+    """The entity that a resource is; None: a topic."""
+    if resource.type not in SERVED_TYPES:
+        await _unimplemented(context, "the configuration of a resource of this type")
+    return to_entity(resource)
 
 
 async def _unimplemented(context: Context, what: str) -> NoReturn:

@@ -15,6 +15,7 @@ from highwater.controller.sending.metadata_outbox import MetadataBatch
 from highwater.controller.sending.outbox import InstructionBatch, Outbox, StopBatch
 from highwater.controller.state_machines.actions import InstructionAnswer, PartitionInstruction
 from highwater.controller.state_machines.cluster import Cluster
+from highwater.controller.topics.topic_admin import Refusal
 from highwater.errors import ErrorCode
 from highwater.metadata.schema.models import LiveBroker
 from highwater.model.partition import PartitionKey
@@ -32,6 +33,7 @@ _complaints = SummedLog(_log)
 
 CONTROL_TIMEOUT_S = 10.0
 METADATA_TIMEOUT_S = 5.0
+DESCRIBE_TIMEOUT_S = 2.0
 _UPDATE_METADATA = "/highwater.v1.ReplicaControl/UpdateMetadata"
 # The other of the two requests may have replaced the channel, as that of a broker that says goodbye and stays: what is
 # under way on it then is cancelled (RULES 8.8).
@@ -103,6 +105,21 @@ class BrokerSender:
                 tasks.create_task(self._send_metadata(link))
         finally:
             await link.close()
+
+    async def describe_config(self) -> Sequence[tuple[str, str, bool, str]] | Refusal:
+        """The settings that its services were started with: key, value, whether it is the default, service."""
+        broker_id = self.broker.registration.broker_id
+        channel = open_channel(self.broker.registration.address)
+        try:
+            response = await replica_control_pb2_grpc.ReplicaControlStub(channel).DescribeBrokerConfig(
+                replica_control_pb2.DescribeBrokerConfigRequest(), timeout=DESCRIBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            message = f"broker {broker_id} does not say what it was started with: {error.code().name}"
+            return Refusal(ErrorCode.NETWORK_EXCEPTION, message)
+        finally:
+            await channel.close(None)
+        return [(each.key, each.value, each.is_default, each.service) for each in response.settings]
 
     async def _send_control(self, link: ReplaceableChannel) -> None:
         while True:

@@ -284,6 +284,13 @@ class Cluster:
         topic.config = config
         return self._advance(topic.partitions) + self._announce(topic.partitions)
 
+    def defaults_changed(self, defaults: ElectionPolicy) -> list[Action]:
+        """Topics that set nothing themselves have this policy from now on."""
+        if defaults == self._defaults:
+            return []
+        self._defaults = defaults
+        return self._advance(self.topics.partitions())
+
     # Deletion (RULES 9.2)
 
     def deletion_marked(self, name: str, topic_id: bytes, now_ms: int) -> list[Action]:

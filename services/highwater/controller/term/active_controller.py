@@ -27,6 +27,8 @@ from highwater.controller.state_machines.topic_table import Topic
 from highwater.controller.term.broker_liveness import BrokerProbe, FastPath
 from highwater.controller.term.election_metrics import ElectionMetrics
 from highwater.controller.term.etcd_writer import EtcdWriter
+from highwater.controller.topics.topic_admin import Refusal
+from highwater.errors import ErrorCode
 from highwater.metadata.schema.cluster_view import (
     BrokerChange,
     BrokerTailChange,
@@ -108,6 +110,7 @@ class ActiveController:
         self._address = address
         self._clock_ms = clock_ms
         self._rebalancing = rebalancing
+        self._rebalancing_changed = asyncio.Event()
         self._unreadable = unreadable
         self._writer = EtcdWriter(store, keys, term, self.cluster, self.perform, elections)
         self._tasks: TaskGroup | None = None
@@ -128,8 +131,7 @@ class ActiveController:
                 tasks.create_task(self._follow_etcd())
                 tasks.create_task(self._tick())
                 tasks.create_task(self._until_deposed())
-                if self._rebalancing is not None:
-                    tasks.create_task(self._rebalance(self._rebalancing))
+                tasks.create_task(self._rebalance())
         except ExceptionGroup as group:
             if group.split(ControllerDeposed)[1] is not None:
                 raise
@@ -145,6 +147,20 @@ class ActiveController:
                 while self._tasks is not None and not holds():
                     await self._progress.wait()
         return holds()
+
+    def defaults_changed(self, defaults: ElectionPolicy, rebalancing: Rebalancing | None) -> None:
+        """Takes what counts from now on in place of what the term began with."""
+        if rebalancing != self._rebalancing:
+            self._rebalancing = rebalancing
+            self._rebalancing_changed.set()
+        self.perform(self.cluster.defaults_changed(defaults))
+
+    async def describe_broker(self, broker_id: int) -> Sequence[tuple[str, str, bool, str]] | Refusal:
+        """The settings that a broker's services were started with: key, value, whether it is the default, service."""
+        sender, _ = self._senders.get(broker_id, (None, None))
+        if sender is None:
+            return Refusal(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is not registered")
+        return await sender.describe_config()
 
     @property
     def ended(self) -> bool:
@@ -369,9 +385,15 @@ class ActiveController:
                     self.perform(self.cluster.instruction_unanswered(broker_id, epoch, silent))
             await self._announce_isr_changes(now_ms)
 
-    async def _rebalance(self, rebalancing: Rebalancing) -> None:
+    async def _rebalance(self) -> None:
         while True:
-            await asyncio.sleep(rebalancing.interval_s)
+            rebalancing = self._rebalancing
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if rebalancing is None else rebalancing.interval_s):
+                    await self._rebalancing_changed.wait()
+                self._rebalancing_changed.clear()
+                continue
+            assert rebalancing is not None  # without an interval nothing runs out
             actions = self.cluster.rebalance(rebalancing.allowed_percent)
             if actions:
                 _log.info("leaderships go back to their preferred leaders %s", pairs(partitions=len(actions)))

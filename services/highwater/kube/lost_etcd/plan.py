@@ -72,6 +72,9 @@ class Plan:
     """Why topics that nobody knows of may be missing."""
     notes: tuple[str, ...] = ()
     acls: tuple[Acl, ...] = ()
+    entity_configs: tuple[tuple[str, bytes], ...] = ()
+    """Those of brokers, clients, users and the cluster, by their keys without the cluster's prefix, as the backup has
+    them: what they say of retention counts for topics that say nothing."""
 
     @property
     def partitions(self) -> list[PlannedPartition]:
@@ -84,7 +87,8 @@ class Plan:
     def values(self, keys: Keys) -> list[tuple[str, bytes]]:
         """The values that are to stand in etcd, but for the two counters and the cluster's id, in an order in which
         every beginning is harmless: a topic comes after all of its states, and so needs none made."""
-        found = [(keys.doubted_dir(directory_id), b"") for directory_id in self.doubted_dirs]
+        found = [(f"{keys.prefix}{key}", value) for key, value in self.entity_configs]
+        found += ((keys.doubted_dir(directory_id), b"") for directory_id in self.doubted_dirs)
         found += ((keys.acl(acl), ACL_VALUE) for acl in self.acls)
         for topic in self.topics:
             name = topic.assignment.topic
@@ -131,6 +135,7 @@ def plan(
         tuple(_unknown(broker) for broker in sorted(planner.not_whole - set(without))),
         tuple(_notes(inventories, sorted(expected - by_id.keys()), topics, backup, planner.deleted, planner.tail_lost)),
         _acls(backup),
+        _entity_configs(backup),
     )
 
 
@@ -341,6 +346,14 @@ def _next_producer_id(inventories: Sequence[BrokerInventory], backup: Backup | N
     known = 0 if value is None else int(json.loads(value)["next"])
     seen = max((log.highest_producer_id for each in inventories for log in each.replicas), default=NO_PRODUCER_ID)
     return max(known, seen + 1) + PRODUCER_IDS_UNSEEN
+
+
+def _entity_configs(backup: Backup | None) -> tuple[tuple[str, bytes], ...]:
+    if backup is None:
+        return ()
+    keys = Keys(backup.cluster)
+    prefixes = tuple(prefix.removeprefix(keys.prefix) for prefix in keys.entity_configs.values())
+    return tuple((key, value) for key, value in sorted(backup.entries.items()) if key.startswith(prefixes))
 
 
 def _doubted_dirs(backup: Backup | None) -> tuple[str, ...]:

@@ -165,4 +165,4 @@ def overlaid(view: ConfigView, levels: Iterable[ConfigEntity]) -> dict[str, str]
     entities = list(levels)
     for entity in reversed(entities):
         merged |= view.config(entity)
-    return merged | KEEP_ALL_RECORDS if view.keeps_all(entities) else merged
+    return {**merged, **KEEP_ALL_RECORDS} if view.keeps_all(entities) else merged

@@ -173,7 +173,7 @@ class Keys:
                 return prefix
 
     def parse_entity_config(self, key: str) -> ConfigEntity | None:
-        """What a key below one of `entity_configs` is the configuration of; None where it is not one that
+        """Tells what a key below one of `entity_configs` is the configuration of; None where it is not one that
         `entity_config` makes."""
         path = key.removeprefix(f"{self.prefix}/config/")
         match path.split("/"):

@@ -33,7 +33,7 @@ class WatchedConfigs:
 
     @property
     def unreadable(self) -> int:
-        """How many entries are left out, whole or in part."""
+        """The number of entries that are left out, whole or in part."""
         return sum(map(len, self._unreadable.values()))
 
     async def follow(self) -> None:
