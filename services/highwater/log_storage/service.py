@@ -6,7 +6,7 @@ import asyncio
 import resource
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from highwater.log_storage.server.log_access import for_each_log
 from highwater.log_storage.server.log_sizes import LogSizes
 from highwater.log_storage.server.servicer import LogStorageServicer
 from highwater.log_storage.settings import LogStorageSettings
+from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
@@ -70,7 +71,31 @@ class LogStorageService:
             settings.broker_id,
             self.metrics.counter("spans", "Spans of traces, by what became of them", ("outcome",)),
         )
-        self._servicer = LogStorageServicer(self._manager, self.incarnation, self._threads, self.metrics, self._tracer)
+        self._servicer = LogStorageServicer(
+            self._manager,
+            self.incarnation,
+            self._threads,
+            self.metrics,
+            self._take_config,
+            static_settings(settings, "log-storage"),
+            self._tracer,
+        )
+        self._servicer.moves.limit_rate(settings.replica_alter_log_dirs_io_max_bytes_per_second)
+        self._scrubber = Scrubber(
+            self._manager.logs,
+            self._threads,
+            self.metrics,
+            bytes_per_second=settings.log_scrub_bytes_per_second,
+            interval_ms=settings.log_scrub_interval_ms,
+        )
+        self._cleaner = LogCleaner(
+            self._manager.logs,
+            self._threads,
+            self.metrics,
+            _cleaner_settings(settings),
+            cleaned=self._servicer.flushes.retain_log,
+        )
+        self._cleaners = 0  # tasks
         self._server = RpcServer(
             settings.listen,
             health_listen=settings.health_listen,
@@ -147,28 +172,12 @@ class LogStorageService:
         ):
             self._tasks.run_every(name, interval_ms / 1000, work, expected=(LogError, OSError))
         self._tasks.run_forever("loop-delay", LoopDelay(self.metrics).watch)
-        self._tasks.run_forever(
-            "moves", lambda: servicer.moves.move_logs(settings.replica_alter_log_dirs_io_max_bytes_per_second)
-        )
+        self._tasks.run_forever("moves", servicer.moves.move_logs)
         self.metrics.gauge("damaged_logs", "Logs in which scrubbing or compaction has found damage").set_function(
             lambda: manager.logs.damaged_logs
         )
-        if settings.log_scrub_bytes_per_second:
-            scrubber = Scrubber(
-                manager.logs,
-                self._threads,
-                self.metrics,
-                bytes_per_second=settings.log_scrub_bytes_per_second,
-                interval_ms=settings.log_scrub_interval_ms,
-            )
-            self._tasks.run_forever("scrubber", scrubber.run)
-        if settings.log_cleaner_enable:
-            cleaner_settings = _cleaner_settings(settings)
-            cleaner = LogCleaner(
-                manager.logs, self._threads, self.metrics, cleaner_settings, cleaned=servicer.flushes.retain_log
-            )
-            for _ in range(cleaner_settings.processes):
-                self._tasks.run_forever("cleaner", cleaner.run)
+        self._tasks.run_forever("scrubber", self._scrubber.run)
+        self._run_cleaners(settings.log_cleaner_threads)
         await self._server.set_serving(True)
         _log.info("serving %s", pairs(addresses=",".join(self.addresses), incarnation=self.incarnation))
 
@@ -189,6 +198,38 @@ class LogStorageService:
         gauge("opening", "1 while the logs are being opened").set_function(lambda: not manager.loaded)
         gauge("remaining_logs_to_open", "Logs that are to be opened yet").set_function(left("logs"))
         gauge("remaining_bytes_to_recover", "Bytes that recovery has to read yet").set_function(left("bytes"))
+
+    def _run_cleaners(self, count: int) -> None:
+        """Has so many tasks at least; the cleaner knows how many of them are to do something."""
+        while self._settings.log_cleaner_enable and self._cleaners < count:
+            self._tasks.run_forever("cleaner", partial(self._cleaner.run, self._cleaners))
+            self._cleaners += 1
+
+    async def _take_config(self, values: Mapping[str, str]) -> None:
+        """Takes what is set while the broker runs in place of the settings of the start. Logs have the new defaults
+        where their topics set nothing themselves."""
+        settings = with_dynamic(self._settings, values)
+        take_log_level(settings)
+        _log.info("set while running %s", pairs(**values))
+        self._scrubber.configure(settings.log_scrub_bytes_per_second, settings.log_scrub_interval_ms)
+        self._servicer.moves.limit_rate(settings.replica_alter_log_dirs_io_max_bytes_per_second)
+        self._cleaner.configure(_cleaner_settings(settings))
+        self._run_cleaners(settings.log_cleaner_threads)
+        defaults = _log_config(settings)
+        async with self._servicer.access.lifecycle_lock:  # what is being made is there after it, with those of before
+            self._manager.logs.config = defaults
+        await for_each_log(self._manager.logs, partial(self._take_defaults, defaults))
+
+    async def _take_defaults(self, defaults: LogConfig, hosted: HostedLog) -> None:
+        await asyncio.sleep(0)  # there may be thousands
+        await hosted.idle()
+        if hosted.log is None or hosted.offline_reason or not hosted.configured:
+            return  # it takes them when it is configured
+        config = defaults.with_topic(hosted.topic_config)
+        if config != hosted.log.config:
+            run = asyncio.get_running_loop().run_in_executor
+            await run(self._threads, hosted.allow_unflushed, config)  # it may write to disk
+            hosted.configure(defaults, hosted.topic_config)
 
     async def _stop_serving(self) -> None:
         await asyncio.gather(self._server.stop(), self._append_socket.stop())

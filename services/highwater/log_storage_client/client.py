@@ -7,7 +7,7 @@ whichever answer comes first (RULES 1.4). A call that is not answered raises `St
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import grpc
@@ -39,7 +39,7 @@ from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
 from highwater.rpc.partition_keys import from_key, to_key
 from highwater.telemetry.tracing import under_way
-from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
+from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
 LISTING_TIMEOUT_S = 20.0  # some ten megabytes may be read from a slow disk
 FLUSH_TIMEOUT_S = 60.0
@@ -56,7 +56,8 @@ _Response = TypeVar("_Response", bound=_Answer)
 
 class LogStorageClient:
     """`timeout_s` is of every call that is not known to take longer. `unanswered` begins the sentence of an error where
-    a call is not answered. `close` closes the channel."""
+    a call is not answered. `broker_config` is what is set for the broker while it runs, which goes with the logs that
+    are to be made; None: nobody knows. `close` closes the channel."""
 
     def __init__(
         self,
@@ -65,12 +66,14 @@ class LogStorageClient:
         timeout_s: float,
         unanswered: str = "log-storage",
         seen: Callable[[str], None] = lambda incarnation: None,
+        broker_config: Callable[[], Mapping[str, str] | None] = lambda: None,
     ) -> None:
         self._channel = channel
         self._stub = log_storage_pb2_grpc.LogStorageStub(channel)
         self._timeout_s = timeout_s
         self._unanswered = unanswered
         self._seen = seen
+        self._broker_config = broker_config
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -86,7 +89,11 @@ class LogStorageClient:
         return answers
 
     async def _create_some(self, logs: Sequence[NewLog]) -> list[CreateAnswer]:
-        request = log_storage_pb2.CreateLogsRequest(logs=map(create_request, logs))
+        values = self._broker_config()
+        request = log_storage_pb2.CreateLogsRequest(
+            logs=map(create_request, logs),
+            broker_config=None if values is None else common_pb2.DynamicConfig(values=values),
+        )
         try:
             response = await self._stub.CreateLogs(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -106,6 +113,13 @@ class LogStorageClient:
         except StorageUnavailableError as error:
             return CreateAnswer(StorageError(ErrorCode.LOG_STORAGE_ERROR, str(error)))
         return CreateAnswer(storage_error(response.error), response.incarnation)
+
+    async def alter_broker_config(self, values: Mapping[str, str]) -> tuple[str, Sequence[common_pb2.StaticSetting]]:
+        """Hands over all that is set for this broker while it runs. The incarnation that has taken it, and the settings
+        that it was started with."""
+        request = log_storage_pb2.AlterBrokerConfigRequest(config=common_pb2.DynamicConfig(values=values))
+        response = await self._answer(self._stub.AlterBrokerConfig(request, timeout=self._timeout_s))
+        return response.incarnation, response.settings
 
     async def delete_log(self, key: PartitionKey, leader_epoch: int) -> StorageError:
         request = log_storage_pb2.DeleteLogRequest(partition=to_key(key), leader_epoch=leader_epoch)

@@ -56,7 +56,8 @@ class _StoppedError(Exception):
 
 
 class LogCleaner:
-    """`run` as many times side by side as there are to be processes, each until it is cancelled."""
+    """`run` as many times side by side as there are to be processes, each until it is cancelled; those beyond the
+    number that counts now are idle."""
 
     def __init__(
         self,
@@ -72,21 +73,38 @@ class LogCleaner:
         self._threads = threads
         self._examiner = Examiner(threads, _without_pause)
         self._settings = settings
+        self._changed = asyncio.Event()
         self._cleaned = cleaned
         self._metrics = CleanerMetrics(metrics)
         # Not to be tried again before the next pause, nor to be looked at.
         self._failed: set[HostedLog] = set()
         self._unseen: set[HostedLog] = set()
 
-    async def run(self) -> None:
-        """Cleans what is due, with a process of its own, and looks again from time to time. What it raises concerns one
-        log, which waits until the next pause: begun anew, it goes on with the others."""
-        worker = CleanerWorker(self._settings.limits)
+    def configure(self, settings: CleanerSettings) -> None:
+        """Takes other settings, each process from its next pass on."""
+        self._settings = settings
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def run(self, number: int = 0) -> None:
+        """Cleans what is due, with a process of its own, and looks again from time to time; `number` counts from 0.
+        What it raises concerns one log, which waits until the next pause: begun anew, it goes on with the others."""
+        settings = self._settings
+        worker = CleanerWorker(settings.limits)
         try:
             while True:
-                if not await self.clean_next(worker):
+                changed = self._changed
+                if settings != self._settings:
                     await worker.close()
-                    await asyncio.sleep(self._settings.backoff_ms / 1000)
+                    settings = self._settings
+                    worker = CleanerWorker(settings.limits)
+                if number >= settings.processes:
+                    await changed.wait()
+                elif not await self.clean_next(worker):
+                    await worker.close()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(settings.backoff_ms / 1000):
+                            await changed.wait()
                     self._failed.clear()
                     self._unseen.clear()
         finally:

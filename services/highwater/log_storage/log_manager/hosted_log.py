@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ class HostedLog:
         # Whether the topic's configuration has been given since the start. Before that nothing is deleted: what the
         # broker's defaults would let go of the topic may want to keep.
         self.configured = False
+        self.topic_config: Mapping[str, str] = {}  # the topic's own keys, once it is configured
         self.flushed_ms = 0  # monotonic: when all that had been appended was last on disk
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,13 +94,16 @@ class HostedLog:
         self.log.context.check_online()
         return self.log
 
-    def configure(self, config: LogConfig) -> None:
-        """Takes what the topic's configuration comes to. Raises `LogError` (LOG_STORAGE_ERROR, STORAGE_FULL)."""
+    def configure(self, defaults: LogConfig, topic: Mapping[str, str]) -> None:
+        """Takes the topic's own keys, over the broker's `defaults`. Raises `LogError` (INVALID_CONFIG,
+        LOG_STORAGE_ERROR, STORAGE_FULL)."""
+        config = defaults.with_topic(topic)
         log = self.online()
         self.allow_unflushed(config)
         if config != log.config:
             self.uncleanable = ""
         log.config = config
+        self.topic_config = topic
         self.configured = True
 
     def allow_unflushed(self, config: LogConfig) -> None:

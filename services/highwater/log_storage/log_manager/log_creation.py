@@ -94,7 +94,7 @@ class LogCreation:
         config = self._logs.config.with_topic(wanted.config)
         present = self._logs.find(key)
         if present is not None:
-            present.configure(config)
+            present.configure(self._logs.config, wanted.config)
             return False
         name = partition_metadata.directory_name(topic, key.partition)
         if not is_legal_topic_name(topic) or key.partition < 0 or len(name) > _LONGEST_NAME:
@@ -163,7 +163,7 @@ class LogCreation:
         except LogError as refused:
             return refused
         hosted = HostedLog(place.wanted.key, place.wanted.topic, place.log_dir, place.directory, log)
-        hosted.configured = True
+        hosted.configured, hosted.topic_config = True, place.wanted.config
         self._logs.add(hosted)
         return True
 

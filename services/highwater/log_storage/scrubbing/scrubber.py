@@ -8,6 +8,7 @@ has the range copied anew from the leader (RULES 7.6).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import Executor
 
@@ -19,32 +20,56 @@ from highwater.telemetry.log import get_logger
 from highwater.telemetry.metrics import Metrics
 
 FIRST_PASS_MS = 60_000  # after the start, where the interval is not shorter
+LONG_MAX = 2**63 - 1
 
 _log = get_logger("log_storage.scrubber")
 
 
 class Scrubber:
-    """A pass reads every sealed segment of every log that is online; the next begins `interval_ms` after it ended."""
+    """A pass reads every sealed segment of every log that is online; the next begins `interval_ms` after it ended.
+    `bytes_per_second` 0: none begins, and one that is under way ends early."""
 
     def __init__(
         self, logs: LogRegistry, threads: Executor, metrics: Metrics, *, bytes_per_second: float, interval_ms: int
     ) -> None:
         self._logs = logs
         self._examiner = Examiner(threads, self._has_read)
-        self._throttle = Throttle(bytes_per_second)
+        self._changed = asyncio.Event()
+        self._throttle: Throttle | None = None  # while there is none nothing is read
         self._interval_ms = interval_ms
+        self.configure(bytes_per_second, interval_ms)
         self._bytes = metrics.counter("scrubbed_bytes", "Bytes of sealed segments read and checked in the background")
         self._passes = metrics.counter("scrub_passes", "Times that all logs were scrubbed")
 
+    def configure(self, bytes_per_second: float, interval_ms: int) -> None:
+        """Takes another rate and interval, for what is under way too."""
+        self._throttle = Throttle(bytes_per_second) if bytes_per_second else None
+        self._interval_ms = interval_ms
+        self._changed.set()
+
     async def run(self) -> None:
-        await asyncio.sleep(min(FIRST_PASS_MS, self._interval_ms) / 1000)
+        ended_s, longest_ms = time.monotonic(), FIRST_PASS_MS
         while True:
+            await self._due(ended_s, longest_ms)
             await self.scrub_all()
-            await asyncio.sleep(self._interval_ms / 1000)
+            ended_s, longest_ms = time.monotonic(), LONG_MAX
+
+    async def _due(self, since_s: float, longest_ms: int) -> None:
+        """Returns when the next pass is to begin, after the interval that counts by then, `longest_ms` at most."""
+        while True:
+            self._changed.clear()
+            due_s = since_s + min(longest_ms, self._interval_ms) / 1000
+            if self._throttle is not None and due_s <= time.monotonic():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self._throttle is None else due_s - time.monotonic()):
+                    await self._changed.wait()
 
     async def scrub_all(self) -> None:
         """One pass."""
         for hosted in list(self._logs):
+            if self._throttle is None:
+                return
             try:
                 await self.scrub(hosted)
             except Exception:  # one log's, that was deleted meanwhile say: the others are not to go without
@@ -75,4 +100,5 @@ class Scrubber:
 
     async def _has_read(self, size_bytes: int) -> None:
         self._bytes.inc(size_bytes)
-        await asyncio.sleep(self._throttle.delay_s(size_bytes, time.monotonic()))
+        if self._throttle is not None:
+            await asyncio.sleep(self._throttle.delay_s(size_bytes, time.monotonic()))

@@ -9,6 +9,7 @@ from typing import Any
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.log_manager.log_creation import WantedLog
+from highwater.log_storage.server.broker_config import BrokerConfig
 from highwater.log_storage.server.conversions import Answering, describe, recovery_proto, refuse
 from highwater.log_storage.server.log_access import LogAccess
 from highwater.model.partition import PartitionKey
@@ -20,8 +21,9 @@ from highwater.v1 import log_storage_pb2
 class LogLifecycle:
     """The calls that create, delete, configure and describe logs."""
 
-    def __init__(self, access: LogAccess) -> None:
+    def __init__(self, access: LogAccess, config: BrokerConfig) -> None:
         self._access = access
+        self._config = config
         self._manager = access.manager
         self._incarnation = access.incarnation
 
@@ -39,6 +41,8 @@ class LogLifecycle:
     async def CreateLogs(
         self, request: log_storage_pb2.CreateLogsRequest, context: Any
     ) -> log_storage_pb2.CreateLogsResponse:
+        if request.HasField("broker_config"):
+            await self._config.given(request.broker_config)
         response = log_storage_pb2.CreateLogsResponse(incarnation=self._incarnation)
         for made in await self._create(request.logs):
             result = response.results.add()
@@ -72,7 +76,7 @@ class LogLifecycle:
         for index in set(range(len(asked))).difference(missing):
             try:
                 hosted = await self._access.idle(asked[index].partition)
-                hosted.configure(logs.config.with_topic(dict(asked[index].config)))
+                hosted.configure(logs.config, dict(asked[index].config))
             except LogError as error:
                 made[index] = error
         return made
@@ -138,7 +142,8 @@ class LogLifecycle:
         response = log_storage_pb2.AlterLogConfigResponse(incarnation=self._incarnation)
         with Answering(response):
             hosted = await self._access.idle(request.partition)
-            config = self._manager.logs.config.with_topic(dict(request.config))
+            topic = dict(request.config)
+            config = self._manager.logs.config.with_topic(topic)
             await self._access.in_thread(hosted.allow_unflushed, config)  # it may write to disk
-            hosted.configure(config)
+            hosted.configure(self._manager.logs.config, topic)
         return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -34,6 +35,7 @@ class LogMoves:
         self._manager = access.manager
         self._incarnation = access.incarnation
         self._moves = asyncio.Event()
+        self._throttle = Throttle(sys.float_info.max)
         self._moves.set()  # those that were under way when the process ended
         self._moved_bytes = metrics.counter("moved_bytes_total", "Bytes copied by moves between log directories")
         moving = metrics.gauge("moving_logs", "Logs that move to another directory")
@@ -55,9 +57,12 @@ class LogMoves:
         self._access.remove_left()
         return response
 
-    async def move_logs(self, bytes_per_second: float) -> None:
+    def limit_rate(self, bytes_per_second: float) -> None:
+        """Bounds all moves together, from the next piece on."""
+        self._throttle = Throttle(bytes_per_second)
+
+    async def move_logs(self) -> None:
         """Carries all moves on, a piece of each in turn, for ever."""
-        throttle = Throttle(bytes_per_second)
         loop = asyncio.get_running_loop()
         while True:
             await self._moves.wait()
@@ -73,7 +78,7 @@ class LogMoves:
                 stuck = stuck and copied is None
                 if copied:
                     self._moved_bytes.inc(copied)
-                    await asyncio.sleep(throttle.delay_s(copied, loop.time()))
+                    await asyncio.sleep(self._throttle.delay_s(copied, loop.time()))
             if stuck:
                 await asyncio.sleep(RETRY_S)
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from highwater.log_storage.log_manager.log_manager import LogManager
 from highwater.log_storage.server.append_and_read import AppendAndRead
+from highwater.log_storage.server.broker_config import BrokerConfig, Take, nothing_to_take
 from highwater.log_storage.server.fences import Fences
 from highwater.log_storage.server.flush_and_checkpoint import FlushAndCheckpoint
 from highwater.log_storage.server.list_batches import BatchListing
@@ -17,7 +19,7 @@ from highwater.log_storage.server.log_moves import LogMoves
 from highwater.log_storage.server.truncation import Truncations
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.tracing import Tracer
-from highwater.v1 import log_storage_pb2, log_storage_pb2_grpc
+from highwater.v1 import common_pb2, log_storage_pb2, log_storage_pb2_grpc
 
 
 class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
@@ -29,13 +31,17 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         incarnation: str,
         threads: Executor,
         metrics: Metrics,
+        take_config: Take = nothing_to_take,
+        settings: Sequence[common_pb2.StaticSetting] = (),
         tracer: Tracer | None = None,
     ) -> None:
+        """`take_config` makes what is set while the broker runs count, `settings` are those of the start."""
         self.access = LogAccess(manager, incarnation, threads, metrics)
+        self.config = BrokerConfig(incarnation, take_config, settings)
         self.append_and_read = AppendAndRead(self.access, metrics, tracer)
         self.fences = Fences(self.access)
         self.truncations = Truncations(self.access)
-        self.lifecycle = LogLifecycle(self.access)
+        self.lifecycle = LogLifecycle(self.access, self.config)
         self.listing = BatchListing(self.access)
         self.moves = LogMoves(self.access, metrics)
         self.flushes = FlushAndCheckpoint(self.access, metrics)
@@ -105,6 +111,11 @@ class LogStorageServicer(log_storage_pb2_grpc.LogStorageServicer):
         self, request: log_storage_pb2.AlterLogConfigRequest, context: Any
     ) -> log_storage_pb2.AlterLogConfigResponse:
         return await self.lifecycle.AlterLogConfig(request, context)
+
+    async def AlterBrokerConfig(
+        self, request: log_storage_pb2.AlterBrokerConfigRequest, context: Any
+    ) -> log_storage_pb2.AlterBrokerConfigResponse:
+        return await self.config.AlterBrokerConfig(request, context)
 
     async def ListBatches(
         self, request: log_storage_pb2.LogListBatchesRequest, context: Any
