@@ -11,14 +11,17 @@ from collections.abc import Callable
 
 import grpc
 
+from highwater.configuration.entities import EntityKind
 from highwater.log_storage_client.client import LogStorageClient
 from highwater.log_storage_client.values import StorageUnavailableError
 from highwater.metadata.leases.controller_election import read_controller_epoch
 from highwater.metadata.schema.keys import Keys
 from highwater.metadata.state.cluster_watch import watch_brokers
+from highwater.metadata.state.dynamic_configs import WatchedConfigs
 from highwater.metadata.state.producer_ids import ProducerIdAllocator
 from highwater.metadata.store.etcd_errors import StoreError
 from highwater.metadata.store.store import Store
+from highwater.replica_manager.broker_config import BrokerConfig
 from highwater.replica_manager.callers import Identification, authorization_of
 from highwater.replica_manager.coordination import group_coordinator
 from highwater.replica_manager.membership.acl_watch import AclWatch
@@ -105,8 +108,13 @@ class ReplicaManagerService:
         self._store = Store.of(settings)
         self._supervisor = TaskSupervisor(self._counted.task_failures)
         self._certificates = certificates = settings.certificates()
+        self.configs = WatchedConfigs(self._store, self._keys, tuple(EntityKind))
+        self.config = BrokerConfig(settings, self.configs, self._settings_changed)
         storage = LogStorageClient(
-            open_channel(settings.log_storage, certificates), timeout_s=STORAGE_TIMEOUT_S, seen=self._log_storage_seen
+            open_channel(settings.log_storage, certificates),
+            timeout_s=STORAGE_TIMEOUT_S,
+            seen=self._log_storage_seen,
+            broker_config=lambda: self.config.values,
         )
         appends = LeaderAppends(
             settings.log_storage,
@@ -128,10 +136,7 @@ class ReplicaManagerService:
         )
         self.replica_manager = ReplicaManager(
             settings.broker_id,
-            PartitionSettings(
-                replica_lag_time_max_ms=settings.replica_lag_time_max_ms,
-                min_insync_replicas=settings.min_insync_replicas,
-            ),
+            _partition_settings(settings),
             storage,
             appends,
             self._fencer,
@@ -255,7 +260,7 @@ class ReplicaManagerService:
             )
             controller_pb2_grpc.add_ControllerServicer_to_server(forwarder, server)
             GroupServicer(self.group_coordinator, Listener(name, internal), self.authorization).add_to(server)
-        ReplicaControlServicer(replica_manager, self.control).add_to(self.servers[internal].grpc)
+        ReplicaControlServicer(replica_manager, self.control, self.config).add_to(self.servers[internal].grpc)
         self._count()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         await self._report_readiness()  # the health name is there from the first moment on
@@ -263,6 +268,8 @@ class ReplicaManagerService:
         self._metrics.publish(settings, f"replica-manager-{settings.broker_id}")
         # RULES 1.2: before any instruction is taken. It waits for etcd, perhaps for long; the port is open.
         self.control.controller_epoch = await self._controller_epoch()
+        self._supervisor.run_forever("configurations", self.configs.follow)
+        await self.config.read()  # what is set while the broker runs counts for its first instruction already
         replica_manager.appends.start()
         self.group_coordinator.start()
         self.liveness.start()
@@ -273,6 +280,7 @@ class ReplicaManagerService:
             supervisor.run_forever("watch-acls", AclWatch(self._store, self._keys, self.authorization).run)
         checkpoint_s = settings.replica_high_watermark_checkpoint_interval_ms / 1000
         supervisor.run_every("checkpoint", checkpoint_s, self._checkpoint, expected=(StorageUnavailableError,))
+        supervisor.run_every("log-storage-config", RETRY_S, self._tell_log_storage, expected=(StorageUnavailableError,))
         supervisor.run_every("readiness", RETRY_S, self._report_readiness)
         supervisor.run_every("ask-readiness", RETRY_S, self._ask_readiness)
         supervisor.run_every("mend-logs", MEND_S, self._mend_logs)
@@ -398,10 +406,27 @@ class ReplicaManagerService:
                 self.replica_manager.brokers_changed(brokers)
 
     async def _tick(self) -> None:
-        period_s = min(self._settings.replica_lag_time_max_ms / 2, MAX_TICK_MS) / 1000
         while True:
-            await asyncio.sleep(period_s)
+            await asyncio.sleep(min(self.config.settings.replica_lag_time_max_ms / 2, MAX_TICK_MS) / 1000)
             self.replica_manager.tick()
+
+    def _settings_changed(self, settings: ReplicaManagerSettings) -> None:
+        """Other settings count from now on."""
+        self.replica_manager.settings_changed(
+            _partition_settings(settings),
+            message_max_bytes=settings.message_max_bytes,
+            cleanup_policy=settings.log_cleanup_policy,
+            tail_cache_bytes=settings.tail_cache_bytes,
+        )
+        self.replica_manager.purgatory.produces.limit = settings.queued_max_requests * MAX_REQUEST_WAITS
+        self._produce_handler.resize(settings.queued_max_requests, settings.queued_max_request_bytes)
+        self.fetch_handler.resize(settings.fetch_max_bytes, settings.fetch_responses_max_bytes)
+        self._topic_creation.enabled = settings.auto_create_topics_enable
+
+    async def _tell_log_storage(self) -> None:
+        replica_manager = self.replica_manager
+        if replica_manager.broker_epoch is not None:  # else log-storage may be opening its logs, and takes nothing
+            await self.config.tell_log_storage(replica_manager.storage, replica_manager.log_storage_incarnation)
 
     async def _checkpoint(self) -> None:
         """Leaders' high watermarks that have moved, for log-storage's checkpoint; followers' go with their appends
@@ -450,6 +475,12 @@ class ReplicaManagerService:
                 pairs(waited_ms=gave_up.waited_ms, **_in_the_way(gave_up.standing)),
             )
         await self._report_readiness()
+
+
+def _partition_settings(settings: ReplicaManagerSettings) -> PartitionSettings:
+    return PartitionSettings(
+        replica_lag_time_max_ms=settings.replica_lag_time_max_ms, min_insync_replicas=settings.min_insync_replicas
+    )
 
 
 def _limits_of_clients(settings: ReplicaManagerSettings) -> ServerLimits:

@@ -40,7 +40,6 @@ class Leadership:
     __slots__ = (
         "_held",
         "_propose_from_ms",
-        "_settings",
         "broker_id",
         "epoch_start",
         "epochs",
@@ -54,6 +53,7 @@ class Leadership:
         "log_start_offset",
         "min_insync_replicas",
         "proposals",
+        "settings",
         "tick_from_ms",
     )
 
@@ -72,7 +72,7 @@ class Leadership:
     ) -> None:
         """`high_watermark`: as this process knew it before, 0 where it did not."""
         self.broker_id = broker_id
-        self._settings = settings
+        self.settings = settings
         self.leader_epoch = state.state.leader_epoch
         self.min_insync_replicas = min_insync_replicas  # min(configured, assigned) (5.2)
         self.live = live
@@ -131,7 +131,7 @@ class Leadership:
         for replica in self.followers_in_order:
             if replica.keeps_up(self.log_end_offset):
                 replica.settle(self.log_end_offset)  # from here on it has to tell that it has copied this (4.11)
-                self._tick_from(replica.lags_from_ms(self._settings.replica_lag_time_max_ms, self.log_end_offset))
+                self._tick_from(replica.lags_from_ms(self.settings.replica_lag_time_max_ms, self.log_end_offset))
         self.log_end_offset = log_end_offset
         if self._advance_high_watermark(now_ms):
             return (HighWatermarkAdvanced(self.high_watermark),)
@@ -227,7 +227,7 @@ class Leadership:
             return NO_ACTIONS
         if not self.proposals.unsettled:
             return self.evaluate(now_ms)  # a watch was faster
-        self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
+        self._propose_from_ms = now_ms + self.settings.isr_retry_backoff_ms
         self._tick_from(self._propose_from_ms)
         return (ReadState(),)
 
@@ -256,7 +256,7 @@ class Leadership:
     def _next_tick_ms(self, now_ms: int) -> int:
         """Returns the next time at which something that has been evaluated now turns out otherwise although nothing has
         happened."""
-        settings, live = self._settings, self.live.epochs
+        settings, live = self.settings, self.live.epochs
         next_ms = self._propose_from_ms if self._propose_from_ms > now_ms else FAR_MS
         for replica in self.followers_in_order:
             if replica.in_sync:
@@ -276,7 +276,7 @@ class Leadership:
     def _time_is_over_ms(self, replica: Replica) -> int:
         """From then on a replica that says nothing more lags (5.6), or is not about to join any more (5.1): for that it
         has no more time because it had joined before."""
-        lag_ms = self._settings.replica_lag_time_max_ms
+        lag_ms = self.settings.replica_lag_time_max_ms
         if replica.in_sync:
             return replica.lags_from_ms(lag_ms, self.log_end_offset)
         return replica.last_caught_up_ms(self.log_end_offset) + lag_ms + 1
@@ -292,7 +292,7 @@ class Leadership:
             replica.repeated
             and replica.session is not None
             and replica.closed_since_ms is None
-            and now_ms - replica.session.last_request_ms < self._settings.session_silent_ms
+            and now_ms - replica.session.last_request_ms < self.settings.session_silent_ms
         )
 
     def _count_members(self, now_ms: int) -> None:
@@ -314,7 +314,7 @@ class Leadership:
         if proposals.outcome_awaited or now_ms < self._propose_from_ms:
             return None
         if proposals.refused:
-            self._propose_from_ms = now_ms + self._settings.isr_retry_backoff_ms
+            self._propose_from_ms = now_ms + self.settings.isr_retry_backoff_ms
             return ReadState()  # the one before had no answer
         committed = proposals.committed.state
         lost_data = [r.broker_id for r in self.followers_in_order if 0 <= r.log_end_offset < self.high_watermark]
@@ -335,7 +335,7 @@ class Leadership:
         """Tells whether a member has to leave the ISR: its session is closed, it is silent and unregistered, or it lags
         (5.6)."""
         closed = replica.closed_since_ms
-        if closed is not None and now_ms - closed >= self._settings.session_grace_ms:
+        if closed is not None and now_ms - closed >= self.settings.session_grace_ms:
             return True
         # A node that was lost leaves its sessions open. What is seen of the registrations counts from when this broker
         # sees its own: before, nothing has been listed.
@@ -343,7 +343,7 @@ class Leadership:
         if (
             replica.broker_id not in live
             and self.broker_id in live
-            and now_ms >= replica.silent_from_ms(self._settings.silent_ms)
+            and now_ms >= replica.silent_from_ms(self.settings.silent_ms)
         ):
             return True
         return now_ms >= self._time_is_over_ms(replica)
@@ -378,7 +378,7 @@ class Leadership:
         """Caught up lately, so that the high watermark must not run away from it; one that was killed, or taken out of
         the ISR because it copies nothing any more (7.7), must not hold it (5.1)."""
         return (
-            now_ms - replica.last_caught_up_ms(self.log_end_offset) <= self._settings.replica_lag_time_max_ms
+            now_ms - replica.last_caught_up_ms(self.log_end_offset) <= self.settings.replica_lag_time_max_ms
             and replica.fetched_since_leaving
             and replica.session_open
             and self.live.epochs.get(replica.broker_id) == replica.broker_epoch

@@ -65,6 +65,7 @@ class Partition:
         self._role = Role.FOLLOWER  # of the fence asked for last
         self._state: VersionedState | None = None  # the latest known, where it is not led here
         self._replicas: tuple[int, ...] = ()  # the assignment
+        self._topic_minimum: int | None = None  # None: the broker's default counts
         self._min_insync_replicas = 1  # min(configured, assigned), at least 1 (5.2)
         self._highest_epoch_seen = -1  # in an instruction or in etcd
         self._live = NO_BROKERS
@@ -198,10 +199,24 @@ class Partition:
         actions.append(Fence(self._role, state.leader_epoch))
         return Instructed(ErrorCode.NONE, actions)
 
+    def settings_changed(self, settings: PartitionSettings, now_ms: int) -> Sequence[Action]:
+        """Takes the broker's settings in place of those before. What they decide is decided again; a topic's own
+        minimum stays."""
+        self.settings = settings
+        if self._state is None:
+            return NO_ACTIONS
+        self._take_minimum()
+        if self._leadership is None:
+            return NO_ACTIONS
+        self._leadership.settings = settings
+        return self._leadership.evaluate(now_ms)
+
     def _configure(self, instruction: Instruction) -> None:
-        configured = instruction.min_insync_replicas
-        if configured is None:
-            configured = self.settings.min_insync_replicas
+        self._topic_minimum = instruction.min_insync_replicas
+        self._take_minimum()
+
+    def _take_minimum(self) -> None:
+        configured = self.settings.min_insync_replicas if self._topic_minimum is None else self._topic_minimum
         self._min_insync_replicas = max(1, min(configured, len(self._replicas)))
         if self._leadership is not None:
             self._leadership.min_insync_replicas = self._min_insync_replicas

@@ -50,14 +50,22 @@ class TailCacheBudget:
 
     def take(self, cache: TailCache, size_bytes: int) -> int:
         """For a cache: makes room, then books a batch that it is about to add at its end. The booking's number."""
-        while self.used_bytes + size_bytes > self.max_bytes:
-            _, oldest = self._caches_by_age.popitem(last=False)
-            self.used_bytes -= oldest.drop_oldest()
+        self._make_room(size_bytes)
         number = self._next_number
         self._next_number += 1
         self._caches_by_age[number] = cache
         self.used_bytes += size_bytes
         return number
+
+    def resize(self, max_bytes: int) -> None:
+        """Takes another size: what is too much goes, the oldest first."""
+        self.max_bytes = max_bytes
+        self._make_room(0)
+
+    def _make_room(self, size_bytes: int) -> None:
+        while self.used_bytes + size_bytes > self.max_bytes:
+            _, oldest = self._caches_by_age.popitem(last=False)
+            self.used_bytes -= oldest.drop_oldest()
 
     def give_back(self, number: int, size_bytes: int) -> None:
         """For a cache: it has dropped that batch by itself."""

@@ -45,6 +45,7 @@ class HostedPartition:
         self.topic = topic
         self.partition = partition
         self.config = config
+        self.topic_config: Mapping[str, str] = {}  # the topic's own keys, of which `config` was made
         # The topic's keys as the log has them, and the incarnation of log-storage that does: another one knows none.
         self.log_config: tuple[str, Mapping[str, str]] | None = None
         self.pipeline: AppendPipeline | None = None  # while this broker leads

@@ -157,8 +157,23 @@ class ReplicaManager:
             )
             self.hosted[key] = hosted
             self.perform(hosted, partition.brokers_changed(self._live, self.now_ms()))
+        hosted.topic_config = config
         hosted.config = self.topic_config(config)
         return hosted
+
+    def settings_changed(
+        self, settings: act.PartitionSettings, *, message_max_bytes: int, cleanup_policy: str, tail_cache_bytes: int
+    ) -> None:
+        """Other settings of the broker count from now on, where topics set nothing themselves."""
+        self._tail_budget.resize(tail_cache_bytes)
+        before = (self.settings, self.message_max_bytes, self._cleanup_policy)
+        if before == (settings, message_max_bytes, cleanup_policy):
+            return
+        self.settings, self.message_max_bytes, self._cleanup_policy = settings, message_max_bytes, cleanup_policy
+        now_ms = self.now_ms()
+        for hosted in self.hosted.values():
+            hosted.config = self.topic_config(hosted.topic_config)
+            self.perform(hosted, hosted.partition.settings_changed(settings, now_ms))
 
     def evict(self, key: PartitionKey) -> None:
         """Stops a replica: it leads no more, is followed no more, and is not hosted."""

@@ -105,6 +105,11 @@ class FetchHandler:
             waited=lambda granted: metrics.fetch_response_waits["granted" if granted else "refused"].inc(),
         )
 
+    def resize(self, max_bytes: int, responses_max_bytes: int) -> None:
+        """Takes other bounds, of answers from now on; those of before keep their room until they are written."""
+        self.max_bytes = max_bytes
+        self.budget.resize(responses_max_bytes, self._replica_manager.message_max_bytes)
+
     def answered(self, params: FetchParams, began_s: float) -> float:
         """The answer is made, which was begun then; returns the time."""
         now_s, times, waited_s = time.perf_counter(), self._metrics.fetches[params.role.value], params.wait.waited_s

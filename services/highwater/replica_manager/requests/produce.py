@@ -110,6 +110,14 @@ class ProduceHandler:
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, "payload-check")
         self._coming = 0  # partitions that will wait for followers once log-storage has answered
 
+    def resize(self, max_requests: int, max_bytes: int) -> None:
+        """Takes other bounds: what is under way beyond them is finished."""
+        self.max_requests, self._max_bytes = max_requests, max_bytes
+        if self._full:
+            self._has_room.clear()
+        else:
+            self._has_room.set()
+
     async def room(self) -> None:
         """Returns once another request may be taken: its sender is to hold it until then."""
         await self._has_room.wait()

@@ -59,7 +59,7 @@ class ResponseShare:
     ) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        self._least_bytes = max(1, min(least_bytes, max_bytes // 2))
+        self._least_bytes = _least(least_bytes, max_bytes)
         self.waited = waited
         self._waits = waits
         self._turns = count()
@@ -69,6 +69,12 @@ class ResponseShare:
     def __len__(self) -> int:
         """Responses that wait."""
         return self._live
+
+    def resize(self, max_bytes: int, least_bytes: int) -> None:
+        """Takes another size. What is held beyond it is given back in its own time."""
+        self.max_bytes = max_bytes
+        self._least_bytes = _least(least_bytes, max_bytes)
+        self._serve()
 
     def take(self, wanted_bytes: int) -> Grant | None:
         """None: there is nothing left, or others wait for it already."""
@@ -140,3 +146,13 @@ class ResponseBudget:
         self.consumers = ResponseShare(
             max_bytes - replicas_bytes, least_bytes=message_max_bytes, waits=True, waited=waited
         )
+
+    def resize(self, max_bytes: int, message_max_bytes: int) -> None:
+        """Takes another size, and that of the largest batch."""
+        replicas_bytes = max_bytes // REPLICAS_PART
+        self.replicas.resize(replicas_bytes, message_max_bytes)
+        self.consumers.resize(max_bytes - replicas_bytes, message_max_bytes)
+
+
+def _least(least_bytes: int, max_bytes: int) -> int:
+    return max(1, min(least_bytes, max_bytes // 2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 
@@ -25,10 +25,19 @@ from highwater.v1 import common_pb2, replica_control_pb2, replica_control_pb2_gr
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class Config(Protocol):
+    """The values that are set for the broker while it runs."""
+
+    def watch(self, static: Sequence[common_pb2.StaticSetting]) -> AsyncIterator[Mapping[str, str]]: ...
+
+    def static_settings(self) -> list[common_pb2.StaticSetting]: ...
+
+
 class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
-    def __init__(self, replica_manager: ReplicaManager, control: Control) -> None:
+    def __init__(self, replica_manager: ReplicaManager, control: Control, config: Config) -> None:
         self._replica_manager = replica_manager
         self._control = control
+        self._config = config
 
     def add_to(self, server: grpc.aio.Server) -> None:
         replica_control_pb2_grpc.add_ReplicaControlServicer_to_server(self, server)
@@ -90,6 +99,17 @@ class ReplicaControlServicer(replica_control_pb2_grpc.ReplicaControlServicer):
         watch = self._replica_manager.following.watch(takes_changes=request.takes_changes)
         async for following in watch:
             yield to_following(self._replica_manager.broker_id, following)
+
+    async def WatchConfig(
+        self, request: replica_control_pb2.WatchConfigRequest, context: Context
+    ) -> AsyncIterator[common_pb2.DynamicConfig]:
+        async for values in self._config.watch(list(request.settings)):
+            yield common_pb2.DynamicConfig(values=values)
+
+    async def DescribeBrokerConfig(
+        self, request: replica_control_pb2.DescribeBrokerConfigRequest, context: Context
+    ) -> replica_control_pb2.DescribeBrokerConfigResponse:
+        return replica_control_pb2.DescribeBrokerConfigResponse(settings=self._config.static_settings())
 
     def _news(self, brokers: Iterable[common_pb2.BrokerEndpoint]) -> list[Endpoint]:
         """Those that are not known from etcd yet: every instruction names all brokers."""

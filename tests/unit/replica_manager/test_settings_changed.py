@@ -1,0 +1,128 @@
+"""The replica-manager's settings, changed while it runs: what they decide is decided again."""
+
+from __future__ import annotations
+
+import pytest
+from leading_broker import Leader, key
+from test_partition import fence_answer, fetch, instruction, leading, proposal, state
+from test_tail_cache import EPOCH, FAR, INCARNATION, batch, bound_cache, content
+
+from highwater.replica_manager.partition.actions import HighWatermarkAdvanced, LiveBrokers, PartitionSettings
+from highwater.replica_manager.partition.partition import Partition
+from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
+from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
+from highwater.replica_manager.requests.produce import ProduceHandler
+from highwater.replica_manager.responses.response_budget import ResponseBudget
+from highwater.telemetry.metrics import Metrics
+
+MINIMUM_2, MINIMUM_3 = PartitionSettings(min_insync_replicas=2), PartitionSettings(min_insync_replicas=3)
+
+
+def test_a_higher_minimum_holds_the_high_watermark_and_a_lower_one_lets_it_go() -> None:
+    partition = leading(isr=(1, 2))
+    partition.appended(5, "storage-1", 10, 0, 1)
+    assert partition.settings_changed(MINIMUM_3, 2) == ()
+    assert partition.leadership is not None
+    assert partition.min_insync_replicas == 3
+    assert not partition.leadership.enough_certain_replicas
+    assert HighWatermarkAdvanced(10) not in partition.fetched(fetch(2, 10), 3).actions
+    assert partition.settings_changed(MINIMUM_2, 4) == (HighWatermarkAdvanced(10),)
+    assert partition.leadership.enough_certain_replicas
+
+
+def test_a_minimum_is_capped_at_the_replicas_and_a_topics_own_stays() -> None:
+    partition = leading(isr=(1, 2))
+    partition.settings_changed(PartitionSettings(min_insync_replicas=9), 1)
+    assert partition.min_insync_replicas == 3
+    partition.instruct(instruction(state(revision=11), min_insync_replicas=1), 2)
+    partition.settings_changed(MINIMUM_3, 3)
+    assert partition.min_insync_replicas == 1
+    partition.instruct(instruction(state(revision=12)), 4)
+    assert partition.min_insync_replicas == 3
+
+
+def test_what_is_led_later_has_the_new_settings() -> None:
+    partition = Partition(key(0), "T", 1, PartitionSettings())
+    assert partition.settings_changed(MINIMUM_3, 0) == ()
+    partition.brokers_changed(LiveBrokers({1: 101, 2: 102, 3: 103}), 0)
+    partition.instruct(instruction(state()), 0)
+    partition.fenced(fence_answer(), 0)
+    assert partition.leadership is not None
+    assert (partition.min_insync_replicas, partition.leadership.settings) == (3, MINIMUM_3)
+
+
+def test_a_replica_that_lags_for_longer_than_the_new_limit_leaves() -> None:
+    partition = leading(isr=(1, 2))
+    partition.fetched(fetch(2, 0), 1)
+    partition.appended(5, "storage-1", 10, 0, 2)
+    assert partition.tick(5_000) == ()
+    shrunk = partition.settings_changed(PartitionSettings(min_insync_replicas=2, replica_lag_time_max_ms=1_000), 5_001)
+    assert proposal(shrunk).state.isr == (1,)
+
+
+async def test_topics_that_set_nothing_have_the_new_defaults() -> None:
+    leader = Leader(2)
+    manager = leader.replica_manager
+    manager.host(key(1), "t", {"max.message.bytes": "777", "min.insync.replicas": "1"})
+    manager.settings_changed(MINIMUM_2, message_max_bytes=5_000, cleanup_policy="compact", tail_cache_bytes=9)
+    zero, one = leader.hosted(0), leader.hosted(1)
+    assert (zero.config.max_message_bytes, zero.config.min_insync_replicas, zero.config.compacted) == (5_000, 2, True)
+    assert (one.config.max_message_bytes, one.config.min_insync_replicas, one.config.compacted) == (777, 1, True)
+    assert manager._tail_budget.max_bytes == 9
+    manager.host(key(2), "t", {})
+    assert leader.hosted(2).config == zero.config
+    assert leader.hosted(2).partition.settings == MINIMUM_2
+
+
+def test_a_smaller_tail_cache_drops_the_oldest_at_once() -> None:
+    budget = TailCacheBudget(1000)
+    caches = [TailCache(budget) for _ in range(2)]
+    for cache in caches:
+        cache.bind(EPOCH, INCARNATION, 0)
+        cache.append(EPOCH, INCARNATION, [batch(0), batch(1)])
+    budget.resize(25)
+    assert budget.used_bytes == 20
+    assert not caches[0].covers(0)
+    assert content(caches[1].read(0, 100, FAR)) == b"\x00" * 10 + b"\x01" * 10
+    budget.resize(0)
+    assert budget.used_bytes == 0
+    one = bound_cache(0)
+    one.append(EPOCH, INCARNATION, [batch(0)])
+    assert not one.covers(0)
+
+
+def test_other_bounds_of_responses_let_those_go_that_wait() -> None:
+    budget = ResponseBudget(400, message_max_bytes=100, waited=lambda granted: None)
+    held = budget.consumers.take(300)
+    assert held is not None
+    held.settle(300)
+    granted = []
+    budget.consumers.wait(100, granted.append)
+    assert not granted
+    budget.resize(4_000, 100)
+    assert [grant.size_bytes for grant in granted] == [100]
+    assert (budget.consumers.max_bytes, budget.replicas.max_bytes) == (3_000, 1_000)
+    budget.resize(100, 100)
+    assert budget.consumers.take(50) is None
+
+
+async def test_other_bounds_of_requests_close_and_open_the_streams() -> None:
+    leader = Leader()
+    metrics = ReplicaManagerMetrics(Metrics("test"))
+    handler = ProduceHandler(leader.replica_manager, metrics, max_requests=2, max_bytes=1_000)
+    handler._requests, handler._bytes = 2, 10
+    handler.resize(2, 1_000)
+    assert not handler._has_room.is_set()
+    handler.resize(3, 1_000)
+    assert handler._has_room.is_set()
+    handler.resize(3, 10)
+    assert not handler._has_room.is_set()
+    await handler.close()
+
+
+@pytest.mark.parametrize("limit", [100, 5_000])
+async def test_fetches_are_answered_within_the_new_size(limit: int) -> None:
+    leader = Leader()
+    leader.handler.resize(limit, 10_000)
+    assert leader.handler.max_bytes == limit
+    assert leader.handler.budget.replicas.max_bytes == 2_500
