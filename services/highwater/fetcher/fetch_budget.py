@@ -28,6 +28,10 @@ class FetchBudget:
         """Bytes: the grants of requests that are not answered, and the data of appends that are not."""
         return self._held
 
+    def resize(self, total_bytes: int) -> None:
+        """Takes another size. What is held beyond it is given back in its own time."""
+        self._total = total_bytes
+
     def join(self) -> None:
         """A fetcher is opened: shares are smaller from now on."""
         self._fetchers += 1

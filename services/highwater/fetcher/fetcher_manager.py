@@ -109,6 +109,32 @@ class FetcherManager(Generic[Fetcher]):
         for fetcher in self._fetchers.values():
             fetcher.open_session(self.broker_epoch)
 
+    def configure(self, fetchers: int, retry_ms: int) -> list[Fetcher]:
+        """Takes another number of fetchers for each leader, and pause after errors. Partitions go to the fetchers that
+        are theirs from now on, and every session is opened anew: a leader knows a partition under one of them. Returns
+        the fetchers that are to be stopped."""
+        self._retry_ms = retry_ms
+        for follower in self._followers.values():
+            follower.retry_ms = retry_ms
+        if fetchers == self._count:
+            return []
+        self._count = fetchers
+        steps: _Steps = defaultdict(list)
+        for key, follower in self._followers.items():
+            before = self._homes[key]
+            home = fetcher_id_of(key, before.leader, fetchers)
+            if home != before:
+                leader = self._fetchers[before].leader
+                self._leave_home(key)
+                self._fetchers[before].remove(key)
+                steps[home] += [(follower, action) for action in follower.moved()]
+                self._move_in(follower, home, leader)
+        idle = self._take_idle()
+        self.reopen_sessions()
+        for home, its_steps in steps.items():
+            self._fetchers[home].perform(its_steps)
+        return idle
+
     async def stop(self) -> None:
         fetchers = list(self._fetchers.values())
         self._fetchers.clear()

@@ -141,6 +141,10 @@ class ReplicaFetcher:
     def followers(self) -> Iterable[Follower]:
         return self._followers.values()
 
+    def configure(self, settings: FetcherSettings) -> None:
+        """Takes other settings, from its next request on."""
+        self._settings = settings
+
     def open_session(self, broker_epoch: int) -> None:
         """Ends the session and opens another at once: under a new broker epoch (RULES 4.1), or where log-storage is out
         of reach, once it is back. A broker that cannot append shall not look like a follower that is about to: its

@@ -6,11 +6,12 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 import grpc.aio
 
+from highwater.fetcher.config_watch import ConfigWatch
 from highwater.fetcher.fetch_budget import FetchBudget
 from highwater.fetcher.fetcher_manager import FetcherManager
 from highwater.fetcher.fetcher_metrics import FetcherMetrics
@@ -20,13 +21,14 @@ from highwater.fetcher.following_watch import FollowingWatch
 from highwater.fetcher.log_storage import LogStorage
 from highwater.fetcher.replica_fetcher import UNDER_WAY, ReplicaFetcher
 from highwater.fetcher.settings import FetcherSettings
+from highwater.rpc.dynamic_settings import static_settings, take_log_level, with_dynamic
 from highwater.rpc.errors import to_proto
 from highwater.rpc.measured_calls import MeasuredCalls
 from highwater.rpc.partition_keys import to_key
 from highwater.rpc.server import RpcServer
 from highwater.rpc.tls import server_credentials
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger, identify
+from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.loop_delay import LoopDelay
 from highwater.telemetry.metrics import Metrics
 from highwater.telemetry.otlp.start import service_tracer
@@ -84,6 +86,10 @@ class FetcherService:
             self._open_fetcher, settings.num_replica_fetchers, settings.replica_fetch_backoff_ms, monotonic_ms
         )
         self._watch = FollowingWatch(settings.replica_manager, uuid.uuid4().hex, self._apply, self._certificates)
+        self._static = settings
+        self._config_watch = ConfigWatch(
+            settings.replica_manager, static_settings(settings, "fetcher"), self.take_config, self._certificates
+        )
 
     @property
     def addresses(self) -> list[str]:
@@ -107,6 +113,23 @@ class FetcherService:
     async def _apply(self, following: Following) -> None:
         await self.manager.apply(following)
         identify(broker_epoch=self.manager.broker_epoch)
+
+    def take_config(self, values: Mapping[str, str]) -> None:
+        """Takes what is set while the broker runs in place of the settings of the start."""
+        before, settings = self._settings, with_dynamic(self._static, values)
+        if settings == before:
+            return
+        self._settings = settings
+        logger.info("set while running %s", pairs(**values))
+        take_log_level(settings)
+        self._budget.resize(settings.replica_fetch_total_max_bytes)
+        for fetcher in self.manager.fetchers.values():
+            fetcher.configure(settings)
+        stopped = self.manager.configure(settings.num_replica_fetchers, settings.replica_fetch_backoff_ms)
+        for fetcher in stopped:
+            self._supervisor.run_once("stop-fetcher", fetcher.stop)
+        if settings.replica_fetch_wait_max_ms != before.replica_fetch_wait_max_ms:
+            self.manager.reopen_sessions()  # each has its patience with the leader by this
 
     def _log_storage_lost(self) -> None:
         self.manager.reopen_sessions()
@@ -135,6 +158,7 @@ class FetcherService:
         self._log_storage.start()
         self._supervisor.run_forever("loop-delay", LoopDelay(self._metrics).watch)
         self._supervisor.run_forever("following-watch", self._watch.run)
+        self._supervisor.run_forever("config-watch", self._config_watch.run)
         await self._server.set_serving(True)
 
     def _in_state(self, state: FollowerState) -> float:

@@ -81,7 +81,7 @@ class Follower:
         self.error_message = ""
         self.leader_high_watermark = 0  # as the leader's latest response has it
         self.retry_at_ms: int | None = None  # set in DELAYED only
-        self._retry_ms = retry_ms
+        self.retry_ms = retry_ms
         self._followed: Followed | None = None
         self._generation = 0
         self._log: LogState | None = None  # None: not known, to be read by a fence
@@ -275,7 +275,7 @@ class Follower:
                 ErrorCode.UNKNOWN_SERVER_ERROR,
                 f"truncation left the log at {before[0]} in epoch {before[1]}, which the leader does not accept",
                 now_ms,
-                self._retry_ms,
+                self.retry_ms,
             )
         self.state = FollowerState.FETCHING
         return []
@@ -295,7 +295,7 @@ class Follower:
             empty = log.log_start_offset == log.log_end_offset == self._fetch_offset
             if not empty or fetched.next_offset <= self._fetch_offset:
                 message = f"the leader answered a fetch at {self._fetch_offset} with batches from {fetched.base_offset}"
-                return self._delay(ErrorCode.CORRUPT_MESSAGE, message, now_ms, self._retry_ms)
+                return self._delay(ErrorCode.CORRUPT_MESSAGE, message, now_ms, self.retry_ms)
         append = Append(
             self._generation,
             self._followed.leader_epoch,
@@ -344,7 +344,7 @@ class Follower:
                 f"the leader calls {log.log_end_offset} out of its range {disagreement.leader_log_start_offset}"
                 f" to {disagreement.leader_log_end_offset}",
                 now_ms,
-                self._retry_ms,
+                self.retry_ms,
             )
         if not may_cut(cut.offset, log, self._followed.unclean_epoch):
             return self._go_offline(
@@ -412,7 +412,7 @@ class Follower:
 
     def _leader_failed(self, answer: FetchAnswer, now_ms: int) -> list[Action]:
         """The log's state stays known; an append under way is still answered."""
-        pause_ms = self._retry_ms
+        pause_ms = self.retry_ms
         if answer.error in _LEADERSHIP_IN_MOTION:
             pause_ms = self._short_pause_ms(self._leader_failures)
             self._leader_failures += 1
@@ -427,7 +427,7 @@ class Follower:
         if error is ErrorCode.OFFSET_MISMATCH and first:
             return self._read_log()
         self._drop()
-        pause_ms = self._retry_ms
+        pause_ms = self.retry_ms
         if error in (ErrorCode.OFFSET_MISMATCH, ErrorCode.NETWORK_EXCEPTION, ErrorCode.OVERLOADED):
             pause_ms = self._short_pause_ms(self._log_failures - 1)
         return self._delay(error, message, now_ms, pause_ms)
@@ -443,4 +443,4 @@ class Follower:
         )
 
     def _short_pause_ms(self, failures: int) -> int:
-        return min(FIRST_RETRY_MS << min(failures, 10), self._retry_ms)
+        return min(FIRST_RETRY_MS << min(failures, 10), self.retry_ms)
