@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from highwater import __version__
-from highwater.cli import acls, cluster, consume, health, log, log_dirs, pipeline, produce, replicas, tokens, topics, up
+from highwater.cli import (
+    acls,
+    cluster,
+    configs,
+    consume,
+    health,
+    log,
+    log_dirs,
+    pipeline,
+    produce,
+    replicas,
+    tokens,
+    topics,
+    up,
+)
 from highwater.cli.groups import app as groups
 from highwater.cli.kube import app as kube
 from highwater.cli.watching import metrics, top
@@ -92,6 +106,7 @@ app.command("top")(top.top)
 app.command("metrics")(metrics.metrics)
 app.command("health", context_settings=health.AS_THEY_ARE, add_help_option=False)(health.health)
 app.add_typer(log.app, name="log")
+app.add_typer(configs.app, name="configs")
 app.add_typer(acls.app, name="acls")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(replicas.app, name="replicas")

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from highwater.client.admin.admin import Admin
+    from highwater.client.admin.configs import ConfigEntry, ConfigResource, ConfigResourceType, ConfigSource
     from highwater.client.admin.descriptions import (
         BrokerDescription,
         ClusterDescription,
@@ -98,6 +99,10 @@ __all__ = [
     "ClusterDescription",
     "CommitFailedError",
     "CommittedOffset",
+    "ConfigEntry",
+    "ConfigResource",
+    "ConfigResourceType",
+    "ConfigSource",
     "ConfigValue",
     "Consumer",
     "ConsumerRecord",
@@ -144,6 +149,7 @@ __all__ = [
 
 _NAMES = {  # of each module
     "admin.admin": "Admin",
+    "admin.configs": "ConfigEntry ConfigResource ConfigResourceType ConfigSource",
     "admin.descriptions": (
         "BrokerDescription ClusterDescription ConfigValue LogDirDescription LogDirReplica NewTopic "
         "PartitionDescription TopicDescription TopicResult"

@@ -10,6 +10,15 @@ from typing import Any, Self
 from highwater.client.admin import groups
 from highwater.client.admin.acls import create_acls, delete_acls, describe_acls
 from highwater.client.admin.answers import cluster_description, elections, topic_description, topic_result
+from highwater.client.admin.configs import (
+    ConfigEntry,
+    ConfigResource,
+    ConfigResourceType,
+    alteration,
+    described_kinds,
+    entries,
+    to_resource,
+)
 from highwater.client.admin.descriptions import (
     BrokerReach,
     ClusterDescription,
@@ -244,6 +253,39 @@ class Admin:
             entry.key: ConfigValue(None if entry.source == "brokers" else entry.value, entry.source)
             for entry in described.entries
         }
+
+    async def alter_configs(
+        self,
+        resource: ConfigResource,
+        changed: Mapping[str, str],
+        unset: Iterable[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Sets these keys, gives those of `unset` back to what is behind them, and leaves all others. Services take it
+        within a second as a rule.
+
+        Raises:
+            InvalidRequestError: an unknown or read-only key, or a bad value; nothing was changed.
+        """
+        request = alteration(resource, changed, unset, validate_only=validate_only)
+        await self._controller(lambda stub: stub.AlterConfigs, request, CONFIG_TIMEOUT_MS)
+
+    async def describe_configs(self, resource: ConfigResource) -> list[ConfigEntry]:
+        """Every key of a topic, a broker or the cluster as it counts now, with where its value is from; of clients,
+        users and defaults what they set themselves. Raises `NetworkError` where a broker does not say what it was
+        started with."""
+        request = controller_pb2.DescribeConfigsRequest(resources=[to_resource(resource)])
+        response = await self._controller(lambda stub: stub.DescribeConfigs, request, CONFIG_TIMEOUT_MS)
+        (described,) = response.configs
+        return entries(described)
+
+    async def list_configs(self, kind: ConfigResourceType) -> dict[ConfigResource, list[ConfigEntry]]:
+        """All clients, users, or users' clients that have a configuration."""
+        resource = controller_pb2.ConfigResource(type=kind.value)
+        request = controller_pb2.DescribeConfigsRequest(resources=[resource], all_of_kind=True)
+        response = await self._controller(lambda stub: stub.DescribeConfigs, request, CONFIG_TIMEOUT_MS)
+        return described_kinds(response.configs)
 
     async def elect_leaders(
         self, partitions: Iterable[tuple[str, int]] | None = None, *, timeout_ms: int = 30_000

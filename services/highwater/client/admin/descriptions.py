@@ -36,7 +36,7 @@ class ConfigValue(ShownAsTable):
     """One key of a topic's configuration as it counts now."""
 
     value: str | None  # None: each broker's own setting counts, which the controller does not know
-    source: str  # "topic": set there; "controller" or "brokers": their setting is the default
+    source: str  # "topic": set there; "cluster": set for all; "controller", "brokers": their setting is the default
 
     @property
     def is_default(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Unpack
 
 from highwater.client.admin import admin as async_admin
+from highwater.client.admin.configs import ConfigEntry, ConfigResource, ConfigResourceType
 from highwater.client.admin.descriptions import (
     BrokerReach,
     ClusterDescription,
@@ -84,6 +85,22 @@ class Admin(BlockingClient[async_admin.Admin]):
 
     def describe_topic_config(self, topic: str) -> dict[str, ConfigValue]:
         return self._run(lambda: self._client.describe_topic_config(topic))
+
+    def alter_configs(
+        self,
+        resource: ConfigResource,
+        changed: Mapping[str, str],
+        unset: Iterable[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        self._run(lambda: self._client.alter_configs(resource, changed, unset, validate_only=validate_only))
+
+    def describe_configs(self, resource: ConfigResource) -> list[ConfigEntry]:
+        return self._run(lambda: self._client.describe_configs(resource))
+
+    def list_configs(self, kind: ConfigResourceType) -> dict[ConfigResource, list[ConfigEntry]]:
+        return self._run(lambda: self._client.list_configs(kind))
 
     def elect_leaders(
         self, partitions: Iterable[tuple[str, int]] | None = None, *, timeout_ms: int = 30_000
