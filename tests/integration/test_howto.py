@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(
     r"^```python\n# topics: ([^\n]+)\n(.*?)^```", (ROOT / "docs" / "howto.md").read_text(), re.M | re.S
 )
-KINDS = ["asyncio", "plain", "offsets", "assign", "dead letters", "fastapi", "table"]
+KINDS = ["asyncio", "plain", "offsets", "assign", "dead letters", "fastapi", "table", "settings"]
 
 
 def example(kind: str, cluster: LocalCluster, folder: Path) -> Path:
@@ -111,6 +111,10 @@ def test_positions_are_kept_with_the_results(whole: LocalCluster, tmp_path: Path
     totals = printed(file)
     assert "b'k0': 4" in totals
     assert "b'k1': 3" in totals
+
+
+def test_settings_are_changed_while_everything_runs(whole: LocalCluster, tmp_path: Path) -> None:
+    assert printed(example("settings", whole, tmp_path)) == "2 DYNAMIC_DEFAULT_BROKER\n"
 
 
 def test_processes_share_a_topic(whole: LocalCluster, tmp_path: Path) -> None:

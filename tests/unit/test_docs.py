@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from highwater.cli.app import app
 from highwater.client import Admin, Consumer, Producer, Scan, exceptions
+from highwater.configuration.dynamic_keys import BROKER_KEYS, CLIENT_KEYS, CLUSTER_KEYS
 from highwater.controller.settings import ControllerSettings
 from highwater.errors import ErrorCode
 from highwater.fetcher.settings import FetcherSettings
@@ -109,6 +110,21 @@ def test_every_setting_is_described_with_its_default(service: str) -> None:
         for name, field in kind.model_fields.items()
     }
     assert described == in_code
+
+
+def test_every_setting_that_changes_while_services_run_is_described() -> None:
+    described = [
+        (key, kinds)
+        for cells in rows(section(DOCS / "operations.md", "Changed while services run"))
+        for key in re.findall(r"`([^`]+)`", cells[0])
+        if (kinds := cells[1]) in ("cluster", "brokers", "clients, users")
+    ]
+    assert len(described) == len(dict(described))
+    assert dict(described) == {
+        **dict.fromkeys(CLUSTER_KEYS, "cluster"),
+        **dict.fromkeys(BROKER_KEYS, "brokers"),
+        **dict.fromkeys(CLIENT_KEYS, "clients, users"),
+    }
 
 
 # The SDK's options
