@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from leading_broker import Leader, key
 from test_partition import fence_answer, fetch, instruction, leading, proposal, state
 from test_tail_cache import EPOCH, FAR, INCARNATION, batch, bound_cache, content
 
+from highwater.configuration.dynamic_keys import REPLICA_MANAGER_KEYS
+from highwater.configuration.entities import CLUSTER, BrokerEntity, ConfigEntity, EntityKind
+from highwater.metadata.schema.keys import Keys
+from highwater.metadata.store.transactions import Entry, Event, Listing
 from highwater.replica_manager.partition.actions import HighWatermarkAdvanced, LiveBrokers, PartitionSettings
 from highwater.replica_manager.partition.partition import Partition
 from highwater.replica_manager.partition.tail_cache import TailCache, TailCacheBudget
 from highwater.replica_manager.replicas.metrics import ReplicaManagerMetrics
 from highwater.replica_manager.requests.produce import ProduceHandler
 from highwater.replica_manager.responses.response_budget import ResponseBudget
+from highwater.replica_manager.service import ReplicaManagerService
+from highwater.replica_manager.settings import ReplicaManagerSettings
+from highwater.rpc.settings import load
 from highwater.telemetry.metrics import Metrics
 
 MINIMUM_2, MINIMUM_3 = PartitionSettings(min_insync_replicas=2), PartitionSettings(min_insync_replicas=3)
@@ -126,3 +136,81 @@ async def test_fetches_are_answered_within_the_new_size(limit: int) -> None:
     leader.handler.resize(limit, 10_000)
     assert leader.handler.max_bytes == limit
     assert leader.handler.budget.replicas.max_bytes == 2_500
+
+
+def stated(service: ReplicaManagerService) -> dict[str, object]:
+    """What the keys come to where they are looked at."""
+    manager = service.replica_manager
+    return {
+        "auto.create.topics.enable": service._topic_creation.enabled,
+        "fetch.max.bytes": service.fetch_handler.max_bytes,
+        "fetch.responses.max.bytes": sum(
+            each.max_bytes for each in (service.fetch_handler.budget.replicas, service.fetch_handler.budget.consumers)
+        ),
+        "log.cleanup.policy": manager.topic_config({}).compacted,
+        "message.max.bytes": (manager.topic_config({}).max_message_bytes, manager.message_max_bytes),
+        "min.insync.replicas": (manager.topic_config({}).min_insync_replicas, manager.settings.min_insync_replicas),
+        "queued.max.request.bytes": service._produce_handler._max_bytes,
+        "queued.max.requests": (service._produce_handler.max_requests, manager.purgatory.produces.limit),
+        "replica.lag.time.max.ms": manager.settings.replica_lag_time_max_ms,
+        "tail.cache.bytes": manager._tail_budget.max_bytes,
+    }
+
+
+async def test_each_key_reaches_what_it_is_for_and_falls_back(tmp_path: Path) -> None:
+    values = {
+        "broker.id": "1",
+        "listeners": f"INTERNAL://unix:{tmp_path}/rm",
+        "log.storage": f"unix:{tmp_path}/ls",
+        "etcd": "127.0.0.1:1",
+        "queued.max.requests": "7",
+    }
+    service = ReplicaManagerService(load(ReplicaManagerSettings, values))
+    before, view, keys = stated(service), service.configs.view, Keys("highwater")
+    brokers = {
+        "fetch.max.bytes": "2000",
+        "fetch.responses.max.bytes": str(4 << 20),
+        "queued.max.request.bytes": str(2 << 20),
+        "queued.max.requests": "9",
+        "replica.lag.time.max.ms": "3000",
+        "tail.cache.bytes": "5",
+    }
+    cluster = {
+        "auto.create.topics.enable": "true",
+        "log.cleanup.policy": "compact",
+        "message.max.bytes": "6000",
+        "min.insync.replicas": "2",
+    }
+    assert brokers.keys() == REPLICA_MANAGER_KEYS.keys()
+
+    def entry(entity: ConfigEntity, config: dict[str, str]) -> Entry:
+        return Entry(keys.entity_config(entity), json.dumps(config).encode(), 5, 5, 0)
+
+    view.list(EntityKind.BROKERS, Listing((entry(BrokerEntity(2), {"tail.cache.bytes": "77"}),), 5))
+    view.list(EntityKind.CLUSTER, Listing((entry(CLUSTER, cluster),), 5))
+    for kind in (EntityKind.CLIENTS, EntityKind.USERS):
+        view.list(kind, Listing((), 5))
+    await service.config.read()
+    made = entry(BrokerEntity(1), brokers)
+    view.apply(EntityKind.BROKERS, [Event(made.key, made, 6)])
+    assert stated(service) == {
+        "auto.create.topics.enable": True,
+        "fetch.max.bytes": 2000,
+        "fetch.responses.max.bytes": 4 << 20,
+        "log.cleanup.policy": True,
+        "message.max.bytes": (6000, 6000),
+        "min.insync.replicas": (2, 2),
+        "queued.max.request.bytes": 2 << 20,
+        "queued.max.requests": (9, 9 * 64),
+        "replica.lag.time.max.ms": 3000,
+        "tail.cache.bytes": 5,
+    }
+    assert service.config.values == brokers | cluster
+    for entity in (BrokerEntity(1), CLUSTER):
+        view.apply(entity.kind, [Event(keys.entity_config(entity), None, 7)])
+    assert stated(service) == before
+    assert before["queued.max.requests"] == (7, 7 * 64)
+    assert service.config.values == {}
+    told = {(each.service, each.key): each.value for each in service.config.static_settings()}
+    assert told["replica-manager", "queued.max.requests"] == "7"
+    await service.stop(deregister=False)
