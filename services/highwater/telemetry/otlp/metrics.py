@@ -130,7 +130,7 @@ def converted(family: Metric, started_ns: int, now_ns: int) -> Iterator[metrics_
             made.sum.aggregation_temporality = _CUMULATIVE
             made.sum.is_monotonic = True
             made.sum.data_points.extend(
-                _number(sample, now_ns, start_time_unix_nano=begun(_labels(sample))) for sample in values
+                _number(sample, now_ns, begun_ns=begun(_labels(sample))) for sample in values
             )
         case "histogram":
             made = _metric(family, family.name)
@@ -150,9 +150,12 @@ def _metric(family: Metric, name: str) -> metrics_pb2.Metric:
     return metrics_pb2.Metric(name=name, description=family.documentation, unit=_UNITS.get(last, ""))
 
 
-def _number(sample: Sample, now_ns: int, **times: int) -> metrics_pb2.NumberDataPoint:
+def _number(sample: Sample, now_ns: int, begun_ns: int = 0) -> metrics_pb2.NumberDataPoint:
     return metrics_pb2.NumberDataPoint(
-        attributes=key_values(sample.labels), time_unix_nano=now_ns, as_double=sample.value, **times
+        attributes=key_values(sample.labels),
+        start_time_unix_nano=begun_ns,
+        time_unix_nano=now_ns,
+        as_double=sample.value,
     )
 
 
