@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from append_call import MESSAGE, AppendCall, frame
 from log_storage_batches import batch
@@ -17,6 +18,7 @@ from log_storage_client import FOLLOWER, LEADER, Storage, key, running
 from highwater.errors import ErrorCode
 from highwater.log_storage.log.log import Log
 from highwater.log_storage.server.append_and_read import FOLLOWED_AT_ONCE
+from highwater.log_storage.server.fences import MAX_PARTITIONS
 from highwater.log_storage.server.loop_turn import TURN_S, LoopTurn
 from highwater.v1 import log_storage_pb2
 
@@ -122,6 +124,29 @@ async def test_a_follower_s_thousands_of_batches_are_appended_in_many_turns(
     assert rounds.steps == 5_000 // FOLLOWED_AT_ONCE
     assert rounds.most <= 3
     assert (await storage.read(key(), 0)).records == records
+
+
+async def test_high_watermarks_and_fences_of_many_give_way(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_way = 0
+
+    async def give_way(turn: LoopTurn) -> None:
+        nonlocal given_way
+        given_way += 1
+
+    monkeypatch.setattr(LoopTurn, "over", lambda turn: True)
+    monkeypatch.setattr(LoopTurn, "give_way", give_way)
+    marks = [log_storage_pb2.PartitionHighWatermark(partition=key(number), leader_epoch=1) for number in range(5)]
+    request = log_storage_pb2.CheckpointHighWatermarksRequest(partitions=marks)
+    assert len((await storage.stub.CheckpointHighWatermarks(request)).errors) == 5
+    assert given_way == 5
+    assert len(await storage.fence(FOLLOWER, 1, [key(number) for number in range(7)])) == 7
+    assert given_way == 5 + 7
+
+
+async def test_fences_of_too_many_at_once_are_refused(storage: Storage) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="fences of 2001 partitions: 2000 are the most, send several"):
+        await storage.fence(FOLLOWER, 1, [key(number) for number in range(MAX_PARTITIONS + 1)])
+    assert len(await storage.fence(FOLLOWER, 1, [key(number) for number in range(MAX_PARTITIONS)])) == MAX_PARTITIONS
 
 
 async def test_a_damaged_batch_among_many_keeps_those_before_it(storage: Storage) -> None:

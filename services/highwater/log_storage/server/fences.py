@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
+
 from highwater.errors import ErrorCode
 from highwater.log_storage.errors import LogError
 from highwater.log_storage.fence import Fence, FenceVerdict, admission, propose
@@ -13,6 +15,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.conversions import fill_log, refuse
 from highwater.log_storage.server.log_access import LogAccess
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.log_storage.thread_work import to_its_end
 from highwater.model.fence_role import Role
 from highwater.model.partition import PartitionKey
@@ -24,6 +27,8 @@ LEADER = int(Role.LEADER)
 FOLLOWER = int(Role.FOLLOWER)
 
 _log = get_logger("log_storage.fences")
+
+MAX_PARTITIONS = 2_000  # of one call: they are decided on at once
 
 
 class Fences:
@@ -39,9 +44,14 @@ class Fences:
     ) -> log_storage_pb2.FenceEpochResponse:
         """RULES 3.1, 3.2. A raised fence shuts out the writes of the earlier one from the moment it is decided, so
         the log stands still while the fence goes to disk; the state in the answer is read after that."""
-        response = log_storage_pb2.FenceEpochResponse(incarnation=self._incarnation)
+        if len(request.partitions) > MAX_PARTITIONS:
+            told = f"fences of {len(request.partitions)} partitions: {MAX_PARTITIONS} are the most, send several"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
+        response, turn = log_storage_pb2.FenceEpochResponse(incarnation=self._incarnation), LoopTurn()
         refused = await self._raise_fences(request)
         for asked, refusal in zip(request.partitions, refused, strict=True):
+            if turn.over():
+                await turn.give_way()
             await self._answer_fence(request, asked, refusal, response.results.add(partition=asked.partition))
         # The log end in the answer is taken for acknowledged (RULES 4.1). Others may be fenced meanwhile.
         await asyncio.gather(*map(self._sync_fenced, response.results))

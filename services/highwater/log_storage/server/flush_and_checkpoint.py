@@ -14,6 +14,7 @@ from highwater.log_storage.log_manager.hosted_log import HostedLog
 from highwater.log_storage.log_manager.log_dir import LogDir
 from highwater.log_storage.server.fences import admit
 from highwater.log_storage.server.log_access import LogAccess, for_each_dir, for_each_log
+from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
@@ -153,7 +154,10 @@ class FlushAndCheckpoint:
         self, request: log_storage_pb2.CheckpointHighWatermarksRequest, context: Any
     ) -> log_storage_pb2.CheckpointHighWatermarksResponse:
         response = log_storage_pb2.CheckpointHighWatermarksResponse(incarnation=self._incarnation)
+        turn = LoopTurn()
         for given in request.partitions:
+            if turn.over():
+                await turn.give_way()
             try:
                 hosted = await self._access.idle(given.partition)
                 admit(hosted, Role.LEADER, given.leader_epoch, self._incarnation)

@@ -129,9 +129,7 @@ def converted(family: Metric, started_ns: int, now_ns: int) -> Iterator[metrics_
             made = _metric(family, f"{family.name}_total")
             made.sum.aggregation_temporality = _CUMULATIVE
             made.sum.is_monotonic = True
-            made.sum.data_points.extend(
-                _number(sample, now_ns, begun_ns=begun(_labels(sample))) for sample in values
-            )
+            made.sum.data_points.extend(_number(sample, now_ns, begun_ns=begun(_labels(sample))) for sample in values)
         case "histogram":
             made = _metric(family, family.name)
             made.histogram.aggregation_temporality = _CUMULATIVE
