@@ -26,6 +26,7 @@ NOT_THE_SDKS = {"pydantic", "pydantic-settings", "typer", "rich", "prometheus-cl
 OURS = {"highwater", "pyspark_highwater"}
 LAG_METRICS = "highwater.cli.groups.lag_metrics"  # `highwater groups export` needs both extras
 LOCAL = ("highwater.cli.local_authority", "highwater.cli.local_cluster")
+CLIENT_METRICS = "highwater.client.prometheus"  # of an application that has the Prometheus client
 SERVICES = ("controller", "fetcher", "log_storage", "replica_manager")
 
 # Raises `ModuleNotFoundError` for top-level modules, as if they were not installed.
@@ -103,10 +104,10 @@ def test_the_sdk_brings_no_service_and_no_command_line() -> None:
 @pytest.mark.parametrize(
     ("extra", "names"),
     [
-        ("", modules("highwater/client", "highwater/records")),
+        ("", modules("highwater/client", "highwater/records", but={CLIENT_METRICS})),
         (
             "server",
-            [*modules(*(f"highwater/{name}" for name in SERVICES)), LAG_METRICS],
+            [*modules(*(f"highwater/{name}" for name in SERVICES)), LAG_METRICS, CLIENT_METRICS],
         ),
         (
             "cli",

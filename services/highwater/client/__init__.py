@@ -22,6 +22,7 @@ second, and many a process needs a `TopicPartition` only.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,9 @@ _NAMES = {  # of each module
     "topic_partition": "EARLIEST_TIMESTAMP LATEST_TIMESTAMP MAX_TIMESTAMP OffsetAndTimestamp TopicPartition",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+# An application that has set up no log hears nothing of it (but what `cluster/last_word` says).
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

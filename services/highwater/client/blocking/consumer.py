@@ -103,6 +103,14 @@ class Consumer(BlockingClient[async_consumer.Consumer]):
     def lag(self) -> dict[TopicPartition, int]:
         return self._run(self._client.lag)
 
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    def metrics(self) -> dict[str, float]:
+        """As the async consumer's; from any thread."""
+        return self._client.metrics()
+
     def commit(self, done: Mapping[Partition, int] | pa.Table | pa.RecordBatch | Any = None) -> None:
         self._run(lambda: self._client.commit(done))
 

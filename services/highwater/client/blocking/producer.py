@@ -242,6 +242,14 @@ class Producer(BlockingClient[async_producer.Producer]):
 
         return self._run(outcome, timeout_s)
 
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    def metrics(self) -> dict[str, float]:
+        """As the async producer's; from any thread."""
+        return self._client.metrics()
+
     # At exit (see `exit_flush`)
 
     def settle(self, timeout_s: float | None) -> None:

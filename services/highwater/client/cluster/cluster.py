@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -11,6 +12,7 @@ from time import monotonic
 from highwater.client.cluster.absent_topics import AbsentTopics, read_absent_topics
 from highwater.client.cluster.bootstrap import bootstrap_addresses
 from highwater.client.cluster.connection import UNRESOLVED, Connection, UnreachableError, check_whole
+from highwater.client.cluster.last_word import say
 from highwater.client.cluster.metadata import BrokerInfo, Metadata, MetadataAnswer, PartitionInfo, TopicInfo
 from highwater.client.cluster.tls import tls_problem
 from highwater.client.cluster.token import Token
@@ -31,12 +33,14 @@ from highwater.rpc import forking
 from highwater.rpc.errors import from_proto
 from highwater.rpc.tls import Certificates
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.otlp.start import open_tracer
+from highwater.telemetry.summed_log import SummedLog
 from highwater.telemetry.tracing import Tracer
 from highwater.v1 import broker_pb2
 
 _log = get_logger(__name__)
+_failures = SummedLog(_log)
 
 # One broker's time for a metadata request. The next one is asked long before: the first may be gone without a word, and
 # whoever looks for the successors of a lost node has less than a second (RULES 8.9).
@@ -164,7 +168,7 @@ class Cluster:
                     raise
                 if now - told >= STILL_TRYING_EVERY_S:
                     told = now
-                    _log.warning("%s: %s; trying for another %.0f s", self.client_id, error, left_s)
+                    say(_log, logging.WARNING, "%s: %s; trying for another %.0f s", self.client_id, error, left_s)
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, START_PAUSE_MAX_S)
 
@@ -374,9 +378,13 @@ class Cluster:
                 answer = await self._ask_in_turn(self._request())
                 self._pace(answer, monotonic() - self._last_refresh)
                 self._merge(answer)
+                if self._last_error is not None:
+                    _log.info("metadata is there again %s", pairs(client_id=self.client_id))
                 self._last_error = None
             except HighwaterError as error:
                 self._last_error = error
+                details = pairs(client_id=self.client_id, reason=repr(str(error)))
+                _failures.note(logging.INFO, "no broker tells the metadata", details, cause=self.client_id)
             except asyncio.CancelledError:
                 self._last_error = ClientClosedError(f"{self.client_id} was stopped")
                 raise

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from logging import INFO
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -32,10 +33,12 @@ from highwater.rpc.channel import ReplaceableChannel, open_channel
 from highwater.rpc.errors import from_proto
 from highwater.rpc.tls import Certificates
 from highwater.supervision import is_cancelled
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2, broker_pb2_grpc
 
 _log = get_logger(__name__)
+_losses = SummedLog(_log)
 
 # Anything else may be a broker that was killed: gRPC then says UNAVAILABLE, INTERNAL or UNKNOWN, as it happens.
 _REFUSALS = (
@@ -182,6 +185,12 @@ class RequestStream(Generic[RequestT, ResponseT]):
     def fail(self, error: HighwaterError) -> None:
         """Ends the stream; everything in flight gets `error`."""
         if self.broken is None:
+            _losses.note(
+                INFO,
+                "a stream has ended",
+                pairs(address=self._address, waiting=len(self._waiting), reason=repr(str(error))),
+                cause=self._address,
+            )
             self._refuse_all(error)
             self._abort()
 

@@ -133,6 +133,7 @@ class Consumer:
     ) -> None:
         certificates, shown = client_certificates(locals()), client_token(locals())
         check_options(locals())
+        self.client_id = client_id
         self._topics = topic_names(topics)
         self._max_poll_records = max_poll_records
         self._check_crcs = check_crcs
@@ -429,6 +430,11 @@ class Consumer:
         known = {one: position for one, position in positions.items() if position is not None}
         ends = await self.end_offsets(known)
         return {one: max(0, ends[one] - position) for one, position in known.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Statistics since the start, and means and maxima of the last 30 to 60 seconds, under Kafka's names: see
+        docs/metrics.md. Times are in ms, sizes in bytes; lags are as the brokers have told of high watermarks."""
+        return self._fetcher.statistics.metrics(list(self._fetcher.buffers.values()))
 
     # Commits
 

@@ -11,6 +11,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NamedTuple
 
 from highwater.client.cluster.connection import Connection, RequestStream
@@ -67,6 +68,7 @@ class _Request(NamedTuple):
     """A request without its answer."""
 
     number: int
+    sent_s: float
     has_data_coming: bool  # some partition is behind its high watermark: the answer does not wait
     span: Span | None  # where it is traced
 
@@ -94,6 +96,7 @@ class FetchSession:
         self._places: NamedPlaces[FetchPlace] = NamedPlaces(parks=True)
         self._requests: deque[_Request] = deque()
         self._sent = 0
+        self.took_s = 0.0  # of the latest answer
         self._incremental = False  # the leader remembers what it was told in this stream
         self._left_some = False  # its latest response had not room for all
 
@@ -171,7 +174,7 @@ class FetchSession:
             span = self._tracer.begin("fetch", partitions=len(self._members), named=len(said.named))
             message.traceparent = span.traceparent
         self._sent += 1
-        request = _Request(self._sent, has_data_coming, span)
+        request = _Request(self._sent, monotonic(), has_data_coming, span)
         self._requests.append(request)
         if self._stream is None:
             self._stream = self._connection.fetch_stream()
@@ -207,7 +210,7 @@ class FetchSession:
 
     def take(self, response: broker_pb2.FetchResponse) -> Iterator[FetchedPlace]:
         """Of an answer those parts that somebody asked for."""
-        self._requests.popleft()
+        self.took_s = monotonic() - self._requests.popleft().sent_s
         for partition in self._departed:
             self._partitions.pop(partition, None)
         self._departed.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from logging import INFO, WARNING
 from random import random
 from time import monotonic
 
@@ -18,6 +19,7 @@ from highwater.client.cluster.metadata import NO_LEADER
 from highwater.client.cluster.offset_lookup import lookup_offsets
 from highwater.client.consumer.fetch_buffer import FetchBuffer
 from highwater.client.consumer.fetch_session import FetchedPlace, FetcherSettings, FetchPlace, FetchSession
+from highwater.client.consumer.statistics import ConsumerStatistics
 from highwater.client.exceptions import (
     HighwaterError,
     OffsetOutOfRangeError,
@@ -30,10 +32,12 @@ from highwater.errors import ErrorCode
 from highwater.model.partition import PartitionKey
 from highwater.rpc.errors import from_proto
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2
 
 _log = get_logger(__name__)
+_incidents = SummedLog(_log)
 
 SWEEP_MS = 250.0
 # For one round of looking up positions; then those that have an answer go on and the others are asked again.
@@ -62,6 +66,7 @@ class Fetcher:
     ) -> None:
         self.buffers: dict[TopicPartition, FetchBuffer] = {}
         # In the order of their turns. All that are ready are in it; those that are not any more, until they are met.
+        self.statistics = ConsumerStatistics()
         self.ready: dict[TopicPartition, FetchBuffer] = {}
         self._cluster = cluster
         self._settings = settings
@@ -219,15 +224,19 @@ class Fetcher:
         elif (code := from_proto(response.error)) is not ErrorCode.NONE:
             self._fail_all(session, error_for(code, response.error.message))
         else:
+            size_bytes = 0
             for fetched in session.take(response):
+                size_bytes += len(fetched.records)
                 if fetched.buffer.wants(fetched.place.generation, fetched.place.fetch_offset):
                     self._on_result(fetched)
+            self.statistics.fetched(size_bytes, session.took_s)
 
     def _fail_all(self, session: FetchSession, error: HighwaterError) -> None:
         self._cluster.request_refresh()
         jitter = _jitter()  # one for all, so that they go in one request again
         for buffer in session.fail(error):
             if isinstance(error, RetriableError):
+                self._is_retried(buffer, error.code.name, str(error))
                 self._back_off(buffer, jitter)
             else:
                 buffer.fail(error)
@@ -249,6 +258,7 @@ class Fetcher:
             # RULES 5.7: fenced and unknown epochs among them. The position stays.
             if result.leader_epoch > place.leader_epoch:
                 self._learn(buffer, result.leader, result.leader_epoch)
+            self._is_retried(buffer, code.name, result.error.message)
             self._back_off(buffer, _jitter())
             self._cluster.request_refresh()
             return
@@ -262,6 +272,12 @@ class Fetcher:
         known = self._cluster.metadata.topic(topic)
         if known is not None:
             self._cluster.metadata.learn_leader(topic, known.topic_id, partition, leader, leader_epoch)
+
+    def _is_retried(self, buffer: FetchBuffer, error: str, reason: str) -> None:
+        self.statistics.retried()
+        topic, partition = buffer.partition
+        details = pairs(topic=topic, partition=partition, offset=buffer.fetch_offset, error=error, reason=repr(reason))
+        _incidents.note(INFO, "partitions are fetched again", details, cause=error)
 
     def _back_off(self, buffer: FetchBuffer, jitter: float) -> None:
         settings = self._settings
@@ -294,6 +310,10 @@ class Fetcher:
                 )
             )
         else:
+            self.statistics.was_reset()
+            topic, partition = buffer.partition
+            details = pairs(topic=topic, partition=partition, offset=place.fetch_offset)
+            _incidents.note(WARNING, "positions that are outside the log are reset", details)
             buffer.reset(self._settings.reset_timestamp)
             self._on_reset(buffer.partition)
         self._on_change()

@@ -15,10 +15,12 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from logging import ERROR, WARNING
 from time import monotonic
 from typing import Protocol
 from weakref import WeakSet
 
+from highwater.client.cluster.last_word import say
 from highwater.telemetry.log import get_logger
 
 _log = get_logger(__name__)
@@ -89,14 +91,14 @@ def tell_at_exit(producer: ToldAtExit) -> None:
 def warn_dropped(left: Unacknowledged, source: object) -> None:
     """A producer that goes away with records in it."""
     message = _message(left, "when their producer was dropped without stop()")
-    _log.warning("%s", message)
+    say(_log, WARNING, "%s", message)
     warnings.warn(message, ResourceWarning, source=source, stacklevel=3)
 
 
 def log_unacknowledged(left: Unacknowledged, when: str) -> None:
     """Says what is left of a producer that is closed, where there is something and no exception says it."""
     if left.records:
-        _log.error("%s", _message(left, when))
+        say(_log, ERROR, "%s", _message(left, when))
 
 
 def _message(left: Unacknowledged, when: str) -> str:
@@ -135,11 +137,12 @@ def _flush(producer: FlushedAtExit, interrupted: bool) -> bool:
         interrupted = True
         why += ": the wait for them was interrupted"
     except Exception:
-        _log.exception("the records of a producer could not be flushed at exit")
+        say(_log, ERROR, "the records of a producer could not be flushed at exit", exc_info=True)
     try:
         left = producer.unacknowledged()
     except (Exception, KeyboardInterrupt):
-        _log.exception("a producer does not say how many of its records were not acknowledged at exit")
+        message = "a producer does not say how many of its records were not acknowledged at exit"
+        say(_log, ERROR, message, exc_info=True)
     else:
         log_unacknowledged(left, why)
     return interrupted
@@ -152,7 +155,9 @@ def _settle(producer: FlushedAtExit) -> None:
     except TimeoutError:
         if monotonic() >= deadline:
             raise
-        _log.warning(
+        say(
+            _log,
+            WARNING,
             "the interpreter waits for %d records to be acknowledged before it exits, up to %g s",
             producer.unacknowledged().waiting,
             producer.exit_timeout_s,

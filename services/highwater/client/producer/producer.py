@@ -154,6 +154,7 @@ class Producer:
             request_timeout_ms=request_timeout_ms,
             idempotent=self._idempotent,
         )
+        self.client_id = client_id
         self._topics: dict[str, TopicAccumulator] = {}
         # Then every call comes by `_check_running`.
         self._sender = Sender(self._cluster, self._memory, settings, on_failure=self._topics.clear)
@@ -214,6 +215,15 @@ class Producer:
             waiting + self._sender.waiting_records(),
             len(refused) + sum(delivery.failed_records for delivery in failed),
             str(errors[0]) if errors else "",
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Statistics since the start, and means and maxima of the last 30 to 60 seconds, under Kafka's names: see
+        docs/metrics.md. Times are in ms, sizes in bytes."""
+        return self._sender.statistics.metrics(
+            buffer_bytes=self._memory.limit_bytes,
+            buffer_used_bytes=self._memory.used_bytes,
+            waiting_records=self._sender.waiting_records(),
         )
 
     def tell_unacknowledged(self) -> None:

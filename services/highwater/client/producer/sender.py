@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from logging import INFO
 from time import monotonic
 
 from highwater.client.cluster.cluster import Cluster
@@ -28,15 +29,18 @@ from highwater.client.producer.delivery import BatchDelivery, TablePart
 from highwater.client.producer.encoding import halve
 from highwater.client.producer.partition_queue import ProduceAnswer, ProducerBatch
 from highwater.client.producer.produce_span import ProduceSpan
+from highwater.client.producer.statistics import ProducerStatistics
 from highwater.client.producer.table_batches import MOST_OF_BATCH, TableChunk
 from highwater.errors import ErrorCode
 from highwater.records import with_producer
 from highwater.rpc.errors import from_proto
 from highwater.rpc.request_limits import MAX_PRODUCED
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import broker_pb2, common_pb2
 
 _log = get_logger(__name__)
+_retries = SummedLog(_log)
 
 # Time-outs are looked for this often.
 SWEEP_MS = 250.0
@@ -73,6 +77,7 @@ class Sender:
         self._leaderless: dict[PartitionAccumulator, None] = {}  # looked at with each sweep
         self._due: list[tuple[float, int, PartitionAccumulator]] = []  # a heap: when time changes something
         self._due_count = 0  # makes the order of equals that of arrival
+        self.statistics = ProducerStatistics()
         self.encoder = BatchEncoder(memory, failed=self._settled, ready=self.activate)
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -157,7 +162,7 @@ class Sender:
         return sum(
             (0 if accumulator.open is None else accumulator.open.records)
             + sum(batch.records for batch in (*accumulator.queue.unacknowledged, *accumulator.queue.fresh))
-            for accumulator in self._active
+            for accumulator in list(self._active)  # another thread may ask, for the statistics
         )
 
     async def close(self, error: HighwaterError) -> None:
@@ -334,22 +339,28 @@ class Sender:
             # Made in place: appending a message copies it, field by field and bytes and all.
             message.partitions.add(partition=key, records=payload)
         partitions = [(accumulator.queue.topic, accumulator.queue.partition) for accumulator, _ in batches]
+        sent_s = monotonic()
+        self.statistics.sent([(batch.records, len(batch.payload or b"")) for _, batch in batches])
         tracer = self._cluster.tracer
         span = ProduceSpan(tracer, message, batches) if tracer is not None and tracer.samples() else None
-        connection.produce_stream().send(message, lambda answer: self._on_answer(batches, answer, span), partitions)
+        on_answer = partial(self._on_answer, batches, sent_s, span)
+        connection.produce_stream().send(message, on_answer, partitions)
 
     # Answers
 
     def _on_answer(
         self,
         batches: list[tuple[PartitionAccumulator, ProducerBatch]],
-        response: broker_pb2.ProduceResponse | HighwaterError,
+        sent_s: float,
         span: ProduceSpan | None,
+        response: broker_pb2.ProduceResponse | HighwaterError,
     ) -> None:
         if span is not None:
             span.end(response)
         if self._closing:
             return
+        if not isinstance(response, HighwaterError):
+            self.statistics.answered(monotonic() - sent_s)
         try:
             self._take_answer(batches, response)
         except Exception as error:
@@ -380,7 +391,19 @@ class Sender:
                 self._halve(accumulator, batch)
             elif accumulator.queue.answered(batch, answer, now_ms):
                 self._settled(batch)
+            elif answer.error is not ErrorCode.NONE:
+                self._is_retried(accumulator, batch, answer)
         self._wake()
+
+    def _is_retried(self, accumulator: PartitionAccumulator, batch: ProducerBatch, answer: ProduceAnswer) -> None:
+        self.statistics.retried(batch.records)
+        queue = accumulator.queue
+        _retries.note(
+            INFO,
+            "batches are sent again",
+            pairs(topic=queue.topic, partition=queue.partition, error=answer.error.name, reason=repr(answer.message)),
+            cause=answer.error.name,
+        )
 
     def _answer(self, result: broker_pb2.ProduceResult) -> ProduceAnswer:
         code = from_proto(result.error)
@@ -424,6 +447,8 @@ class Sender:
     def _settled(self, batch: ProducerBatch) -> None:
         self._forget(batch)
         delivery = batch.delivery
+        if delivery.error is not None:
+            self.statistics.failed(batch.records)
         if delivery.error is not None and len(self.unretrieved) < MAX_UNRETRIEVED:
             self.unretrieved.append(delivery)
 
