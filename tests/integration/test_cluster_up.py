@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -29,10 +30,16 @@ class Supervisor:
     def __init__(self, process: subprocess.Popen[str], data: Path) -> None:
         self.process = process
         self.data = data
+        self.said: list[str] = []
 
     @property
     def bootstrap(self) -> str:
         return str(json.loads((self.data / "cluster.json").read_text())["bootstrap"])
+
+    def metrics(self) -> dict[str, str]:
+        """Addresses by process."""
+        found: dict[str, str] = json.loads((self.data / "cluster.json").read_text())["metrics"]
+        return found
 
     def children(self) -> dict[int, str]:
         """Command lines by process id."""
@@ -44,7 +51,11 @@ class Supervisor:
 
     def await_ready(self) -> None:
         assert self.process.stdout is not None
-        assert any("ready" in line for line in self.process.stdout), self.process.communicate()[1]
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "ready" in line:
+                return
+        raise AssertionError(self.process.communicate()[1])
 
 
 @contextmanager
@@ -90,6 +101,10 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
             admin.create_topic("kept", 1, 1)
             for value in values[:50]:
                 producer.send("kept", value)
+        assert any(f"http://{address}/metrics" in line for address in first.metrics().values() for line in first.said)
+        for address in first.metrics().values():
+            with urlopen(f"http://{address}/metrics", timeout=ENDED_S) as answer:
+                assert b"process_cpu_seconds_total" in answer.read()
         children = first.children()
         assert len(children) == 5  # etcd, controller, and a broker's three
         with all_end(children):
@@ -99,6 +114,7 @@ def test_a_cluster_is_interrupted_killed_and_started_again(tmp_path: Path) -> No
         assert re.fullmatch(rf"stopped after (\d+ min )?\d+ s; the data stays in {tmp_path}\n", out), out
         assert err == ""
         assert not (tmp_path / "cluster.json").exists()
+        assert not (tmp_path / "metrics.json").exists()
 
     with up(tmp_path) as second:
         second.await_ready()
@@ -152,6 +168,11 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
         (["--set", "listen=127.0.0.1:1"], "listen is set by"),
         (["--set", "listeners=A://127.0.0.1:1"], "listeners is set by"),
         (["--set", "health.listen=127.0.0.1:1"], "health.listen is set by"),
+        (["--set", "metrics.listen=127.0.0.1:1"], "see --metrics-port"),
+        (["--set", "log.format=xml"], "log.format: 'xml' is none of 'text' or 'json'"),
+        (["--set", "kafka.metrics.reporters=jmx"], "metrics.reporters"),
+        (["--metrics-port", "{taken}"], "port {taken} is taken"),
+        (["--metrics-port", "65530"], "above 65535"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

@@ -31,7 +31,7 @@ from highwater.metadata.store.tls import TlsSettings
 from highwater.replica_manager.settings import ReplicaManagerSettings
 from highwater.rpc.listeners import parse_listeners, with_tls, without_tls
 from highwater.rpc.local_process import free_ports
-from highwater.rpc.settings import ServiceSettings, load
+from highwater.rpc.settings import ServiceSettings, field_name, load
 from highwater.rpc.tls import Certificates, TlsFiles
 from highwater.v1.controller_pb2 import DescribeClusterRequest
 from highwater.v1.controller_pb2_grpc import ControllerStub
@@ -389,7 +389,8 @@ class LocalCluster:
         if self._metrics_ports:
             self.metrics_addresses[name] = f"{self._host(name)}:{self._metrics_ports.pop(0)}"
             settings = {"metrics.listen": self.metrics_addresses[name], **settings}
-        settings = {**self._identities(package), **self._common(package), **settings}
+        reports = {"csv.metrics.dir": str(self.settings.data / "metrics")}  # where a reporter writes them
+        settings = {**reports, **self._identities(package), **self._common(package), **settings}
         load(service_settings(package), settings)
         if "listeners" in settings:
             listeners = parse_listeners(settings["listeners"])
@@ -415,7 +416,7 @@ class LocalCluster:
 
     def _common(self, package: str) -> dict[str, str]:
         known = known_settings(package)
-        return {key: value for key, value in self.settings.settings.items() if key.replace(".", "_") in known}
+        return {key: value for key, value in self.settings.settings.items() if field_name(key) in known}
 
     def _add(self, name: str, command: list[str]) -> None:
         self.processes[name] = ChildProcess(name, command, self.settings.data / "logs" / f"{name}.log")

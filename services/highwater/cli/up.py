@@ -107,6 +107,7 @@ def parse_settings(items: list[str]) -> dict[str, str]:
     """`key=value` items, each key one that some service knows; raises `typer.BadParameter` otherwise."""
     from highwater.cli.local_cluster import OWN_SETTINGS, known_settings
     from highwater.configuration.kafka_keys import MEANINGLESS_KEYS
+    from highwater.rpc.settings import field_name
 
     known = set().union(
         *(known_settings(package) for package in ("log_storage", "replica_manager", "fetcher", "controller"))
@@ -116,14 +117,15 @@ def parse_settings(items: list[str]) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals:
             raise typer.BadParameter(f"{item!r}: write --set key=value")
+        field = field_name(key)
         if key in MEANINGLESS_KEYS:
             errors.print(f"{key} means nothing here, and is left out: {MEANINGLESS_KEYS[key]}")
             continue
-        if key.replace(".", "_") not in known:
+        if field not in known:
             raise typer.BadParameter(f"no service has a setting named {key}")
-        if key.replace(".", "_") == "metrics_listen":
+        if field == "metrics_listen":
             raise typer.BadParameter("every process serves its metrics at a port of its own: see --metrics-port")
-        if key.replace(".", "_") in OWN_SETTINGS:
+        if field in OWN_SETTINGS:
             raise typer.BadParameter(f"{key} is set by `highwater up` itself, for each process another")
         found[key] = value
     return found

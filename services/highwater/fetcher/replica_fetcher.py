@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import CRITICAL, INFO, WARNING
 from typing import TypeVar
 
 from highwater.errors import ErrorCode
@@ -211,11 +211,8 @@ class ReplicaFetcher:
                     self._log_delay(follower, action)
                 case WentOffline():
                     self._metrics.went_offline.inc()
-                    logger.critical(
-                        "partition is OFFLINE: %s %s",
-                        action.message,
-                        pairs(topic=follower.topic, partition=follower.key),
-                    )
+                    details = pairs(topic=follower.topic, partition=follower.key, reason=repr(action.message))
+                    partition_lines.note(CRITICAL, "partition is OFFLINE", details)
         for some in _in_pieces(appends):
             self._append(some)
         for piece in _in_pieces(fences):

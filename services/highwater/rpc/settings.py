@@ -34,6 +34,7 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+_PREFIXED = ("kafka.metrics.", "kafka.csv.metrics.")
 _KAFKA_REPORTERS = {"kafka.metrics.KafkaCSVMetricsReporter": "csv"}
 
 
@@ -279,7 +280,7 @@ def _of_ours(kind: type[ServiceSettings], given: Mapping[str, str]) -> dict[str,
     `log.dir` is one of `log.dirs`."""
     fields: dict[str, str] = {}
     for key, value in given.items():
-        name = _field(key)
+        name = field_name(key)
         instead = MEANINGLESS_KEYS.get(name.replace("_", "."))
         if instead is not None and name not in kind.model_fields:
             _log.warning("%s means nothing here, and is left out: %s", key, instead)
@@ -302,9 +303,13 @@ def _environment_names() -> set[str]:
     return {name.upper() for name in os.environ}
 
 
-def _field(key: str) -> str:
-    # Kafka's metrics have settings with a prefix that all others lack (`kafka.csv.metrics.dir`).
-    return key.strip().removeprefix("kafka.").replace(".", "_").replace("-", "_")
+def field_name(key: str) -> str:
+    """`log_segment_bytes` for `log.segment.bytes`. Kafka's settings of metrics have a prefix that all others lack
+    (`kafka.csv.metrics.dir`): it is left out."""
+    key = key.strip()
+    if key.startswith(_PREFIXED):
+        key = key.removeprefix("kafka.")
+    return key.replace(".", "_").replace("-", "_")
 
 
 def read_properties(path: Path) -> dict[str, str]:

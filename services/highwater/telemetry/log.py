@@ -92,5 +92,5 @@ def _without_pairs(record: logging.LogRecord) -> str:
     summed: str | None = getattr(record, "summed", None)
     if summed is not None:
         return summed
-    said = record.msg % tuple("" if isinstance(each, Pairs) else each for each in record.args)
+    said = str(record.msg) % tuple("" if isinstance(each, Pairs) else each for each in record.args)
     return str(said).rstrip(" :,")

@@ -6,14 +6,14 @@ import errno
 import socket
 import socketserver
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from highwater.telemetry.politely import politely
+from highwater.telemetry.politely import AT_ONCE, politely
 
 PATH = "/metrics"
 MAX_REQUESTS = 4  # at a time; who comes besides is hung up on
@@ -29,8 +29,25 @@ class _OneFamily:
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """All metrics in Prometheus's text format, made family by family with pauses: there may be thousands of values."""
-    return b"".join(generate_latest(_OneFamily(family)) for family in politely(registry.collect(), at_once=4))
+    """All metrics in Prometheus's text format, made with pauses: there may be thousands of values."""
+    return b"".join(piece for family in registry.collect() for piece in politely(_pieces(family), at_once=1))
+
+
+def _pieces(family: Metric) -> Iterator[bytes]:
+    """The text of a family, some values at a time."""
+    samples = family.samples
+    if len(samples) <= AT_ONCE:
+        yield generate_latest(_OneFamily(family))
+        return
+    for first in range(0, len(samples), AT_ONCE):
+        part = Metric(family.name, family.documentation, family.type, family.unit)
+        part.samples = samples[first : first + AT_ONCE]
+        text = generate_latest(_OneFamily(part))
+        yield text if first == 0 else _without_comments(text)
+
+
+def _without_comments(text: bytes) -> bytes:
+    return b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"#"))
 
 
 class MetricsServer:

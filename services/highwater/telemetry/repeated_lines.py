@@ -11,31 +11,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 BURST = 10  # lines of one place that are written at once
-WINDOW_S = 10.0
+PERIOD_S = 10.0
 MAX_PLACES = 1_000
 
 _Place = tuple[str, int, str]  # logger, level, message before its values
 
 
 @dataclass(slots=True)
-class _Window:
-    began_s: float
-    written: int = 0
+class _Allowance:
+    """Of one place: at most `BURST` lines, one more every `PERIOD_S`."""
+
+    at_s: float
+    lines: float = BURST
     left_out: int = 0
     last: logging.LogRecord | None = None  # of those left out
 
+    def grow(self, now_s: float) -> None:
+        self.lines = min(self.lines + (now_s - self.at_s) / PERIOD_S, BURST)
+        self.at_s = now_s
+
 
 class RepeatedLines(logging.Filter):
-    """A filter of a handler. Of the lines of one place it lets `BURST` pass within `WINDOW_S`; those beyond are one
-    line at its end, with their number and what the last of them says, and as long as it goes on there is one line each
-    `WINDOW_S`. A logger at DEBUG tells all."""
+    """A filter of a handler. Of the lines of one place it lets `BURST` pass, and then one every `PERIOD_S`; those
+    beyond are one line each `PERIOD_S`, with their number and what the last of them says. A logger at DEBUG tells
+    all."""
 
     def __init__(self, handler: logging.Handler, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._handler = handler
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._windows: dict[_Place, _Window] = {}
+        self._allowances: dict[_Place, _Allowance] = {}
         self._timer: threading.Timer | None = None
         handler.addFilter(self)
         atexit.register(self.flush)
@@ -45,30 +51,31 @@ class RepeatedLines(logging.Filter):
             return True
         place, now_s = (record.name, record.levelno, str(record.msg)), self._clock_s()
         with self._lock:
-            window = self._windows.get(place)
-            if window is None or (now_s - window.began_s > WINDOW_S and not window.left_out):
-                if len(self._windows) >= MAX_PLACES:
+            allowance = self._allowances.get(place)
+            if allowance is None:
+                if len(self._allowances) >= MAX_PLACES:
                     self._forget(now_s)
-                window = self._windows[place] = _Window(now_s)
-            if window.written < BURST:
-                window.written += 1
+                allowance = self._allowances[place] = _Allowance(now_s)
+            allowance.grow(now_s)
+            if allowance.lines >= 1:
+                allowance.lines -= 1
                 return True
-            window.left_out += 1
-            window.last = record
+            allowance.left_out += 1
+            allowance.last = record
             if self._timer is None:
-                self._timer = threading.Timer(WINDOW_S, self.flush)
+                self._timer = threading.Timer(PERIOD_S, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
         return False
 
     def _forget(self, now_s: float) -> None:
-        self._windows = {
-            place: window
-            for place, window in self._windows.items()
-            if window.left_out or now_s - window.began_s <= WINDOW_S
-        }
-        if len(self._windows) >= MAX_PLACES:
-            self._windows.clear()
+        """Those that have their whole allowance again."""
+        for place, allowance in list(self._allowances.items()):
+            allowance.grow(now_s)
+            if allowance.lines >= BURST:
+                del self._allowances[place]
+        if len(self._allowances) >= MAX_PLACES:
+            self._allowances.clear()
 
     def flush(self) -> None:
         """Writes what was left out, now."""
@@ -76,11 +83,11 @@ class RepeatedLines(logging.Filter):
         with self._lock:
             self._timer = None
             now_s = self._clock_s()
-            for window in self._windows.values():
-                if window.last is not None:
-                    told.append((window.last, window.left_out))
-                    window.began_s, window.left_out, window.last = now_s, 0, None
-                    window.written = BURST  # it goes on, or is forgotten when it does not
+            for allowance in self._allowances.values():
+                if allowance.last is not None:
+                    told.append((allowance.last, allowance.left_out))
+                    allowance.left_out, allowance.last = 0, None
+                    allowance.lines, allowance.at_s = 0.0, now_s  # that line is the next one
         for record, left_out in told:
             record.msg = f"{record.getMessage()} (the last of {left_out} lines alike)"
             record.args, record.exc_info, record.exc_text = (), None, None

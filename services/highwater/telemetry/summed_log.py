@@ -60,18 +60,24 @@ class SummedLog:
         waiting = self._waiting.get(kind)
         if waiting is not None:
             waiting.count += 1
+            self._keep_timer(waiting)
             return
         if len(self._waiting) >= MAX_KINDS:
             self.flush()
         now_s = self._clock_s()
         pause_s = self._pause_s(kind, now_s)
         self._waiting[kind] = _Waiting(details, now_s + pause_s)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = _running_loop()
+        if loop is None:
             self.flush()
-            return
-        self._look_again(loop, pause_s)
+        else:
+            self._look_again(loop, pause_s)
+
+    def _keep_timer(self, waiting: _Waiting) -> None:
+        """The timer may be that of a loop that has ended: a process may have several, one after the other."""
+        loop = _running_loop()
+        if loop is not None and loop is not self._loop:
+            self._look_again(loop, max(waiting.due_s - self._clock_s(), 0.0))
 
     def _pause_s(self, kind: _Kind, now_s: float) -> float:
         told = self._told.get(kind)
@@ -94,7 +100,7 @@ class SummedLog:
         due = {kind: waiting for kind, waiting in self._waiting.items() if waiting.due_s <= now_s + WITHIN_S / 2}
         for kind in due:
             del self._waiting[kind]
-        self._tell(due)
+        self._tell(due, spaced=True)
         if self._waiting and self._loop is not None:
             first_s = min(waiting.due_s for waiting in self._waiting.values())
             self._look_again(self._loop, max(first_s - now_s, WITHIN_S / 2))
@@ -107,11 +113,13 @@ class SummedLog:
         summed, self._waiting = self._waiting, {}
         self._tell(summed)
 
-    def _tell(self, summed: dict[_Kind, _Waiting]) -> None:
+    def _tell(self, summed: dict[_Kind, _Waiting], *, spaced: bool = False) -> None:
+        """`spaced`: they have waited for their time, and there are no more of them than that lets through. Others are
+        counted as any line is."""
         now_s = self._clock_s()
         for kind, waiting in summed.items():
             level, message, cause = kind
-            extra = {"summed": message}
+            extra = {"summed": message} if spaced else {}
             if waiting.count == 1:
                 self._logger.log(level, "%s %s", message, waiting.first, extra=extra)
             else:
@@ -122,3 +130,10 @@ class SummedLog:
             self._told = {kind: told for kind, told in self._told.items() if now_s - told.at_s <= LONGEST_S}
             for kind in list(self._told)[:-MAX_KINDS]:
                 del self._told[kind]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -16,20 +16,21 @@ TIMING_BUCKETS_S = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 5.0)
 class Timing:
     """Times in a few buckets."""
 
-    __slots__ = ("counts", "sum_s")
+    __slots__ = ("_bounds_s", "counts", "sum_s")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(TIMING_BUCKETS_S) + 1)  # not cumulative; the last: longer than all
+    def __init__(self, bounds_s: Sequence[float] = TIMING_BUCKETS_S) -> None:
+        self._bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)  # not cumulative; the last: longer than all
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(TIMING_BUCKETS_S, seconds)] += 1
+        self.counts[bisect_left(self._bounds_s, seconds)] += 1
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
         """As Prometheus has them: cumulative."""
         found, total = [], 0
-        for bound, count in zip((*map(str, TIMING_BUCKETS_S), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self.counts, strict=True):
             total += count
             found.append((bound, float(total)))
         return found
@@ -68,16 +69,19 @@ class Reader(Protocol):
 class TimingFamily:
     """A histogram by labels, whose children are `Timing`s."""
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], bounds_s: Sequence[float] = TIMING_BUCKETS_S
+    ) -> None:
         self._name, self._documentation = name, documentation
         self._labels = tuple(labels)
+        self._bounds_s = bounds_s
         self._children: dict[tuple[str, ...], Timing] = {}
 
     def labels(self, *labels: str) -> Timing:
         timing = self._children.get(labels)
         if timing is None:
             assert len(labels) == len(self._labels), labels
-            timing = self._children[labels] = Timing()
+            timing = self._children[labels] = Timing(self._bounds_s)
         return timing
 
     def collect(self) -> Iterator[Metric]:

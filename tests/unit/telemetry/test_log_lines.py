@@ -11,7 +11,7 @@ import pytest
 
 from highwater.telemetry import log, repeated_lines
 from highwater.telemetry.log import JsonFormatter, get_logger, identify, pairs
-from highwater.telemetry.repeated_lines import BURST, WINDOW_S, RepeatedLines
+from highwater.telemetry.repeated_lines import BURST, PERIOD_S, RepeatedLines
 from highwater.telemetry.summed_log import SummedLog
 
 
@@ -96,18 +96,30 @@ def test_what_repeats_is_written_a_few_times_and_counted(kept: Kept) -> None:
         logger.warning("cannot reach %s", number)
     logger.warning("another place")
     assert kept.lines == [*(f"cannot reach {number}" for number in range(BURST)), "another place"]
-    clock.now_s += WINDOW_S
+    clock.now_s += PERIOD_S
     repeated.flush()
     assert kept.lines[BURST + 1 :] == [f"cannot reach 9999 (the last of {10_000 - BURST} lines alike)"]
     for number in range(500):  # it goes on: a line each window
         logger.warning("cannot reach %s", number)
-    clock.now_s += WINDOW_S
+    clock.now_s += PERIOD_S
     repeated.flush()
     assert kept.lines[BURST + 2 :] == ["cannot reach 499 (the last of 500 lines alike)"]
-    clock.now_s += 2 * WINDOW_S  # and is over: told at once again
+    clock.now_s += 2 * PERIOD_S  # and is over: told at once again
     repeated.flush()
     logger.warning("cannot reach %s", "x")
     assert kept.lines[BURST + 3 :] == ["cannot reach x"]
+
+
+def test_a_slow_retry_becomes_rare(kept: Kept) -> None:
+    """One every two seconds, for an hour: some at once, then a line or two every ten seconds."""
+    clock = Clock()
+    repeated = RepeatedLines(kept, clock_s=clock)
+    for number in range(1_800):
+        get_logger("lines").warning("cannot register yet: %s", number)
+        clock.now_s += 2
+        if number % 5 == 4:
+            repeated.flush()  # as its timer does
+    assert BURST < len(kept.lines) < 2 * 360
 
 
 def test_at_debug_all_are_written(kept: Kept) -> None:
@@ -133,4 +145,4 @@ def test_places_are_bounded(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None
     repeated = RepeatedLines(kept)
     for number in range(100):
         get_logger("lines").info(f"made by an f-string: {number}")
-    assert len(repeated._windows) <= 10
+    assert len(repeated._allowances) <= 10

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,10 +14,12 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from prometheus_client import generate_latest
 
 from highwater.errors import UserError
 from highwater.telemetry import metrics_server
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.metrics_server import exposition
 
 ANSWER_S = 10
 
@@ -118,6 +122,33 @@ def test_a_silent_client_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     host, _, port = made.address.partition(":")
     with closing(made), socket.create_connection((host, int(port)), timeout=ANSWER_S) as connection:
         assert connection.recv(1) == b""
+
+
+def test_many_values_are_those_of_one_text() -> None:
+    made = Metrics("fetcher")
+    lags = [((f't"{number}', str(number)), float(number)) for number in range(1_000)]
+    made.read_gauge("partition_lag_records", "Lag", ("topic", "partition"), lambda: lags)
+    made.read_counter("bytes", "B", ("topic", "partition"), lambda: lags)
+    made.counter("few", "F").inc()
+    assert exposition(made.registry) == generate_latest(made.registry)
+
+
+async def test_ten_thousand_partitions_do_not_hold_the_event_loop() -> None:
+    """A thread that is busy all the time would have the loop wait 5 ms for each turn of its own."""
+    made = Metrics("fetcher")
+    lags = [((f"topic-{number % 100}", str(number)), float(number)) for number in range(10_000)]
+    for name in ("partition_lag_records", "partition_size_bytes"):
+        made.read_gauge(name, "L", ("topic", "partition"), lambda: lags)
+    made.publish(Settings("127.0.0.1:0"), "fetcher-1")  # type: ignore[arg-type]
+    with closing(made):
+        scraping = asyncio.create_task(asyncio.to_thread(scrape, made.address))
+        turns, began_s = 0, time.perf_counter()
+        while not scraping.done():
+            await asyncio.to_thread(int)  # as what waits for a thread or a socket: it gives the lock away each time
+            turns += 1
+        took_s = time.perf_counter() - began_s
+        assert len((await scraping).splitlines()) > 20_000
+    assert turns > took_s / 0.005, (turns, took_s)
 
 
 def test_csv_alone_may_be_turned_off(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ async def test_what_is_alike_is_one_line(lines: list[str], monkeypatch: pytest.M
     flushed = asyncio.Event()
     summed = SummedLog(get_logger("summed"))
     tell = summed._tell
-    monkeypatch.setattr(summed, "_tell", lambda due: (tell(due), flushed.set()))
+    monkeypatch.setattr(summed, "_tell", lambda due, **how: (tell(due, **how), flushed.set()))
     for number in range(10_000):
         error = "STALE_FENCE" if number % 2 else "LOG_STORAGE_ERROR"
         summed.note(logging.WARNING, "refused", pairs(partition=number, error=error), cause=error)
@@ -104,7 +104,23 @@ async def test_one_kind_does_not_wait_for_another(lines: list[str], monkeypatch:
     summed.note(logging.INFO, "slow", pairs(partition=1))  # waits 1.6 s
     summed.note(logging.INFO, "quick", pairs(partition=2))
     told, tell = asyncio.Event(), summed._tell
-    monkeypatch.setattr(summed, "_tell", lambda due: (tell(due), told.set()))
+    monkeypatch.setattr(summed, "_tell", lambda due, **how: (tell(due, **how), told.set()))
     async with asyncio.timeout(DEADLINE_S):
         await told.wait()
     assert lines == ["INFO slow partition=1"] * 2 + ["INFO quick partition=2"]
+
+
+def test_a_loop_that_has_ended_keeps_nothing_back(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = SummedLog(get_logger("summed"))
+
+    async def note(waits: bool) -> None:
+        told, tell = asyncio.Event(), summed._tell
+        monkeypatch.setattr(summed, "_tell", lambda due, **how: (tell(due, **how), told.set()))
+        summed.note(logging.INFO, "refused", pairs(partition=1), cause="E")
+        if waits:
+            async with asyncio.timeout(DEADLINE_S):
+                await told.wait()
+
+    asyncio.run(note(waits=False))  # ends before its timer comes
+    asyncio.run(note(waits=True))
+    assert lines == ["INFO refused count=2 cause=E, the first: partition=1"]

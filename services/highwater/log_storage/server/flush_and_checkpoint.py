@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from logging import ERROR
 from typing import Any
 
 from highwater.errors import ErrorCode
@@ -18,13 +19,15 @@ from highwater.log_storage.server.loop_turn import LoopTurn
 from highwater.model.fence_role import Role
 from highwater.rpc.errors import to_proto
 from highwater.rpc.partition_keys import from_key, to_key
-from highwater.telemetry.log import get_logger
+from highwater.telemetry.log import get_logger, pairs
 from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.summed_log import SummedLog
 from highwater.v1 import log_storage_pb2
 
 FLUSHED_AT_ONCE = 16  # sealed segments of a log, of three files each; then others may have the log
 
 _log = get_logger("log_storage.flush_and_checkpoint")
+_failures = SummedLog(_log)
 
 
 class FlushAndCheckpoint:
@@ -96,7 +99,7 @@ class FlushAndCheckpoint:
             try:
                 await self.flush(hosted)
             except LogError as error:
-                _log.error("%s", error)
+                _failures.note(ERROR, "a log is not flushed", _named(hosted, error), cause=error.code.name)
 
     async def retain(self) -> None:
         """Lets go of the segments of every log that are too old or too many. A log that has any stands still while
@@ -120,7 +123,7 @@ class FlushAndCheckpoint:
                 released = await self._access.in_thread(self._manager.retain, hosted, wall_clock_ms())
             self._deleted_segments.inc(released)
         except LogError as error:
-            _log.error("%s", error)
+            _failures.note(ERROR, "retention has failed", _named(hosted, error), cause=error.code.name)
 
     async def checkpoint_high_watermarks(self) -> None:
         """Writes the high watermarks of the directories in which one has changed. Raises `LogError`."""
@@ -169,6 +172,10 @@ class FlushAndCheckpoint:
         except LogError as error:
             _log.error("%s", error)
         return response
+
+
+def _named(hosted: HostedLog, error: LogError) -> str:
+    return pairs(log=hosted.directory.name, error=error.code.name, reason=repr(error.message))
 
 
 def _flush_is_due(hosted: HostedLog) -> bool:

@@ -16,6 +16,7 @@ later: a damaged replica is better than none.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from logging import ERROR, WARNING
 
 from highwater.errors import ErrorCode
 from highwater.log_storage_client.client import LogStorageClient
@@ -29,8 +30,9 @@ from highwater.replica_manager.storage.inquiry import Inquiry
 from highwater.rpc.partition_keys import from_key
 from highwater.supervision import TaskSupervisor
 from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.summed_log import SummedLog
 
-logger = get_logger("replica_manager.damaged_logs")
+partition_lines = SummedLog(get_logger("replica_manager.damaged_logs"))
 
 PATIENCE_MS = 15_000
 RETRY_MS = 60_000
@@ -102,7 +104,7 @@ class DamagedLogs:
         for key in self._due_ms.keys() - damaged - self._leaving_since_ms.keys():
             del self._due_ms[key]
         for key in damaged - self._due_ms.keys():
-            logger.error("a log is damaged %s", pairs(partition=key))
+            partition_lines.note(ERROR, "a log is damaged", pairs(partition=key))
             self._due_ms[key] = self._now_ms()
 
     def tick(self) -> None:
@@ -113,7 +115,7 @@ class DamagedLogs:
                 self._give_up(key)
         begun = [key for key, due_ms in self._due_ms.items() if now_ms >= due_ms and self._may_leave(key)]
         for key in begun:
-            logger.warning("a damaged log leaves the ISR %s", pairs(partition=key))
+            partition_lines.note(WARNING, "a damaged log leaves the ISR", pairs(partition=key))
             self._leaving_since_ms[key] = now_ms
             self._left_under[key] = self._broker_epoch()
             self._leave(self._hosted[key])
@@ -121,7 +123,7 @@ class DamagedLogs:
             self._register_anew()
 
     def _give_up(self, key: PartitionKey) -> None:
-        logger.warning("a damaged log cannot be mended now %s", pairs(partition=key))
+        partition_lines.note(WARNING, "a damaged log cannot be mended now", pairs(partition=key))
         del self._leaving_since_ms[key]
         self._due_ms[key] = self._now_ms() + RETRY_MS
 
@@ -165,7 +167,7 @@ class DamagedLogs:
             self._dropping.discard(key)
         if error.code is not ErrorCode.NONE:
             return error
-        logger.warning("a damaged log was cut, to be copied anew %s", pairs(partition=key))
+        partition_lines.note(WARNING, "a damaged log was cut, to be copied anew", pairs(partition=key))
         self._leaving_since_ms.pop(key, None)
         self._due_ms.pop(key, None)
         return None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from highwater.replica_manager.replicas.topic_traffic import TopicTraffic
-from highwater.telemetry.metrics import Metrics
+from highwater.telemetry.metrics import LATENCY_BUCKETS_S, Metrics
 from highwater.telemetry.request_times import RequestMetrics
 
 
 class ReplicaManagerMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.produced_bytes = metrics.counter("produced_bytes", "Bytes of record batches that producers sent")
-        self.produce = metrics.latency("produce", "From a produce request to its response")
+        self.produce = metrics.timing(
+            "produce", "From a produce request to its response", (), LATENCY_BUCKETS_S
+        ).labels()
         self.refused_produces = metrics.counter("refused_produces", "Produced partitions refused", ("error",))
         fetched = metrics.counter("fetched_bytes", "Bytes of record batches given out", ("role",))
         self.fetched_bytes = {role: fetched.labels(role) for role in ("replica", "consumer", "debug")}

@@ -248,7 +248,6 @@ class ProduceHandler:
 
     def written(self, request: _Request) -> None:
         """log-storage has answered for all of it."""
-        request.written_s = time.perf_counter()
         self._requests -= 1
         self._bytes -= request.size
         if not self._full:
@@ -456,6 +455,8 @@ class _Request:
 
     def _written_one(self) -> None:
         self.unwritten -= 1
+        if self.unwritten == int(self.until_done):
+            self.written_s = time.perf_counter()
         if self.unwritten == 0:
             self._handler.written(self)
 
