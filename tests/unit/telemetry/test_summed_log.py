@@ -43,6 +43,7 @@ async def test_what_is_alike_is_one_line(lines: list[str], monkeypatch: pytest.M
     assert lines == []
     async with asyncio.timeout(DEADLINE_S):
         await flushed.wait()
+    summed.flush()  # the last was a little later
     assert lines == [
         "WARNING refused count=5000 cause=LOG_STORAGE_ERROR, the first: partition=0 error=LOG_STORAGE_ERROR",
         "WARNING refused count=5000 cause=STALE_FENCE, the first: partition=1 error=STALE_FENCE",
@@ -83,6 +84,7 @@ async def test_what_goes_on_is_told_less_and_less_often(lines: list[str], monkey
     clock_s = 1_000.0
     pauses: list[float] = []
     summed = SummedLog(get_logger("summed"), clock_s=lambda: clock_s)
+    summed._loop = asyncio.get_running_loop()
     monkeypatch.setattr(summed, "_look_again", lambda loop, pause_s: pauses.append(round(pause_s, 3)))
     for _ in range(6):
         summed.note(logging.INFO, "refused", pairs(partition=1), cause="E")

@@ -24,7 +24,7 @@ from highwater.replica_manager.requests.instructions import (
 )
 from highwater.replica_manager.requests.log_creation import LogCreation
 from highwater.supervision import TaskSupervisor
-from highwater.telemetry.log import get_logger, pairs
+from highwater.telemetry.log import get_logger, identify, pairs
 from highwater.telemetry.summed_log import SummedLog
 
 complaints = SummedLog(get_logger("replica_manager.control"))
@@ -138,6 +138,8 @@ class Control:
 
     async def _refusal(self, sender: Sender) -> Outcomes | None:
         if self.controller_epoch is not None and sender.controller_epoch >= self.controller_epoch:
+            if sender.controller_epoch > self.controller_epoch:
+                identify(controller_epoch=sender.controller_epoch)
             self.controller_epoch = sender.controller_epoch
             if sender.broker_epoch is not None:
                 await self._liveness.await_registration(sender.broker_epoch)
