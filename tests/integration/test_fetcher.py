@@ -263,11 +263,14 @@ async def test_committed_records_are_not_cut(
             described = await broker.describe()
             return described is not None and described.state == fetcher_pb2.FOLLOWER_STATE_OFFLINE
 
+        async def is_told() -> bool:
+            return "partition is OFFLINE" in caplog.text
+
         await eventually(offline, "OFFLINE in Describe")
+        await eventually(is_told, "OFFLINE in the log")
     described = await broker.describe()
     assert described is not None
     assert from_proto(described.error) is ErrorCode.TRUNCATION_BELOW_HIGH_WATERMARK
-    assert "OFFLINE" in caplog.text
     assert await broker.read() == bytes_of(old)
 
     # An unclean election above its last epoch lets it follow again (RULES 4.4).
